@@ -3,8 +3,8 @@
 use roxe_wire::NetHeader;
 use roxe_wire::capture::{frames, ip_packet};
 
-/// Properties: reading never panics and ends; a frame lies within the file; nothing follows an error; every packet in
-/// a frame satisfies [`crate::packet()`].
+/// Properties: reading never panics and ends; a frame lies within the file; nothing follows an
+/// error; every packet in a frame satisfies [`crate::packet()`].
 ///
 /// # Panics
 /// When a property does not hold.

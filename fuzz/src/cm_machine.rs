@@ -1,4 +1,5 @@
-//! One connection manager, its program at work, and everything that strangers and a mad peer can send.
+//! One connection manager, its program at work, and everything that strangers and a mad peer can
+//! send.
 
 use roxe_transport::cm::{
     Accept, Addresses, Alternate, AlternateAnswer, Cm, Connect, Cx, Event, EventKind, Listen, Refusal, Resolution,
@@ -25,11 +26,13 @@ const MOST: usize = 12;
 /// No wait is longer, however mad the peer; the last is that of TimeWait.
 const LONGEST_WAIT: u64 = 200_000_000_000;
 
-/// The input is what a program does and what peers send to its connection manager, and how much time passes between.
+/// The input is what a program does and what peers send to its connection manager, and how much
+/// time passes between.
 ///
-/// Properties: no panic; a message is answered by at most two, which parse as what they are; an address other than the
-/// peer's changes nothing of a connection; what ends is told once and never heard of again; what is held is bounded; and
-/// when the program has forgotten everything nothing is left, in bounded time.
+/// Properties: no panic; a message is answered by at most two, which parse as what they are; an
+/// address other than the peer's changes nothing of a connection; what ends is told once and never
+/// heard of again; what is held is bounded; and when the program has forgotten everything nothing
+/// is left, in bounded time.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -296,8 +299,8 @@ impl<'a> Host<'a> {
         assert!(self.cm.len() <= MOST, "held after {mad}");
     }
 
-    /// How the connections stand that nobody at `route` has a say in. A peer that begins something new with a queue pair ends
-    /// what it had with it, at whichever of our addresses.
+    /// How the connections stand that nobody at `route` has a say in. A peer that begins something
+    /// new with a queue pair ends what it had with it, at whichever of our addresses.
     fn others(&self, route: Route, message: &Message) -> Vec<(CommId, Option<State>)> {
         let is_new = matches!(message, Message::Req(_) | Message::Rep(_));
         let is_strange = |own: Route| own != route && !(is_new && own.remote == route.remote);

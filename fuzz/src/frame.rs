@@ -22,9 +22,10 @@ const FIELDS: [Field; 16] = [
     Field::SrcPort,
 ];
 
-/// The first 16 bytes choose fields and masks, the others are the frame. Properties: reading never panics; a frame matches
-/// what was read from it, under any mask, and no longer when a bit under the mask differs; filling in checksums changes
-/// nothing but them, and doing it again nothing at all; what they say of a frame that was filled in is that it is right.
+/// The first 16 bytes choose fields and masks, the others are the frame. Properties: reading never
+/// panics; a frame matches what was read from it, under any mask, and no longer when a bit under
+/// the mask differs; filling in checksums changes nothing but them, and doing it again nothing at
+/// all; what they say of a frame that was filled in is that it is right.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -81,7 +82,8 @@ fn check_checksums(frame: &[u8]) {
     checksum::fill(&mut again);
     assert_eq!(again, filled);
     if checksum::is_verified(frame) {
-        // A checksum of all ones and one of zero mean the same number; whichever came, the frame stays right.
+        // A checksum of all ones and one of zero mean the same number; whichever came, the frame
+        // stays right.
         assert!(checksum::is_verified(&filled));
     }
 }

@@ -8,7 +8,8 @@ pub fn mailbox(data: &[u8]) {
     roxe_net::forward::check(data);
 }
 
-/// Properties: reading ends, and never panics; what is shown lies in the ring and is as long as its header says.
+/// Properties: reading ends, and never panics; what is shown lies in the ring and is as long as its
+/// header says.
 ///
 /// # Panics
 /// When a property does not hold.

@@ -10,8 +10,8 @@ const NET_LEN: usize = 48;
 
 /// The input is a network header and the bytes behind it.
 ///
-/// Properties: ours is the ICRC that the oracle computes over the packet as it travels; it verifies, names the
-/// identification it was made with, and no other is right.
+/// Properties: ours is the ICRC that the oracle computes over the packet as it travels; it
+/// verifies, names the identification it was made with, and no other is right.
 ///
 /// # Panics
 /// When a property does not hold.

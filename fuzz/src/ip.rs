@@ -2,8 +2,8 @@
 
 use roxe_wire::NetHeader;
 
-/// Properties: reading never panics; the payload lies within the packet; what was read is written back as it was but
-/// for what RoCEv2 does not use, and that reads as the same again.
+/// Properties: reading never panics; the payload lies within the packet; what was read is written
+/// back as it was but for what RoCEv2 does not use, and that reads as the same again.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -23,7 +23,8 @@ pub fn ip(data: &[u8]) {
     check_unchanged(&net, data, header);
 }
 
-/// The header that is written is the one that was read, but for lengths, checksum and the DF bit, which were not read.
+/// The header that is written is the one that was read, but for lengths, checksum and the DF bit,
+/// which were not read.
 fn check_unchanged(net: &NetHeader, read: &[u8], written: &[u8]) {
     let not_read: &[usize] = if net.is_ipv4() { &[2, 3, 6, 10, 11] } else { &[4, 5] };
     for (at, byte) in written.iter().enumerate().filter(|(at, _)| !not_read.contains(at)) {

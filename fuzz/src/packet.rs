@@ -3,9 +3,9 @@
 use roxe_wire::{NetHeader, Packet, icrc};
 use std::net::Ipv4Addr;
 
-/// Properties: parsing never panics; what parses is written back to something that parses to the same; it prints as
-/// one line; its ICRC is right when sealed, says which identification it was sealed with, and is wrong with any other
-/// bit.
+/// Properties: parsing never panics; what parses is written back to something that parses to the
+/// same; it prints as one line; its ICRC is right when sealed, says which identification it was
+/// sealed with, and is wrong with any other bit.
 ///
 /// # Panics
 /// When a property does not hold.

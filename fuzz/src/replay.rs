@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// Runs `target` on every file of `corpus/name`, then on `mutations` mangled ones. The same ones in every run.
+/// Runs `target` on every file of `corpus/name`, then on `mutations` mangled ones. The same ones in
+/// every run.
 ///
 /// # Panics
 /// When the corpus is missing or empty, or the target panics; the input is printed then.

@@ -8,8 +8,8 @@ const PACKET_LEN: usize = 40;
 
 /// The input is a text, and behind a zero byte packets.
 ///
-/// Properties: parsing never panics and its errors say something; rules are written as a text that means the same; equal
-/// rules judge alike; what is corrupted is one bit, and the ICRC finds it.
+/// Properties: parsing never panics and its errors say something; rules are written as a text that
+/// means the same; equal rules judge alike; what is corrupted is one bit, and the ICRC finds it.
 ///
 /// # Panics
 /// When a property does not hold.

@@ -1,4 +1,5 @@
-//! Seeds for the corpora out of the captures in `tests/captures`: one packet of every kind that was recorded.
+//! Seeds for the corpora out of the captures in `tests/captures`: one packet of every kind that was
+//! recorded.
 
 use roxe_wire::capture::{frames, ip_packet};
 use roxe_wire::cm::{
@@ -10,14 +11,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Payload bytes that are kept of a longer payload: more would only make every mutation of it cheaper to waste.
+/// Payload bytes that are kept of a longer payload: more would only make every mutation of it
+/// cheaper to waste.
 const KEPT: usize = 12;
 
 /// A file of a corpus: target, name, content.
 pub type Seed = (&'static str, String, Vec<u8>);
 
-/// The first packet of each opcode in the captures, cut short, as input of the targets that take packets, and the first
-/// message of each type of the connection manager. The types that nobody has recorded are made.
+/// The first packet of each opcode in the captures, cut short, as input of the targets that take
+/// packets, and the first message of each type of the connection manager. The types that nobody has
+/// recorded are made.
 ///
 /// # Panics
 /// When the captures are missing or damaged.
@@ -162,7 +165,8 @@ fn icrc_input(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     input
 }
 
-/// As [`crate::hostile()`] reads its input: a connected queue pair that receives this packet, with numbers that fit.
+/// As [`crate::hostile()`] reads its input: a connected queue pair that receives this packet, with
+/// numbers that fit.
 fn raw_script(datagram: &[u8]) -> Vec<u8> {
     let service = match datagram[0] >> 5 {
         0 => 0,
@@ -170,7 +174,8 @@ fn raw_script(datagram: &[u8]) -> Vec<u8> {
         _ => 2,
     };
     let len = datagram.len().min(96);
-    // Service, no shared queue, RTS; a raw packet; its bytes; numbers replaced, the expected PSN; what to send.
+    // Service, no shared queue, RTS; a raw packet; its bytes; numbers replaced, the expected PSN;
+    // what to send.
     let mut script = vec![service, 0, 0, 0, 6, len as u8];
     script.extend_from_slice(&datagram[..len]);
     script.extend_from_slice(&[0xff, 0xff, 7, 7]);

@@ -1,7 +1,7 @@
 //! Bandwidth and latency of RDMA WRITE between two processes on the loopback device.
 //!
-//! `write_bw [SIZE] [SECONDS]` starts its peer itself and prints GB/s of messages of SIZE bytes (default 1 MiB), then the
-//! time from posting an 8-byte WRITE to its completion.
+//! `write_bw [SIZE] [SECONDS]` starts its peer itself and prints GB/s of messages of SIZE bytes
+//! (default 1 MiB), then the time from posting an 8-byte WRITE to its completion.
 
 use roxe_provider::wire::{PathMtu, Psn, Qpn, RKey};
 use roxe_provider::{

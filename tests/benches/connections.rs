@@ -1,5 +1,6 @@
-//! Connections opened and closed per second, between two processes over the loopback device, as programs of the Rust API
-//! make them: address, path, queue pair, request, answer, disconnect, and everything is freed.
+//! Connections opened and closed per second, between two processes over the loopback device, as
+//! programs of the Rust API make them: address, path, queue pair, request, answer, disconnect, and
+//! everything is freed.
 //!
 //! `cargo bench -p roxe-tests --bench connections -- [SECONDS]`
 

@@ -5,13 +5,14 @@
 //!   WORD   only "qps", "busy", "mrs" or "threads"
 //! ```
 //!
-//! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of them and with N (10,000).
+//! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of
+//!   them and with N (10,000).
 //! - `busy`: the same, and every queue pair always has four messages under way.
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
 //!
-//! What is compared is interleaved in rounds, medians and ratios count, and it is told how many figures others disturbed.
-//! `ROXE_*` variables reach all of it.
+//! What is compared is interleaved in rounds, medians and ratios count, and it is told how many
+//! figures others disturbed. `ROXE_*` variables reach all of it.
 
 use roxe::{
     Access, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteAddr, Sge,
@@ -179,7 +180,8 @@ impl Fleet {
         rate
     }
 
-    /// Only what completes in the time counts, as with many under way the end of the last takes long.
+    /// Only what completes in the time counts, as with many under way the end of the last takes
+    /// long.
     fn go_round(&mut self, size: usize, under_way: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
         let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
@@ -233,7 +235,8 @@ fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> 
     Ok(pd.create_qp(cq, cq).max_send_wr(UNDER_WAY as u32).max_recv_wr(1).build()?)
 }
 
-/// Connects all queue pairs with those of the server, which tells them on a line each, and its memory on the first.
+/// Connects all queue pairs with those of the server, which tells them on a line each, and its
+/// memory on the first.
 fn meet(qps: &[QueuePair], input: &mut ChildStdin, output: ChildStdout) -> Result<RemoteAddr> {
     let mut lines = BufReader::new(output).lines();
     let mut line = || lines.next().ok_or("the server ended early")?.map_err(Box::<dyn Error>::from);
@@ -265,7 +268,8 @@ fn serve(count: usize) -> Result<()> {
     writeln!(out, "connected")?;
     out.flush()?;
     drop(out);
-    // Every line starts or stops polling, which is what a busy server does; idle ones are not in the way of the others.
+    // Every line starts or stops polling, which is what a busy server does; idle ones are not in
+    // the way of the others.
     let polls = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let poller = scope.spawn(|| poll_while(&polls, &cq));
@@ -367,8 +371,8 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
     counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
-    // In the order of the messages: what is measured is how the keys are found, not where the program keeps them. The step
-    // visits all of them, far apart.
+    // In the order of the messages: what is measured is how the keys are found, not where the
+    // program keeps them. The step visits all of them, far apart.
     let ends = |count: usize| {
         let at = (0..count).map(|at| at * 7_919 % count);
         at.map(|at| Ok(([all[at].slice(..64)?], all[count - 1 - at].remote()))).collect::<Result<Vec<_>>>()

@@ -1,4 +1,5 @@
-//! The Linux kernel's rxe to play with: boots the guest of the interop tests and obeys lines from standard input.
+//! The Linux kernel's rxe to play with: boots the guest of the interop tests and obeys lines from
+//! standard input.
 //!
 //! ```text
 //! cargo run --release -p roxe-tests --example rxe_peer
@@ -6,9 +7,10 @@
 //! > here ibv_rc_pingpong -g 0 10.77.0.11
 //! ```
 //!
-//! `here COMMAND` runs under roxe, `there COMMAND` in the guest; with `&` at the end it goes on while the next line is
-//! read, and the end of the input waits for it. `netem loss 3%` lets the guest's network lose (its words are those of
-//! tc-netem), `netem` alone stops that. `ROXE_*` variables reach roxe. Needs root and the packages of `tests/run`.
+//! `here COMMAND` runs under roxe, `there COMMAND` in the guest; with `&` at the end it goes on
+//! while the next line is read, and the end of the input waits for it. `netem loss 3%` lets the
+//! guest's network lose (its words are those of tc-netem), `netem` alone stops that. `ROXE_*`
+//! variables reach roxe. Needs root and the packages of `tests/run`.
 
 use roxe_tests::build;
 use roxe_tests::guest::sides::{Process, Side};

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 /// What people install.
 const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
 
-/// Path of the release build of the program `roxe`, with `libroxe.so` beside it; builds both on first use.
+/// Path of the release build of the program `roxe`, with `libroxe.so` beside it; builds both on
+/// first use.
 ///
 /// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).
 pub fn roxe() -> PathBuf {
@@ -15,7 +16,8 @@ pub fn roxe() -> PathBuf {
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
 }
 
-/// The folder Cargo builds into; what tests keep between runs and leave for people to read goes there too.
+/// The folder Cargo builds into; what tests keep between runs and leave for people to read goes
+/// there too.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
@@ -28,7 +30,8 @@ fn workspace() -> PathBuf {
 pub fn hot_paths() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
-        // Asked for alone it would get other features of the crates below, and all of them would be built anew.
+        // Asked for alone it would get other features of the crates below, and all of them would be
+        // built anew.
         release(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
         target_dir().join("release/examples/hot_paths")
     })

@@ -14,8 +14,8 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Compiles `tests/clients/SOURCE` with `compiler` and these libraries; `tag` makes the folder's name unique in this
-    /// process.
+    /// Compiles `tests/clients/SOURCE` with `compiler` and these libraries; `tag` makes the
+    /// folder's name unique in this process.
     ///
     /// # Errors
     /// What the compiler says.

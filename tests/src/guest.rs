@@ -1,9 +1,10 @@
 //! A peer that nobody here wrote: the Linux kernel's rxe, in a QEMU guest on this machine.
 //!
-//! The guest is emulated, needs no KVM and no disk image: its root is this machine's file system, read-only under an
-//! overlay, so every program installed here runs there. Orders go over a virtio port that is QEMU's standard input and
-//! output; what a command prints lands in a folder that both sides see. Touches processes and the network namespace
-//! that [`link::enter`] has made; the scripts that run inside the guest are in `tests/guest`.
+//! The guest is emulated, needs no KVM and no disk image: its root is this machine's file system,
+//! read-only under an overlay, so every program installed here runs there. Orders go over a virtio
+//! port that is QEMU's standard input and output; what a command prints lands in a folder that both
+//! sides see. Touches processes and the network namespace that [`link::enter`] has made; the
+//! scripts that run inside the guest are in `tests/guest`.
 
 pub mod kernel;
 pub mod link;
@@ -24,7 +25,8 @@ use std::time::{Duration, Instant};
 /// Longest time from power on to the first command; ten seconds are usual.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
-/// Longest time for a command that needs no network, such as `tc`: a second, but where others keep the processors busy.
+/// Longest time for a command that needs no network, such as `tc`: a second, but where others keep
+/// the processors busy.
 const SHORT_LIMIT: Duration = Duration::from_secs(120);
 
 /// Why no guest can run on this machine; the text says what is missing.
@@ -73,7 +75,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest with one processor and waits until it obeys. The caller has called [`link::enter`].
+    /// Boots a guest with one processor and waits until it obeys. The caller has called
+    /// [`link::enter`].
     pub fn boot(kernel: &Kernel) -> io::Result<Self> {
         Self::boot_with(kernel, 1)
     }
@@ -105,7 +108,8 @@ impl Guest {
         &self.folder
     }
 
-    /// A number that no other command has, and a new empty file in [`Self::folder`] for what that command prints.
+    /// A number that no other command has, and a new empty file in [`Self::folder`] for what that
+    /// command prints.
     fn fresh_output(&self) -> io::Result<(u32, PathBuf)> {
         let id = self.jobs.fetch_add(1, Ordering::Relaxed);
         let file = self.folder.join(format!("out.{id}"));
@@ -144,7 +148,8 @@ impl Guest {
         }
     }
 
-    /// Lets netem treat RoCEv2 packets of both directions by `rules` (its own words); with none, leaves them alone.
+    /// Lets netem treat RoCEv2 packets of both directions by `rules` (its own words); with none,
+    /// leaves them alone.
     pub fn netem(&self, rules: &str) -> io::Result<()> {
         self.run(&format!("bash /mnt/netem.sh {rules}")).map(drop)
     }
@@ -166,7 +171,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Nothing in the guest outlives it and its disk is memory, so there is nothing to shut down in order.
+        // Nothing in the guest outlives it and its disk is memory, so there is nothing to shut down
+        // in order.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         let _ = kernel::remove_tree(&self.folder);

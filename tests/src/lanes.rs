@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Does `work` for each of `items`, for as many as `lanes` at once, beginning in their order; the results are in their order.
+/// Does `work` for each of `items`, for as many as `lanes` at once, beginning in their order; the
+/// results are in their order.
 pub fn run<T: Sync, R: Send>(items: &[T], lanes: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let lane = || {

@@ -1,4 +1,5 @@
-//! What the cross-process tests and benchmarks share: building the product, running stock programs in pairs.
+//! What the cross-process tests and benchmarks share: building the product, running stock programs
+//! in pairs.
 //!
 //! Touches processes, temporary files and `/proc`; never the product's internals.
 

@@ -1,7 +1,8 @@
 //! The interop matrix: what there is to try between roxe and the kernel's rxe, and what came of it.
 //!
-//! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of processes under one
-//! condition, which does many cells one after the other. Knows nothing of processes but in [`run`].
+//! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of
+//! processes under one condition, which does many cells one after the other. Knows nothing of
+//! processes but in [`run`].
 
 pub mod capture;
 pub mod peer_bugs;
@@ -112,7 +113,8 @@ pub enum Ending {
     Failed(String),
     /// The programs could not try it; the text says why.
     Skipped(String),
-    /// It failed in the one way that a known defect of rxe makes it fail; the text names the defect.
+    /// It failed in the one way that a known defect of rxe makes it fail; the text names the
+    /// defect.
     PeerBug(String),
 }
 

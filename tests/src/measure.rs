@@ -1,4 +1,5 @@
-//! What benchmarks share: series of figures, how much others disturbed them, and processors for each process.
+//! What benchmarks share: series of figures, how much others disturbed them, and processors for
+//! each process.
 //!
 //! Touches `/proc` and the processors that this process may use.
 

@@ -27,8 +27,9 @@ pub struct Outcome {
     pub output: String,
 }
 
-/// A running program; killed when dropped. Its standard output goes to a file and its standard error to another: in one,
-/// the second would land in the middle of a line of the first, which programs write in blocks.
+/// A running program; killed when dropped. Its standard output goes to a file and its standard
+/// error to another: in one, the second would land in the middle of a line of the first, which
+/// programs write in blocks.
 pub(crate) struct Running {
     command: String,
     child: Child,
@@ -171,7 +172,8 @@ pub fn run_pair(
     run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
 }
 
-/// Starts `server`, which serves for ever, waits until what it has printed is `ready`, runs `client`, and ends the server.
+/// Starts `server`, which serves for ever, waits until what it has printed is `ready`, runs
+/// `client`, and ends the server.
 pub fn run_client(
     server: &Program,
     client: &Program,
@@ -188,7 +190,8 @@ pub fn run_client(
     Ok([first.stop(), client])
 }
 
-/// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag` names their output.
+/// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag`
+/// names their output.
 pub fn run_pair_at(
     programs: [(&Program, &Place); 2],
     tag: &str,
@@ -197,7 +200,8 @@ pub fn run_pair_at(
 ) -> io::Result<[Outcome; 2]> {
     let deadline = deadline(limit);
     let (server, client) = meet(programs, tag, ready, deadline)?;
-    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
+    // A client that failed leaves its server waiting for ever: give it a moment to say why, no
+    // more.
     let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
     Ok([server.wait(patience), client])
 }
@@ -213,8 +217,9 @@ pub fn run_against(
     Ok([server.wait(Instant::now()), client])
 }
 
-/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both in the middle of their work: as soon
-/// as `enough`, or when `limit` is over. An output that does not end with [`KILLED`] is that of one that ended before.
+/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both in the
+/// middle of their work: as soon as `enough`, or when `limit` is over. An output that does not end
+/// with [`KILLED`] is that of one that ended before.
 pub fn kill_pair(
     server: &Program,
     client: &Program,
@@ -258,7 +263,8 @@ fn start_both(
     Ok([first, second])
 }
 
-/// When `limit` from now is over. Whoever comes first builds the program, which may take longer than any limit.
+/// When `limit` from now is over. Whoever comes first builds the program, which may take longer
+/// than any limit.
 pub(crate) fn deadline(limit: Duration) -> Instant {
     build::roxe();
     Instant::now() + limit
@@ -268,14 +274,15 @@ pub(crate) fn log_path(tag: &str) -> PathBuf {
     std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
 }
 
-/// What a counter had reached in the end, as `ROXE_STATS` lets processes tell it: the sum over all that are in `output`.
+/// What a counter had reached in the end, as `ROXE_STATS` lets processes tell it: the sum over all
+/// that are in `output`.
 pub fn counter(output: &str, name: &str) -> u64 {
     let words = output.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     words.filter_map(|value| value.parse::<u64>().ok()).sum()
 }
 
-/// Whether some process of this network namespace listens on TCP `port` (column 2 is the local address, column 4 the
-/// state, 0A is LISTEN).
+/// Whether some process of this network namespace listens on TCP `port` (column 2 is the local
+/// address, column 4 the state, 0A is LISTEN).
 pub fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {

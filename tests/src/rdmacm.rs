@@ -1,7 +1,8 @@
-//! Stock programs that connect through librdmacm: what each is told, when its server is ready, and what both must say.
+//! Stock programs that connect through librdmacm: what each is told, when its server is ready, and
+//! what both must say.
 //!
-//! [`list`] has the programs, [`judge`] reads what they print, [`local`] runs them on this machine; between roxe and the
-//! kernel's rxe [`crate::matrix::rdmacm`] runs them.
+//! [`list`] has the programs, [`judge`] reads what they print, [`local`] runs them on this machine;
+//! between roxe and the kernel's rxe [`crate::matrix::rdmacm`] runs them.
 
 pub mod judge;
 pub mod list;
@@ -28,7 +29,8 @@ pub enum Ready {
 pub enum Carrier {
     /// Nothing: what is lost is repeated.
     Reliable,
-    /// Its data: datagrams are not repeated, and it waits for all of them. Connection messages are repeated.
+    /// Its data: datagrams are not repeated, and it waits for all of them. Connection messages are
+    /// repeated.
     Datagrams,
     /// Its data, and it has no connection messages.
     Groups,
@@ -36,8 +38,9 @@ pub enum Carrier {
 
 /// Programs that meet: servers first, then clients.
 ///
-/// In the command lines `OWN` stands for the address of who is told, `SERVER` for that of the servers, `GROUP` for a
-/// multicast group, `PORT` for a number that nobody else uses, `COPY` for a file of the servers that is not there yet.
+/// In the command lines `OWN` stands for the address of who is told, `SERVER` for that of the
+/// servers, `GROUP` for a multicast group, `PORT` for a number that nobody else uses, `COPY` for a
+/// file of the servers that is not there yet.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     /// What a server is told.
@@ -48,8 +51,8 @@ pub struct Exchange {
     pub servers: usize,
     /// How many clients.
     pub clients: usize,
-    /// Whether a client starts when the one before has ended. A persistent rping has one place for the client that asks, and
-    /// serves some twice and others never if two ask at once.
+    /// Whether a client starts when the one before has ended. A persistent rping has one place for
+    /// the client that asks, and serves some twice and others never if two ask at once.
     pub one_by_one: bool,
     /// The port, of programs that can be told no other.
     pub port: Option<u16>,
@@ -61,7 +64,8 @@ pub struct Exchange {
     pub carrier: Carrier,
     /// What they must say.
     pub says: Says,
-    /// Packets that each process must have received at least, so that nothing else than roxe carried the data.
+    /// Packets that each process must have received at least, so that nothing else than roxe
+    /// carried the data.
     pub packets: u64,
     /// The IP versions that the programs know.
     pub ips: &'static [Ip],

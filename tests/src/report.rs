@@ -1,5 +1,5 @@
-//! Runs named checks one after the other, those that mostly wait beside each other, and prints a line for each and a
-//! closing count.
+//! Runs named checks one after the other, those that mostly wait beside each other, and prints a
+//! line for each and a closing count.
 
 use crate::lanes;
 use std::process::ExitCode;
@@ -35,8 +35,8 @@ impl Check {
         Self { name: name.into(), run: Box::new(run), waits: false }
     }
 
-    /// One that mostly waits, if it `waits`, and shares nothing with others of that kind: it runs beside them, after all
-    /// that do not.
+    /// One that mostly waits, if it `waits`, and shares nothing with others of that kind: it runs
+    /// beside them, after all that do not.
     pub fn that_waits(self, waits: bool) -> Self {
         Self { waits, ..self }
     }

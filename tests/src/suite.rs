@@ -1,6 +1,7 @@
 //! rdma-core's own Python tests: a copy that can run, and one run of them under `roxe run`.
 //!
-//! Left out is what names a vendor or needs a connection manager. Touches the folder `target/pyverbs`.
+//! Left out is what names a vendor or needs a connection manager. Touches the folder
+//! `target/pyverbs`.
 
 use crate::build;
 use crate::pair::{self, Outcome, Program};
@@ -94,7 +95,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs `tests` (all, if there are none) on `roxe0`, in the environment `envs`, for no longer than `limit`.
+    /// Runs `tests` (all, if there are none) on `roxe0`, in the environment `envs`, for no longer
+    /// than `limit`.
     pub fn new(tests: &[String], envs: &[(&str, &str)], limit: Duration) -> Self {
         let mut args = ["--dev", "roxe0", "--gid", "0", "-v"].map(str::to_owned).to_vec();
         args.extend(tests.iter().map(|test| format!("tests.{test}")));
@@ -132,7 +134,8 @@ impl Run {
         blocks.filter(|block| block.contains(&about)).map(|block| format!("\n{}", block.trim_matches('='))).collect()
     }
 
-    /// Every fault rule with the number of faults it made, as the process that ran the tests reported it.
+    /// Every fault rule with the number of faults it made, as the process that ran the tests
+    /// reported it.
     pub fn faults(&self) -> Vec<(&str, u64)> {
         faults(&self.outcome.output)
     }

@@ -1,6 +1,8 @@
-//! Asks Debian's tshark what it thinks of a capture: an implementation of these headers that none of us wrote.
+//! Asks Debian's tshark what it thinks of a capture: an implementation of these headers that none
+//! of us wrote.
 //!
-//! Touches processes; checksums of IP and UDP, which tshark leaves alone of its own accord, are judged too.
+//! Touches processes; checksums of IP and UDP, which tshark leaves alone of its own accord, are
+//! judged too.
 
 mod fields;
 
@@ -45,7 +47,8 @@ fn objectionable() -> String {
     format!("_ws.malformed || _ws.expert.severity >= {WARNING}")
 }
 
-/// The two frame counts in the one line of `io,stat` that has numbers: `| 0.0 <> 1.5 | 12 | 3400 | 0 | 0 |`.
+/// The two frame counts in the one line of `io,stat` that has numbers: `| 0.0 <> 1.5 | 12 | 3400 |
+/// 0 | 0 |`.
 fn frames(table: &str) -> Option<(u64, u64)> {
     let line = table.lines().find(|line| line.contains("<>"))?;
     let columns: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -70,7 +73,8 @@ fn run(file: &Path, options: &[&str], names: &[&str]) -> Result<Vec<Vec<String>>
 fn say(file: &Path, options: &[&str]) -> Result<String, String> {
     let output = Command::new("tshark")
         .args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"])
-        // Payloads are random bytes, or none: to take them for a malformed packet of another protocol is no judgement.
+        // Payloads are random bytes, or none: to take them for a malformed packet of another
+        // protocol is no judgement.
         .args(["-o", "infiniband.identify_payload:FALSE"])
         .args(PAYLOADS.iter().flat_map(|name| ["--disable-protocol", name]))
         .args(options)

@@ -17,9 +17,9 @@ pub enum Ending {
 
 /// Every test that `output` names, as `module.Class.test`, without the package `tests`.
 ///
-/// A test is announced by `test_x (tests.module.Class.test_x)`, then the first line of its description if it has one,
-/// then ` ... ` and how it ended. What the test itself prints stands before that last word, which then has no ` ... `
-/// in its line.
+/// A test is announced by `test_x (tests.module.Class.test_x)`, then the first line of its
+/// description if it has one, then ` ... ` and how it ended. What the test itself prints stands
+/// before that last word, which then has no ` ... ` in its line.
 pub fn parse(output: &str) -> BTreeMap<String, Ending> {
     let mut endings = BTreeMap::new();
     let mut current: Option<String> = None;
@@ -53,7 +53,8 @@ fn ending(said: &str) -> Option<Ending> {
     }
 }
 
-/// The number of tests that unittest itself counted: `Ran 160 tests in 0.591s`. Nothing if the run did not get there.
+/// The number of tests that unittest itself counted: `Ran 160 tests in 0.591s`. Nothing if the run
+/// did not get there.
 pub fn counted(output: &str) -> Option<usize> {
     output.lines().find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse().ok())
 }

@@ -1,4 +1,5 @@
-//! Two network namespaces that a veth pair joins: this process's own, and a second one. Touches child processes; root only.
+//! Two network namespaces that a veth pair joins: this process's own, and a second one. Touches
+//! child processes; root only.
 
 use crate::pair::LOOK;
 use std::fs;
@@ -14,7 +15,8 @@ pub struct End {
     pub name: &'static str,
     /// Its MAC.
     pub mac: &'static str,
-    /// Its addresses, each with the length of its prefix. IPv6 addresses are used at once, without a search for doubles.
+    /// Its addresses, each with the length of its prefix. IPv6 addresses are used at once, without
+    /// a search for doubles.
     pub addresses: Vec<String>,
 }
 
@@ -25,8 +27,8 @@ pub struct Veth {
 }
 
 impl Veth {
-    /// Makes the second namespace and a link to it, and waits until both ends are up. The caller has called
-    /// [`isolate`](crate::guest::link::isolate).
+    /// Makes the second namespace and a link to it, and waits until both ends are up. The caller
+    /// has called [`isolate`](crate::guest::link::isolate).
     pub fn build(here: &End, there: &End) -> io::Result<Self> {
         // It reads until our end of the pipe is gone.
         let keeper = Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?;

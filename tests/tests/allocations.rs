@@ -1,8 +1,9 @@
-//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging, repairing or completing, nor
-//! judging its packets by fault rules.
+//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging,
+//! repairing or completing, nor judging its packets by fault rules.
 //!
-//! A counting allocator watches two queue pairs exchange messages over the simulated network, which does not allocate
-//! either once it is warm. A program of its own without a test harness, which allocates on a thread beside.
+//! A counting allocator watches two queue pairs exchange messages over the simulated network, which
+//! does not allocate either once it is warm. A program of its own without a test harness, which
+//! allocates on a thread beside.
 
 use roxe_tests::counting::Counting;
 use roxe_tests::report::{self, Check, Verdict};

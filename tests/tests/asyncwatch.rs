@@ -1,7 +1,7 @@
 //! Debian's `ibv_asyncwatch` tells what becomes of the port while its interface changes.
 //!
-//! The interface is one of a network namespace: this program starts itself again inside. Where no namespace can be made,
-//! or the stock program is missing, the check is skipped.
+//! The interface is one of a network namespace: this program starts itself again inside. Where no
+//! namespace can be made, or the stock program is missing, the check is skipped.
 
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{build, pair};

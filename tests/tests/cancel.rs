@@ -1,5 +1,5 @@
-//! The program `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep and make objects end whole, and
-//! others go on. With the link of one host and with sockets.
+//! The program `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep and
+//! make objects end whole, and others go on. With the link of one host and with sockets.
 //!
 //! `cargo test -p roxe-tests --test cancel -- WORD...` runs the checks whose name contains a word.
 

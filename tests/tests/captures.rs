@@ -1,5 +1,5 @@
-//! Packets of another implementation: every RoCE packet in `captures/` must parse, carry the ICRC we compute and be
-//! written back byte for byte.
+//! Packets of another implementation: every RoCE packet in `captures/` must parse, carry the ICRC
+//! we compute and be written back byte for byte.
 
 use roxe_wire::capture::{Frame, frames, ip_packet};
 use roxe_wire::cm::{CommId, Guid, IpCmHeader, Mad, Message, PortSpace, ServiceId, gsi_header};
@@ -20,7 +20,8 @@ fn captures() -> Vec<PathBuf> {
     files
 }
 
-/// Calls `check` with the IP packet, what it says and the UDP payload of every RoCE packet; returns how many.
+/// Calls `check` with the IP packet, what it says and the UDP payload of every RoCE packet; returns
+/// how many.
 fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -> usize {
     let mut seen = 0;
     for path in captures() {
@@ -87,7 +88,8 @@ fn the_grh_of_a_datagram_is_its_ip_header() {
     assert!(datagrams > 0);
 }
 
-/// Calls `check` with every message of the connection manager, the packet it came in and where it came from and went.
+/// Calls `check` with every message of the connection manager, the packet it came in and where it
+/// came from and went.
 fn for_each_mad(mut check: impl FnMut(&str, &NetHeader, &Packet<'_>, &Mad)) {
     for_each_roce_packet(|at, _, net, datagram| {
         let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));

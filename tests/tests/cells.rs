@@ -1,5 +1,5 @@
-//! The program `tests/clients/cells` between two roxe processes over the loopback device, and that program judged itself:
-//! a client that does one thing wrong must be found out.
+//! The program `tests/clients/cells` between two roxe processes over the loopback device, and that
+//! program judged itself: a client that does one thing wrong must be found out.
 //!
 //! `cargo test -p roxe-tests --test cells -- WORD...` runs the checks whose name contains a word.
 

@@ -1,6 +1,8 @@
-//! Each protocol decision in the code names its clause of `clauses.txt`, and each clause has a test that names it.
+//! Each protocol decision in the code names its clause of `clauses.txt`, and each clause has a test
+//! that names it.
 //!
-//! A citation is a comment line `// clause: ID` or `// clause: ID, ID`; in a test it stands directly above `#[test]`.
+//! A citation is a comment line `// clause: ID` or `// clause: ID, ID`; in a test it stands
+//! directly above `#[test]`.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

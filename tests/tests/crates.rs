@@ -1,9 +1,10 @@
-//! The Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io, unmodified: their published examples run on roxe. Those of
-//! rrddmma name a device; that name alone is changed.
+//! The Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io, unmodified: their published
+//! examples run on roxe. Those of rrddmma name a device; that name alone is changed.
 //!
-//! `tests/crates` says which versions, and its own lock file what they need. The package is put together and built in
-//! `target/crates`, with the system's libibverbs at build time and ours at run time. Building it needs cmake and libclang;
-//! without them, or without a way to the registry, the checks are skipped by name.
+//! `tests/crates` says which versions, and its own lock file what they need. The package is put
+//! together and built in `target/crates`, with the system's libibverbs at build time and ours at
+//! run time. Building it needs cmake and libclang; without them, or without a way to the registry,
+//! the checks are skipped by name.
 
 use roxe_tests::build;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -54,8 +55,8 @@ fn prepare() -> Result<(), Verdict> {
     }
 }
 
-/// What cannot be done without: cmake for two of the crates, pkg-config for the third, libclang for the bindings they
-/// generate.
+/// What cannot be done without: cmake for two of the crates, pkg-config for the third, libclang for
+/// the bindings they generate.
 fn missing_tool() -> Option<&'static str> {
     if let Some(tool) = ["cmake", "pkg-config"].into_iter().find(|tool| !pair::installed(tool)) {
         return Some(tool);
@@ -126,7 +127,8 @@ fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|old| old == new.as_bytes()) { Ok(()) } else { fs::write(to, new) }
 }
 
-/// What `cargo fetch` says when it fails: without a network there is nothing to try, a lock file that does not fit is a bug.
+/// What `cargo fetch` says when it fails: without a network there is nothing to try, a lock file
+/// that does not fit is a bug.
 fn not_fetched(said: &str) -> Verdict {
     if said.contains("--locked") {
         return Verdict::Failed(said.to_owned());

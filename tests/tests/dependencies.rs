@@ -1,7 +1,8 @@
-//! What the project depends on is what tests/deny.toml allows: licences, sources, and no C in the product.
+//! What the project depends on is what tests/deny.toml allows: licences, sources, and no C in the
+//! product.
 //!
-//! `cargo deny` says the same and also knows which crates have been reported as vulnerable, for which it needs a
-//! network. Touches `cargo tree` and Cargo.lock.
+//! `cargo deny` says the same and also knows which crates have been reported as vulnerable, for
+//! which it needs a network. Touches `cargo tree` and Cargo.lock.
 
 use std::process::Command;
 
@@ -28,10 +29,12 @@ fn tree(arguments: &[&str]) -> Vec<String> {
     text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
 }
 
-/// Whether an SPDX expression offers at least one choice that is allowed as a whole. Old crates write `/` for `OR`.
+/// Whether an SPDX expression offers at least one choice that is allowed as a whole. Old crates
+/// write `/` for `OR`.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let flat = expression.replace(['(', ')'], "").replace('/', " OR ");
-    // In every expression that the lock file holds, AND stands between a choice in brackets and one licence.
+    // In every expression that the lock file holds, AND stands between a choice in brackets and one
+    // licence.
     flat.split(" AND ").all(|part| part.split(" OR ").any(|licence| allowed.contains(&licence.trim())))
 }
 

@@ -1,7 +1,8 @@
-//! Environments that lack something: a pair of programs works there, or says in one line what is missing and what to do.
+//! Environments that lack something: a pair of programs works there, or says in one line what is
+//! missing and what to do.
 //!
-//! `cargo test -p roxe-tests --test environment -- WORD...` runs the checks whose name contains a word. Most of these environments
-//! take root to make.
+//! `cargo test -p roxe-tests --test environment -- WORD...` runs the checks whose name contains a
+//! word. Most of these environments take root to make.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -16,7 +17,8 @@ use std::{env, io};
 mod seccomp;
 
 const LIMIT: Duration = Duration::from_secs(40);
-/// The first argument of this very program when it is to become another one with the system calls that a container has.
+/// The first argument of this very program when it is to become another one with the system calls
+/// that a container has.
 const CONTAINED: &str = "--contained";
 /// A number that belongs to no user.
 const NOBODYS_UID: &str = "47911";

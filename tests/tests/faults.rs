@@ -1,5 +1,5 @@
-//! Faults and captures as a person uses them: stock programs under `ROXE_FAULTS` and `ROXE_CAPTURE`, and tshark as the judge
-//! of what was recorded.
+//! Faults and captures as a person uses them: stock programs under `ROXE_FAULTS` and
+//! `ROXE_CAPTURE`, and tshark as the judge of what was recorded.
 //!
 //! `cargo test -p roxe-tests --test faults -- WORD...` runs the checks whose name contains a word.
 
@@ -85,7 +85,8 @@ impl Seen {
         Ok(Self { direction, comment: frame.comment.to_owned(), net, bytes: payload.to_vec() })
     }
 
-    /// The ICRC is right, or the comment says why it is not. Damage on arrival is that of the other side's rules.
+    /// The ICRC is right, or the comment says why it is not. Damage on arrival is that of the other
+    /// side's rules.
     fn check(&self) -> Judged {
         let damaged = match self.direction {
             Direction::Outbound => self.comment.contains("corrupted"),
@@ -149,7 +150,8 @@ fn said(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
-/// Programs that must succeed whatever the rules do to them, and the words of a comment that say what was done.
+/// Programs that must succeed whatever the rules do to them, and the words of a comment that say
+/// what was done.
 fn spoiled() -> Vec<Check> {
     let rc = "-g 0 -c -n 200";
     let mut checks = Vec::new();
@@ -348,8 +350,9 @@ fn killed() -> Verdict {
     verdict(kill())
 }
 
-/// The kernel ends the write of a process that is being killed at the end of a page, here once in some hundred times. Takes what
-/// such a cut has left of a block out of the file; another cut is an error.
+/// The kernel ends the write of a process that is being killed at the end of a page, here once in
+/// some hundred times. Takes what such a cut has left of a block out of the file; another cut is an
+/// error.
 fn drop_cut_block(path: &Path) -> Result<(), String> {
     let bytes = fs::read(path).map_err(|e| e.to_string())?;
     let len =
@@ -436,7 +439,8 @@ fn every_kind() -> Vec<Vec<u8>> {
     let packet = |opcode: u8| {
         Opcode::from_u8(opcode).filter(|opcode| is_known_to_tshark(*opcode))?;
         let mut bytes = filler.clone();
-        // The BTH: opcode, all flags but a pad, the default partition, a PSN with the request for an acknowledgement.
+        // The BTH: opcode, all flags but a pad, the default partition, a PSN with the request for
+        // an acknowledgement.
         bytes[..4].copy_from_slice(&[opcode, 0xc0, 0xff, 0xff]);
         bytes[4] = 0;
         bytes[8] |= 0x80;
@@ -469,7 +473,8 @@ fn tshark_complains() -> Verdict {
         let scratch = Scratch::new();
         let good = capture_of(&every_kind()[..1]);
         let find = |bytes: &[u8]| good.windows(bytes.len()).position(|window| window == bytes).ok_or("no address");
-        // The byte in front of the source address of IPv4 ends the checksum; port 4791 begins 4 bytes before that of UDP.
+        // The byte in front of the source address of IPv4 ends the checksum; port 4791 begins 4
+        // bytes before that of UDP.
         let v4 = find(&[10, 0, 0, 1, 10, 0, 0, 2])? - 1;
         let v6 = find(&Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets())? + 16 + 7;
         for (what, at) in [("IPv4 header", v4), ("UDP over IPv6", v6)] {

@@ -1,7 +1,8 @@
-//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio and dapl's dapltest, as Debian has
-//! them. Each connects through librdmacm.
+//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio and
+//! dapl's dapltest, as Debian has them. Each connects through librdmacm.
 //!
-//! `cargo test -p roxe-tests --test field_programs -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test field_programs -- WORD...` runs the checks whose name contains
+//! a word.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -14,8 +15,8 @@ use std::{env, fs, process};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Tests of qperf, a second each. Its UC and UD tests set no GRH, and XRC is not in Debian's: no RoCE card can do them.
-/// `ver_*` compares what the atomics have done.
+/// Tests of qperf, a second each. Its UC and UD tests set no GRH, and XRC is not in Debian's: no
+/// RoCE card can do them. `ver_*` compares what the atomics have done.
 const QPERF: [&str; 12] = [
     "rc_bw",
     "rc_bi_bw",
@@ -93,7 +94,8 @@ fn said(ends: &[Outcome]) -> String {
     ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
 }
 
-/// What of the client's packets went where `link` wants them. The server of some programs is killed, and tells nothing.
+/// What of the client's packets went where `link` wants them. The server of some programs is
+/// killed, and tells nothing.
 fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
     let count = |name| pair::counter(&client.output, name);
     let by_ring = count("sent_by_ring") + count("received_by_ring");
@@ -125,8 +127,8 @@ fn qperf(link: &str, test: &str) -> Verdict {
     }
 }
 
-/// Server and client of fio's engine `rdma`. Which of them reads the data depends on the verb: the client writes into the
-/// server's memory, or reads from it.
+/// Server and client of fio's engine `rdma`. Which of them reads the data depends on the verb: the
+/// client writes into the server's memory, or reads from it.
 fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> {
     if let Some(verdict) = missing("fio") {
         return Err(verdict);
@@ -142,8 +144,8 @@ fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> 
         .map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-/// RDMA WRITE and READ. fio verifies neither: its server takes no part in them, and what its client has read it does not
-/// look at. So the bytes are counted.
+/// RDMA WRITE and READ. fio verifies neither: its server takes no part in them, and what its client
+/// has read it does not look at. So the bytes are counted.
 fn fio_memory(link: &str, verb: &str) -> Verdict {
     match fio(link, "--iodepth=16", &format!("--iodepth=16 --verb={verb}")) {
         Err(verdict) => verdict,
@@ -156,9 +158,9 @@ fn fio_memory(link: &str, verb: &str) -> Verdict {
     }
 }
 
-/// SENDs with checksums in them, which the server verifies as `verify`. fio leaves `rnr_retry` at 0, so that a message that
-/// finds no receive ends the run: the server has posted one for each before the client sends, half a second after they
-/// have connected.
+/// SENDs with checksums in them, which the server verifies as `verify`. fio leaves `rnr_retry` at
+/// 0, so that a message that finds no receive ends the run: the server has posted one for each
+/// before the client sends, half a second after they have connected.
 fn fio_messages(link: &str, verify: &str, is_good: impl Fn(&[Outcome; 2]) -> bool) -> Verdict {
     let depth = FIO_BYTES / FIO_BLOCK;
     let server = format!("--iodepth={depth} --verify={verify} --verify_state_save=0");

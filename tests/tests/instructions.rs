@@ -1,10 +1,12 @@
-//! How many instructions a message costs on the hot paths, counted by valgrind and compared with `tests/instructions.txt`.
+//! How many instructions a message costs on the hot paths, counted by valgrind and compared with
+//! `tests/instructions.txt`.
 //!
-//! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows up here. Counted is what the
-//! thread of the program executes, not the kernel, nor the background thread, which only lends a hand: the walk of
-//! `verbs-api/roxe/examples/hot_paths.rs`, as the difference of a long and a short run.
-//! Who made a path longer on purpose, or shorter, writes the file anew with `-- --write`.
-//! On some paths a message must cost the same with few and with many queue pairs or regions; these need no file.
+//! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows up
+//! here. Counted is what the thread of the program executes, not the kernel, nor the background
+//! thread, which only lends a hand: the walk of `verbs-api/roxe/examples/hot_paths.rs`, as the
+//! difference of a long and a short run. Who made a path longer on purpose, or shorter, writes the
+//! file anew with `-- --write`. On some paths a message must cost the same with few and with many
+//! queue pairs or regions; these need no file.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -16,14 +18,17 @@ use std::process::{Command, ExitCode};
 
 /// Messages of the short and the long run.
 const MESSAGES: [u64; 2] = [160, 1120];
-/// The one in the middle of this many counts is taken: now and then the background thread is quicker and takes a packet.
+/// The one in the middle of this many counts is taken: now and then the background thread is
+/// quicker and takes a packet.
 const ROUNDS: usize = 3;
-/// The same for what is written down, so that a path on which that happens often is not written as it seldom is.
+/// The same for what is written down, so that a path on which that happens often is not written as
+/// it seldom is.
 const ROUNDS_WRITTEN: usize = 9;
-/// How much longer a path may be than the file says, percent. Counts repeat to 3 %, also beside eight builds.
+/// How much longer a path may be than the file says, percent. Counts repeat to 3 %, also beside
+/// eight builds.
 const TOLERANCE: u64 = 10;
-/// The same for paths of [`COPYING`]. The background thread takes over some of the copies, which are not counted then: 85,000 to
-/// 225,000 instructions were seen for one build.
+/// The same for paths of [`COPYING`]. The background thread takes over some of the copies, which
+/// are not counted then: 85,000 to 225,000 instructions were seen for one build.
 const TOLERANCE_COPYING: u64 = 100;
 /// Paths that mostly copy.
 const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];
@@ -50,8 +55,8 @@ const FLAT: [Flat; 3] = [
 ];
 /// Messages of their short and their long run: laps of the most queue pairs.
 const LAPS: [u64; 2] = [1024, 5 * 1024];
-/// How much more a message may cost with many, percent. With that much under way the background thread is never idle, so what it
-/// does counts as well; the sum repeats to 15 %.
+/// How much more a message may cost with many, percent. With that much under way the background
+/// thread is never idle, so what it does counts as well; the sum repeats to 15 %.
 const TOLERANCE_FLAT: u64 = 25;
 /// Threads that are counted: the program's alone, or that of the background too.
 const PROGRAM: usize = 1;
@@ -146,8 +151,8 @@ fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
     }
 }
 
-/// Instructions per message of a path, whose words are its name and maybe a number, as the difference of two runs: the one in
-/// the middle of `rounds`.
+/// Instructions per message of a path, whose words are its name and maybe a number, as the
+/// difference of two runs: the one in the middle of `rounds`.
 fn count(link: &str, path: &[&str], messages: [u64; 2], threads: usize, rounds: usize) -> Result<u64, String> {
     let one = || {
         let [short, long] = messages.map(|messages| run(link, path, messages, threads));
@@ -169,7 +174,8 @@ fn run(link: &str, path: &[&str], messages: u64, threads: usize) -> Result<u64, 
     // A thread that spins counts time, not work.
     let output =
         command.env("ROXE_SPIN_US", "0").env("ROXE_LINK", link).output().map_err(|e| format!("valgrind: {e}"))?;
-    // One file for each thread, the first one's is the program's; and one that has nothing of interest.
+    // One file for each thread, the first one's is the program's; and one that has nothing of
+    // interest.
     let files = ["-01", "-02", ""].map(|thread| format!("{}{thread}", out.display()));
     let counts: Option<Vec<u64>> = files[..threads].iter().map(|file| total(file)).collect();
     files.iter().for_each(|file| drop(fs::remove_file(file)));

@@ -1,16 +1,19 @@
-//! The Linux kernel's rxe as the judge: the interop matrix and Debian's stock programs, roxe here, rxe in a QEMU guest.
+//! The Linux kernel's rxe as the judge: the interop matrix and Debian's stock programs, roxe here,
+//! rxe in a QEMU guest.
 //!
-//! Without arguments, as `cargo test` runs it, a slice of the matrix that touches every operation and condition.
+//! Without arguments, as `cargo test` runs it, a slice of the matrix that touches every operation
+//! and condition.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test kernel_rxe -- [--all] [--seed N] [--capture FOLDER] [WORD...]
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
 //!   --capture FOLDER   write down every packet of roxe's side and let tshark judge them
-//!   WORD...            only what has every WORD in its name, such as 'roxe->rxe' netem 'rc read' 'mtu=256'
+//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'rc read' 'mtu=256'
 //! ```
 //!
-//! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a kernel.
+//! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a
+//! kernel.
 
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};

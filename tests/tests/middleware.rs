@@ -1,8 +1,9 @@
-//! Middleware that looks for cards itself and picks its transport: Debian's UCX and libfabric, unmodified, must find and
-//! use ours.
+//! Middleware that looks for cards itself and picks its transport: Debian's UCX and libfabric,
+//! unmodified, must find and use ours.
 //!
-//! UCX falls back to TCP or shared memory without a word. So every check allows one transport only, reads in its log that
-//! it was chosen, and counts the packets of both sides. As root all of it happens in a network namespace of its own.
+//! UCX falls back to TCP or shared memory without a word. So every check allows one transport only,
+//! reads in its log that it was chosen, and counts the packets of both sides. As root all of it
+//! happens in a network namespace of its own.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -32,8 +33,9 @@ const UCP: [(&str, u32, u32); 14] = [
     ("ucp_am_bw", 200, 65_536),
 ];
 
-/// Tests of the layer below, which name their transport. Atomics are not among them: UCX leaves them to cards whose
-/// atomics hold among requests only (`IBV_ATOMIC_HCA`), and ours hold towards the program as well.
+/// Tests of the layer below, which name their transport. Atomics are not among them: UCX leaves
+/// them to cards whose atomics hold among requests only (`IBV_ATOMIC_HCA`), and ours hold towards
+/// the program as well.
 const UCT: [(&str, &str); 7] = [
     ("rc_verbs", "-t am_lat -n 500"),
     ("rc_verbs", "-t am_bw -n 500 -s 4096 -D bcopy"),
@@ -44,12 +46,14 @@ const UCT: [(&str, &str); 7] = [
     ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
 
-/// Options of io_demo, the same for both sides. Of Debian's UCX it is the program that connects by address and port, which UCX
-/// leaves to librdmacm; ucx_perftest tells its peer over TCP where it is. `-q` checks every byte.
+/// Options of io_demo, the same for both sides. Of Debian's UCX it is the program that connects by
+/// address and port, which UCX leaves to librdmacm; ucx_perftest tells its peer over TCP where it
+/// is. `-q` checks every byte.
 const IO_DEMO: [&str; 3] =
     ["-q -i 100 -d 64:8000", "-q -i 100 -d 64:100000 -o read,write -w 4", "-q -i 100 -d 64:100000 -o read,write -A"];
 
-/// Options of fi_pingpong. Endpoints of type `msg` are connections of librdmacm, and `ofi_rxm` is made of them.
+/// Options of fi_pingpong. Endpoints of type `msg` are connections of librdmacm, and `ofi_rxm` is
+/// made of them.
 const FABRIC: [&str; 11] = [
     "-p verbs -e msg -c -I 100",
     "-p verbs -e msg -c -I 1000 -S 1024",
@@ -161,7 +165,8 @@ fn uct(transport: &str, args: &str) -> Verdict {
     ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| passed(&end.output) > 10)
 }
 
-/// Server and client of io_demo, which connect through librdmacm only. Its server serves until it is stopped.
+/// Server and client of io_demo, which connect through librdmacm only. Its server serves until it
+/// is stopped.
 fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     if !pair::installed("io_demo") {
         return missing("io_demo");

@@ -1,8 +1,9 @@
-//! MPI programs over Debian's OpenMPI and MPICH, unmodified: `tests/clients/mpi/exchange.c` compares every byte that its ranks
-//! exchange, on both links, as root and as an ordinary user.
+//! MPI programs over Debian's OpenMPI and MPICH, unmodified: `tests/clients/mpi/exchange.c`
+//! compares every byte that its ranks exchange, on both links, as root and as an ordinary user.
 //!
-//! Both libraries fall back to TCP or shared memory of their own without a word. So every check allows one way only, and
-//! adds up the bytes that roxe has sent: at least what the ranks have received from each other.
+//! Both libraries fall back to TCP or shared memory of their own without a word. So every check
+//! allows one way only, and adds up the bytes that roxe has sent: at least what the ranks have
+//! received from each other.
 //!
 //! `cargo test -p roxe-tests --test mpi -- WORD...` runs the checks whose name contains a word.
 
@@ -65,8 +66,8 @@ const WAYS: [Way; 6] = [
 ];
 
 impl Way {
-    /// OpenMPI refuses root and more ranks than processors unless it is told. Its one-sided parts look for cards by
-    /// themselves and print what they miss.
+    /// OpenMPI refuses root and more ranks than processors unless it is told. Its one-sided parts
+    /// look for cards by themselves and print what they miss.
     fn launcher(&self) -> &'static str {
         match self.mpi {
             "openmpi" => "--allow-run-as-root --oversubscribe --mca btl ^openib,ofi",
@@ -148,7 +149,8 @@ fn program(way: &Way, exchange: &Path) -> Program {
     Program { name: format!("mpirun.{}", way.mpi), args }
 }
 
-/// Where the ranks run: here, or as an ordinary user who can read what lies beside the program, and nothing of root.
+/// Where the ranks run: here, or as an ordinary user who can read what lies beside the program, and
+/// nothing of root.
 fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Place, String> {
     let home = exchange.folder().display().to_string();
     let common = [
@@ -169,7 +171,8 @@ fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Pl
     Ok(Place { prefix, envs, bare: true, ..Place::default() })
 }
 
-/// The program `roxe` and what it loads, in a folder that everybody may read: that of the build may be in a home.
+/// The program `roxe` and what it loads, in a folder that everybody may read: that of the build may
+/// be in a home.
 fn copy_product(to: &Path) -> std::io::Result<PathBuf> {
     let roxe = build::roxe();
     let from = roxe.parent().unwrap_or_else(|| Path::new("."));

@@ -1,5 +1,5 @@
-//! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name exist. `tests/mutants/run` and
-//! `tests/checked/run` build and run them.
+//! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name
+//! exist. `tests/mutants/run` and `tests/checked/run` build and run them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

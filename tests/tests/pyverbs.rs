@@ -1,13 +1,14 @@
 //! rdma-core's own tests (Debian's python3-pyverbs), unmodified, judge the whole verbs API.
 //!
-//! Two runs of the suite under `roxe run`: a plain one, and one on a bad network ([`ANSWERED`] on one of its own). Then one
-//! check per run and file: no test of it fails, and every test that `tests/pyverbs.txt` lists passes. At last, all runs
-//! must agree about every test. As root all of it happens in a network namespace of its own.
+//! Two runs of the suite under `roxe run`: a plain one, and one on a bad network ([`ANSWERED`] on
+//! one of its own). Then one check per run and file: no test of it fails, and every test that
+//! `tests/pyverbs.txt` lists passes. At last, all runs must agree about every test. As root all of
+//! it happens in a network namespace of its own.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test pyverbs -- [--repeat N] [--faults RULES] [--seed N] [WORD...]
-//!   --repeat N        each of the two runs N times; those on the bad network with seeds that follow each other
-//!   --faults RULES    what is bad about the network, instead of [`BAD`]; without a rule there is no such run
+//!   --repeat N        each of the two runs N times, the bad network with another seed each time
+//!   --faults RULES    what is bad about the network, instead of [`BAD`]; '' leaves that run out
 //!   --seed N          the first seed of the random rules, 1 if not said
 //!   WORD              only the checks whose name contains a word
 //! ```
@@ -25,21 +26,23 @@ use std::time::Duration;
 /// A run takes two seconds, on a bad network most of a minute: every loss costs a timeout of 67 ms.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The bad network: 1 % of what reliable services must recover from, requests, responses and acknowledgements alike; for the
-/// others, which have no recovery and whose tests wait for every message, what does not lose any. Both ends are one process,
-/// so `rx` means every packet once.
+/// The bad network: 1 % of what reliable services must recover from, requests, responses and
+/// acknowledgements alike; for the others, which have no recovery and whose tests wait for every
+/// message, what does not lose any. Both ends are one process, so `rx` means every packet once.
 ///
-/// A refusal is delivered (but late, or twice): it is said once, by a queue pair that is silent from then on, and if it is
-/// lost the peer learns of it as exhausted retries, on every card. The tests of refusals expect their reasons.
+/// A refusal is delivered (but late, or twice): it is said once, by a queue pair that is silent
+/// from then on, and if it is lost the peer learns of it as exhausted retries, on every card. The
+/// tests of refusals expect their reasons.
 const BAD: &str = "drop rx 1% service=RC,XRC op=REQUEST,READ_RESPONSE,ATOMIC_ACK,ACK,RNR_NAK; \
                    duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; delay rx 5% service=UC,UD by=1ms";
 
-/// Tests that take it for granted that a SEND completes before the receive of what the peer answers to it. That is so unless
-/// the acknowledgement of the SEND is lost or late, on every card. They run by themselves on the network `ACKS_KEPT`.
+/// Tests that take it for granted that a SEND completes before the receive of what the peer answers
+/// to it. That is so unless the acknowledgement of the SEND is lost or late, on every card. They
+/// run by themselves on the network `ACKS_KEPT`.
 const ANSWERED: [&str; 1] = ["test_tag_matching.TMTest.test_tm_rndv"];
 
-/// A bad network that delivers every acknowledgement. It carries a hundred packets, so it does not leave to chance which of
-/// them it loses.
+/// A bad network that delivers every acknowledgement. It carries a hundred packets, so it does not
+/// leave to chance which of them it loses.
 const ACKS_KEPT: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop rx service=RC op=READ_RESPONSE nth=2,6; \
                          duplicate rx service=RC nth=3,8,20";
 
@@ -106,7 +109,8 @@ impl Options {
     }
 }
 
-/// The tests that must pass: the lines of `tests/pyverbs.txt` that are no comments, without those for root unless we are it.
+/// The tests that must pass: the lines of `tests/pyverbs.txt` that are no comments, without those
+/// for root unless we are it.
 fn must_pass() -> BTreeSet<&'static str> {
     let lines = include_str!("../pyverbs.txt").lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
     let is_root = link::is_root();
@@ -186,8 +190,8 @@ impl Pass {
         if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong.join("\n")) }
     }
 
-    /// Every test in its place, the reasons of those that were skipped, whether unittest saw the same number, and whether
-    /// the bad network was one.
+    /// Every test in its place, the reasons of those that were skipped, whether unittest saw the
+    /// same number, and whether the bad network was one.
     fn score(&self) -> Verdict {
         let run = self.run();
         let mut skipped: BTreeMap<&str, usize> = BTreeMap::new();

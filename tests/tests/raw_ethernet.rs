@@ -1,6 +1,8 @@
-//! Perftest's `raw_ethernet_*`, unmodified, between two network namespaces that a veth pair joins. Root only.
+//! Perftest's `raw_ethernet_*`, unmodified, between two network namespaces that a veth pair joins.
+//! Root only.
 //!
-//! `cargo test -p roxe-tests --test raw_ethernet -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test raw_ethernet -- WORD...` runs the checks whose name contains a
+//! word.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -17,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// Both ends of the link: interface, MAC, address.
 const HERE: [&str; 3] = ["x0", "02:00:00:00:00:0a", "10.79.0.1"];
 const THERE: [&str; 3] = ["x1", "02:00:00:00:00:0b", "10.79.0.2"];
-/// Frames that the receiver of a bandwidth test waits for, and that the sender sends: nothing but the receiver's buffer
-/// holds them, so some may be lost.
+/// Frames that the receiver of a bandwidth test waits for, and that the sender sends: nothing but
+/// the receiver's buffer holds them, so some may be lost.
 const WANTED: u32 = 1000;
 const SENT: u32 = 20_000;
 
@@ -60,7 +62,8 @@ impl World {
         Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Place::default() }
     }
 
-    /// Whether some process at `end` receives frames of all protocols (column 4 of the table of packet sockets).
+    /// Whether some process at `end` receives frames of all protocols (column 4 of the table of
+    /// packet sockets).
     fn listens(&self, end: [&str; 3]) -> bool {
         let pid = if end == THERE { self.0.keeper() } else { std::process::id() };
         let table = fs::read_to_string(format!("/proc/{pid}/net/packet")).unwrap_or_default();
@@ -111,8 +114,8 @@ fn arrow(outwards: bool) -> &'static str {
     if outwards { "here to there" } else { "there to here" }
 }
 
-/// What both ends are told, what the server alone, what the client alone. Left out is `--raw_mcast`, whose server receives
-/// everything and then destroys a flow that it has never made.
+/// What both ends are told, what the server alone, what the client alone. Left out is
+/// `--raw_mcast`, whose server receives everything and then destroys a flow that it has never made.
 fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
     const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
     let cases = [

@@ -1,5 +1,6 @@
-//! Debian's own programs that connect through librdmacm, unmodified, roxe with roxe: over the loopback device and between
-//! two network namespaces, over IPv4 and IPv6, on a clean link and with losses.
+//! Debian's own programs that connect through librdmacm, unmodified, roxe with roxe: over the
+//! loopback device and between two network namespaces, over IPv4 and IPv6, on a clean link and with
+//! losses.
 //!
 //! Without arguments, as `cargo test` runs it, a slice with every program in it.
 //!
@@ -10,8 +11,8 @@
 //!   WORD...    only what has every WORD in its name, such as veth ipv6 loss rping
 //! ```
 //!
-//! As root in a network namespace of its own; others have the loopback device only. Those with losses mostly wait, and run
-//! beside each other after the others.
+//! As root in a network namespace of its own; others have the loopback device only. Those with
+//! losses mostly wait, and run beside each other after the others.
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
@@ -159,7 +160,8 @@ fn between(veth: Option<&Veth>, ip: Ip) -> Named {
     ("veth", ip, Ok(Site { name: "veth", ip, server, client }))
 }
 
-/// For every push: every program over the loopback device and IPv4, and each kind of connection over IPv6 with losses.
+/// For every push: every program over the loopback device and IPv4, and each kind of connection
+/// over IPv6 with losses.
 fn in_slice(place: &str, ip: Ip, weather: Weather, exchange: &Exchange) -> bool {
     const VARIANTS: [&str; 6] = ["-s 65536", "-s 1024 -e", "-T 32", "-F -z", "-c 3", "-C 10 -o"];
     const LOSSY: [&str; 5] = ["-C 20 -q", "ucmatose -s SERVER -c 4 -C 4", "-S 100000", "udaddy", "rdma_client"];

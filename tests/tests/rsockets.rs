@@ -1,7 +1,9 @@
-//! Sockets over RDMA as programs meet them: the stock programs of `rsocket(7)`, and programs that know nothing of RDMA, whose
-//! sockets `roxe run --rsocket` (or rdma-core's own shim) carries over it.
+//! Sockets over RDMA as programs meet them: the stock programs of `rsocket(7)`, and programs that
+//! know nothing of RDMA, whose sockets `roxe run --rsocket` (or rdma-core's own shim) carries over
+//! it.
 //!
-//! `cargo test -p roxe-tests --test rsockets -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test rsockets -- WORD...` runs the checks whose name contains a
+//! word.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
@@ -125,8 +127,8 @@ impl Meeting {
         }
     }
 
-    /// Both must end well (a server that stays must not end at all); `judge` reads what the client says; and the bytes have
-    /// gone by RDMA.
+    /// Both must end well (a server that stays must not end at all); `judge` reads what the client
+    /// says; and the bytes have gone by RDMA.
     fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
         let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
         let judged = || {
@@ -198,7 +200,8 @@ fn lines(lossy: bool) -> Vec<(&'static str, String)> {
     if lossy {
         return lines;
     }
-    // Small buffers, nothing inline, keep-alive, names by RDMA CM, a server that forks under the shim.
+    // Small buffers, nothing inline, keep-alive, names by RDMA CM, a server that forks under the
+    // shim.
     for options in
         ["-T v -B 4096 -S 100000", "-T v -i 0 -S 1000", "-T v -k 1 -S 1000", "-T r -S 65536", "-T f -T v -S 1000"]
     {
@@ -234,7 +237,8 @@ fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
     verdict(meeting.hold(figures))
 }
 
-/// The line of the result: name, bytes, transfers, iterations (not `udpong`), total, time, rate, microseconds.
+/// The line of the result: name, bytes, transfers, iterations (not `udpong`), total, time, rate,
+/// microseconds.
 fn figures(output: &str) -> Judged {
     let is_figure = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
@@ -318,7 +322,8 @@ fn unaware() -> Vec<Check> {
     checks
 }
 
-/// One server and clients at once: three, or where each has a process that listens for it, enough to meet in its port.
+/// One server and clients at once: three, or where each has a process that listens for it, enough
+/// to meet in its port.
 fn python(kind: &str, lossy: bool) -> Verdict {
     if !pair::installed(PYTHON) {
         return missing(PYTHON);
@@ -344,8 +349,8 @@ fn python(kind: &str, lossy: bool) -> Verdict {
     }))
 }
 
-/// A web server and a browser of the command line: with our shim, with rdma-core's on the client's side, and where the server
-/// has no shim, so that the client has to connect by TCP.
+/// A web server and a browser of the command line: with our shim, with rdma-core's on the client's
+/// side, and where the server has no shim, so that the client has to connect by TCP.
 fn web() -> Vec<Check> {
     vec![
         Check::new("http.server and curl", || fetch(&["--rsocket"], "", true)),

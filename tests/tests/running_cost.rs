@@ -1,7 +1,8 @@
-//! What a running device costs: no allocation per message, and next to nothing for queue pairs that wait.
+//! What a running device costs: no allocation per message, and next to nothing for queue pairs that
+//! wait.
 //!
-//! A program of its own without a test harness, because the counters are those of the whole process and the harness
-//! allocates on a thread beside.
+//! A program of its own without a test harness, because the counters are those of the whole process
+//! and the harness allocates on a thread beside.
 
 use parking_lot::Mutex;
 use roxe::{Access, CompletionQueue, Context, Error, MemoryRegion, QueuePair, WorkRequest};
@@ -49,8 +50,9 @@ fn count_allocations() -> Result<u64, Error> {
     Ok(COUNTER.count() - before)
 }
 
-/// Lets several threads wait for one lock: the first who wait make parking_lot build its table of waiting threads, once
-/// in the life of a process. In the ping-pong that happens early or late, as the two threads happen to meet.
+/// Lets several threads wait for one lock: the first who wait make parking_lot build its table of
+/// waiting threads, once in the life of a process. In the ping-pong that happens early or late, as
+/// the two threads happen to meet.
 fn contend() {
     let lock = Mutex::new(());
     let held = lock.lock();
@@ -149,7 +151,8 @@ fn background_wakeups() -> u64 {
         .sum()
 }
 
-/// The count once it stood still for half a second: timers that were set while there was traffic run out first.
+/// The count once it stood still for half a second: timers that were set while there was traffic
+/// run out first.
 fn settled_wakeups() -> Result<u64, String> {
     let (mut last, mut still) = (0, 0);
     for _ in 0..1000 {

@@ -1,9 +1,10 @@
-//! Random runs over bad networks in virtual time: thousands of two queue pairs under loss, duplication, reordering and
-//! corruption of up to 10 % each at the same time, and some of hundreds of queue pairs around switches that are too small.
+//! Random runs over bad networks in virtual time: thousands of two queue pairs under loss,
+//! duplication, reordering and corruption of up to 10 % each at the same time, and some of hundreds
+//! of queue pairs around switches that are too small.
 //!
-//! What is judged is written at [`roxe_transport::sim::scenario`]. Every run has a seed of its own; one that fails is shrunk
-//! and printed as a text that repeats it, to be pasted into a test as in [`run`]. `ROXE_SIM_RUNS` sets the number of
-//! runs per test, `ROXE_SIM_SEED` the first seed.
+//! What is judged is written at [`roxe_transport::sim::scenario`]. Every run has a seed of its own;
+//! one that fails is shrunk and printed as a text that repeats it, to be pasted into a test as in
+//! [`run`]. `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_transport::qp::Service;
 use roxe_transport::sim::case::Net;
@@ -108,7 +109,8 @@ fn two_hundred_senders_fill_the_queue_in_front_of_one_receiver() {
 #[test]
 fn senders_that_heed_marks_lose_less() {
     let link = LinkSpec::gigabits(Duration::from_micros(1), 40).with_queue(1_000_000).marking_above(50_000);
-    // Acknowledgements come four times in a window, which keeps it full: more than this makes senders give up that heed nothing.
+    // Acknowledgements come four times in a window, which keeps it full: more than this makes
+    // senders give up that heed nothing.
     let (without, with) = (Incast::of(32, link, 40 << 10, false), Incast::of(32, link, 40 << 10, true));
     let lost = |incast: &Incast| incast.world.wire.tally.overflowed;
     assert_eq!((without.failed, with.failed), (0, 0));
@@ -255,7 +257,8 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
 /// What seven retries wait at the least: eight times the shortest timeout.
 const RETRIES: Duration = Duration::from_micros(8 * 4096);
 
-/// How long a packet waits behind everything that both ends of all connections send, on the slowest link.
+/// How long a packet waits behind everything that both ends of all connections send, on the slowest
+/// link.
 fn longest_queue(case: &Case) -> Duration {
     let bytes = 2 * case.connections as u64 * u64::from(case.work.messages) * u64::from(case.work.max_len);
     let slower = if case.mixed { 10 } else { 1 };
@@ -285,7 +288,8 @@ fn random_world(seed: u64) -> Case {
         rules,
         ..Case::default()
     };
-    // A queue that is too small may eat all retries, and so may one that takes too long; then the ends fail, as they should.
+    // A queue that is too small may eat all retries, and so may one that takes too long; then the
+    // ends fail, as they should.
     case.work.mishaps |= link.queue.is_some() || longest_queue(&case) > RETRIES / 2;
     for _ in 0..rng.below(3) {
         let end = rng.below(2 * connections) as usize;

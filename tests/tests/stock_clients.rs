@@ -1,7 +1,8 @@
 //! Debian's own verbs programs, unmodified, in pairs over the loopback device.
 //!
-//! Every check starts the stock binary under `roxe run`, server and client as two processes, and reads what it prints.
-//! `cargo test -p roxe-tests --test stock_clients -- WORD...` runs the checks whose name contains a word.
+//! Every check starts the stock binary under `roxe run`, server and client as two processes, and
+//! reads what it prints. `cargo test -p roxe-tests --test stock_clients -- WORD...` runs the checks
+//! whose name contains a word.
 
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::perftest;
@@ -70,7 +71,8 @@ fn listing() -> Vec<Check> {
     ]
 }
 
-/// clients.md's start-only sweep: the loader resolves every symbol these need, private ones included.
+/// clients.md's start-only sweep: the loader resolves every symbol these need, private ones
+/// included.
 fn start_only() -> Vec<Check> {
     const IMPORT_ALL: &str = "import importlib,pkgutil,pyverbs;names=[m.name for m in pkgutil.walk_packages(pyverbs.__path__,'pyverbs.')];\
                               [importlib.import_module(n) for n in names];print(len(names),'modules')";
@@ -98,8 +100,8 @@ fn start_only() -> Vec<Check> {
     checks
 }
 
-/// A program that starts prints its own text; one whose symbols are missing prints the loader's. The exit status says
-/// nothing here: several of these end with 1 after their usage.
+/// A program that starts prints its own text; one whose symbols are missing prints the loader's.
+/// The exit status says nothing here: several of these end with 1 after their usage.
 fn starts(name: &str, args: &str, word: &str) -> Verdict {
     if !pair::installed(name) {
         return missing(name);
@@ -258,7 +260,8 @@ fn variants() -> Vec<(&'static str, String)> {
     sets
 }
 
-/// What perftest can do by `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other services.
+/// What perftest can do by `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other
+/// services.
 fn for_wr_calls() -> Vec<(&'static str, String)> {
     let tools = BANDWIDTH.iter().chain(&LATENCY);
     let services = tools.flat_map(|tool| tool.services.iter().chain(&["XRC"]).map(|service| (tool.name, *service)));
@@ -279,7 +282,8 @@ fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
     } else {
         sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 100 }));
     }
-    // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges the bytes.
+    // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges
+    // the bytes.
     let mtus: &[u32] = if bandwidth { &[256, 512, 1024, 2048, 4096] } else { &[1024] };
     for mtu in mtus {
         let size = if service == "UD" { 200 } else { 20_000 };

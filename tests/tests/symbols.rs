@@ -1,5 +1,5 @@
-//! The finished shared object, as the dynamic loader sees it: every symbol of `exports.map` is there under its version,
-//! and that version is the default one.
+//! The finished shared object, as the dynamic loader sees it: every symbol of `exports.map` is
+//! there under its version, and that version is the default one.
 
 use roxe_tests::build;
 use std::ffi::{CString, c_void};
@@ -11,7 +11,8 @@ struct Export {
     node: String,
 }
 
-/// The entries of the version script: lines between `NODE {` and `}`, names separated by semicolons.
+/// The entries of the version script: lines between `NODE {` and `}`, names separated by
+/// semicolons.
 fn exports(map: &str) -> Vec<Export> {
     let code = map.split("*/").last().unwrap();
     let mut exports = vec![];

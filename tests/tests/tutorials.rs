@@ -1,8 +1,10 @@
-//! The three programs of a well-known tutorial on librdmacm ("The geek in the corner"), as `tests/clients/tutorials` makes their
-//! calls in their order: one server, a hundred clients one after the other, over both links. Each process must print its
-//! last line, although it frees everything at DISCONNECTED.
+//! The three programs of a well-known tutorial on librdmacm ("The geek in the corner"), as
+//! `tests/clients/tutorials` makes their calls in their order: one server, a hundred clients one
+//! after the other, over both links. Each process must print its last line, although it frees
+//! everything at DISCONNECTED.
 //!
-//! `cargo test -p roxe-tests --test tutorials -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test tutorials -- WORD...` runs the checks whose name contains a
+//! word.
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::guest::link;
@@ -90,7 +92,8 @@ fn judge(link: &str, clients: usize, line: &str, ends: &[Outcome; 2]) -> Result<
             return Err(format!("{printed} of {clients} connections brought the {who} to {line:?}"));
         }
         let by_ring = pair::counter(&end.output, "sent_by_ring");
-        // A connection of one message each way may be over before there is a ring; a file takes long enough.
+        // A connection of one message each way may be over before there is a ring; a file takes
+        // long enough.
         let is_expected = if link == "udp" { by_ring == 0 } else { by_ring > 0 || line != "disconnected" };
         if !is_expected {
             return Err(format!("{by_ring} packets of the {who} went through shared memory"));

@@ -1,5 +1,6 @@
-//! Programs as their authors check them: under valgrind, and built with the sanitizers of gcc. With the link of one host and with
-//! sockets, they hear of no mistake that is not theirs, and still of their own.
+//! Programs as their authors check them: under valgrind, and built with the sanitizers of gcc. With
+//! the link of one host and with sockets, they hear of no mistake that is not theirs, and still of
+//! their own.
 //!
 //! `cargo test -p roxe-tests --test users -- WORD...` runs the checks whose name contains a word.
 
@@ -31,8 +32,8 @@ struct Pair {
     waits: fn(u16) -> bool,
 }
 
-/// The pairs that run under valgrind. Perftest sends bytes that it has not written over its own TCP connection, which is not
-/// ours to judge: [`THEIRS`].
+/// The pairs that run under valgrind. Perftest sends bytes that it has not written over its own TCP
+/// connection, which is not ours to judge: [`THEIRS`].
 const PAIRS: [Pair; 4] = [
     Pair {
         server: "ibv_rc_pingpong -g 0 -n 50 -p PORT",
@@ -52,7 +53,8 @@ const PAIRS: [Pair; 4] = [
     Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", waits: is_bound },
 ];
 
-/// Suppressions of our own test, behind those that `roxe run` passes: they show that the user's stay in force.
+/// Suppressions of our own test, behind those that `roxe run` passes: they show that the user's
+/// stay in force.
 const THEIRS: &str =
     "{\n   bytes of perftest that it has not written\n   Memcheck:Param\n   write(buf)\n   ...\n   obj:*/bin/ib_*\n}\n";
 
@@ -80,7 +82,8 @@ fn main() -> ExitCode {
     checks.extend([
         own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--preload"] }, Hears::Nothing),
         own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Hears::Nothing),
-        // What goes out is not known to be the card's program's mistake: padding is sent by everybody.
+        // What goes out is not known to be the card's program's mistake: padding is sent by
+        // everybody.
         own("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Hears::Nothing),
         own("udp", &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] }, Hears::Of("Invalid read")),
         own(

@@ -1,7 +1,9 @@
-//! The `/sys/class/infiniband` and `/dev/infiniband` of `roxe run`, read as programs read them: by the shell, by perftest.
+//! The `/sys/class/infiniband` and `/dev/infiniband` of `roxe run`, read as programs read them: by
+//! the shell, by perftest.
 //!
-//! As root, without rights (in a user namespace), inside another `roxe run`, and where namespaces are not to be had. The
-//! system's own folders must look the same before and after. As root all of it happens in a network namespace of its own.
+//! As root, without rights (in a user namespace), inside another `roxe run`, and where namespaces
+//! are not to be had. The system's own folders must look the same before and after. As root all of
+//! it happens in a network namespace of its own.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -229,7 +231,8 @@ fn pingpong(options: &str, after: &str) -> String {
     )
 }
 
-/// In a user namespace nobody could be told from this user, so its programs start without one, and their card works.
+/// In a user namespace nobody could be told from this user, so its programs start without one, and
+/// their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
@@ -355,7 +358,8 @@ fn losses_are_counted() -> Verdict {
         return missing("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1/hw_counters; cat out_of_sequence packet_seq_err rnr_nak_retry_err send_rnr_err";
-    // Nothing is lost in the end: who has all that it waits for ends at once, and nobody would repeat its last acknowledgement.
+    // Nothing is lost in the end: who has all that it waits for ends at once, and nobody would
+    // repeat its last acknowledgement.
     let rules = "seed=7; drop 3% times=60; rnr rx msg=3 times=2";
     let script = pingpong("-g 0 -n 100 -s 20000", files);
     let output = run(&[roxe(), "run", "--faults", rules, "--"], &["sh", "-c", &script]);

@@ -1,8 +1,9 @@
-//! What the state machines need from their surroundings, as traits: memory, completions, shared receives, flow control,
-//! packets to send.
+//! What the state machines need from their surroundings, as traits: memory, completions, shared
+//! receives, flow control, packets to send.
 //!
-//! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`, fuzzers over a tiny array.
-//! A [`Host`] is handed to every call and never stored; it speaks for one QP (its protection domain, its CQs, its SRQ).
+//! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`,
+//! fuzzers over a tiny array. A [`Host`] is handed to every call and never stored; it speaks for
+//! one QP (its protection domain, its CQs, its SRQ).
 
 mod payload;
 
@@ -49,29 +50,34 @@ pub trait Memory {
     /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError>;
 
-    /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs `LOCAL_WRITE`).
-    /// Bytes are placed in increasing address order, the last ones stored last. `side` tells where the list was posted:
-    /// receives may come from a shared queue, which has a protection domain of its own.
+    /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs
+    /// `LOCAL_WRITE`). Bytes are placed in increasing address order, the last ones stored last.
+    /// `side` tells where the list was posted: receives may come from a shared queue, which has a
+    /// protection domain of its own.
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError>;
 
     /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
-    /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone meanwhile).
+    /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone
+    /// meanwhile).
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError>;
 
-    /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order, last bytes last.
+    /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order,
+    /// last bytes last.
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
 
-    /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old value.
+    /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old
+    /// value.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 
-    /// One store of 8 bytes for a peer, which others see whole or not at all (checks `REMOTE_WRITE` and range; `va` is
-    /// aligned).
+    /// One store of 8 bytes for a peer, which others see whole or not at all (checks `REMOTE_WRITE`
+    /// and range; `va` is aligned).
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError>;
 
-    /// Makes what was written for this peer visible to every observer of the memory before it returns. `range` is address
-    /// and length; `None` is the whole region. The key must grant `access`, also on no bytes.
+    /// Makes what was written for this peer visible to every observer of the memory before it
+    /// returns. `range` is address and length; `None` is the whole region. The key must grant
+    /// `access`, also on no bytes.
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError>;
 
     /// Invalidates `rkey` on behalf of a peer's SEND with Invalidate.
@@ -93,7 +99,8 @@ pub enum Side {
     Recv,
 }
 
-/// The completion queue could not take an entry; it is unusable from now on and the QP must go to the error state.
+/// The completion queue could not take an entry; it is unusable from now on and the QP must go to
+/// the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
@@ -130,31 +137,35 @@ pub enum SrqPlace {
 
 /// The shared receive queue of a QP that has one.
 pub trait SharedReceives {
-    /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is cleared first and has
-    /// the capacity). The taken request belongs to the QP until it completes.
+    /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is
+    /// cleared first and has the capacity). The taken request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
 
-    /// Tag matching: takes the receive for a message with `tag`, or without one, as [`SharedReceives::take_shared`] does,
-    /// in one step: nobody posts or takes a tag in between. A host of other queues has none.
+    /// Tag matching: takes the receive for a message with `tag`, or without one, as
+    /// [`SharedReceives::take_shared`] does, in one step: nobody posts or takes a tag in between. A
+    /// host of other queues has none.
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
         let (_, _) = (tag, sges);
         None
     }
 
-    /// Tag matching: a message that counted as unexpected ended before the program could hear of it.
+    /// Tag matching: a message that counted as unexpected ended before the program could hear of
+    /// it.
     fn forget_unexpected(&mut self) {}
 
-    /// XRC: from now on receives, their completions, and the domain in which keys are looked up are those of the shared
-    /// queue `srqn` of the QP's XRC domain. Returns where that is; if not here, there is no receive, no completion
-    /// and no memory. A host of QPs without an XRC domain has none.
+    /// XRC: from now on receives, their completions, and the domain in which keys are looked up are
+    /// those of the shared queue `srqn` of the QP's XRC domain. Returns where that is; if not here,
+    /// there is no receive, no completion and no memory. A host of QPs without an XRC domain has
+    /// none.
     fn select_srq(&mut self, srqn: u32) -> SrqPlace {
         let _ = srqn;
         SrqPlace::Nowhere
     }
 
-    /// XRC: as [`SharedReceives::select_srq`], before `len` bytes are read for the packet with `psn` of the answer to a READ
-    /// of which `rest` is left. False: the data is on its way from the process of the queue. The QP then stops, and the host
-    /// calls `poll_transmit` again once it is here.
+    /// XRC: as [`SharedReceives::select_srq`], before `len` bytes are read for the packet with
+    /// `psn` of the answer to a READ of which `rest` is left. False: the data is on its way from
+    /// the process of the queue. The QP then stops, and the host calls `poll_transmit` again once
+    /// it is here.
     fn select_to_read(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
         let (_, _, _) = (psn, rest, len);
         self.select_srq(srqn);
@@ -164,38 +175,42 @@ pub trait SharedReceives {
 
 /// How much may be under way towards the receiving socket of the peer.
 ///
-/// A socket drops silently when its buffer is full, so the bytes that all QPs have under way towards one socket are
-/// bounded here. When `reserve` says no, the QP stops, and the host calls `poll_transmit` again once there is room.
+/// A socket drops silently when its buffer is full, so the bytes that all QPs have under way
+/// towards one socket are bounded here. When `reserve` says no, the QP stops, and the host calls
+/// `poll_transmit` again once there is room.
 pub trait FlowControl {
-    /// Bytes that a packet of a longer message counts for, with `payload` bytes of payload: about what it occupies at the
-    /// receiver, behind others of its message. Fixed for all calls.
+    /// Bytes that a packet of a longer message counts for, with `payload` bytes of payload: about
+    /// what it occupies at the receiver, behind others of its message. Fixed for all calls.
     fn charge(payload: u32) -> u32;
 
     /// Bytes that a packet counts for that is a whole message, and mostly arrives alone.
     fn charge_alone(payload: u32) -> u32;
 
-    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what this QP has reserved and
-    /// not released; a host that refuses when it is 0 gives the QP its turn before long, so that none starves. UC and UD
-    /// never release: there, `own` is what the QP has reserved in this call of `poll_transmit`.
+    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what
+    /// this QP has reserved and not released; a host that refuses when it is 0 gives the QP its
+    /// turn before long, so that none starves. UC and UD never release: there, `own` is what the QP
+    /// has reserved in this call of `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
-    /// Asks to send a packet that occupies `bytes` and would travel with the one before it ([`TxBatch::fits_same_send`]; RC only):
-    /// a host may go beyond its window by the rest of a run, because that costs less than to begin another with it. The
-    /// answer is no where it does not; nothing comes of that, and [`FlowControl::reserve`] is asked.
+    /// Asks to send a packet that occupies `bytes` and would travel with the one before it
+    /// ([`TxBatch::fits_same_send`]; RC only): a host may go beyond its window by the rest of a
+    /// run, because that costs less than to begin another with it. The answer is no where it does
+    /// not; nothing comes of that, and [`FlowControl::reserve`] is asked.
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let _ = (av, qpn, bytes);
         false
     }
 
-    /// Asks for `bytes` more at once, for packets that are to follow at the same receiver (RC only). The answer is no where
-    /// others might want them; nothing comes of that.
+    /// Asks for `bytes` more at once, for packets that are to follow at the same receiver (RC
+    /// only). The answer is no where others might want them; nothing comes of that.
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool;
 
     /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
 
-    /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement: a part of what may be
-    /// under way, so that room comes back before it runs out, and no small one, because acknowledgements cost time.
+    /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement:
+    /// a part of what may be under way, so that room comes back before it runs out, and no small
+    /// one, because acknowledgements cost time.
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
@@ -265,35 +280,37 @@ impl PacketNote {
 
 /// The packets of one batch, in the order they must leave.
 pub trait TxBatch {
-    /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of the BTH to the end of the
-    /// pad. The batch adds the ICRC behind it when it is closed. `note` says where the packet comes from; nothing depends on
-    /// it.
-    /// `None`: the batch is full, send it and ask again.
+    /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of
+    /// the BTH to the end of the pad. The batch adds the ICRC behind it when it is closed. `note`
+    /// says where the packet comes from; nothing depends on it. `None`: the batch is full, send it
+    /// and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>>;
 
-    /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may be looked at again.
-    /// `None`: the batch is full, or one for packets only.
+    /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may
+    /// be looked at again. `None`: the batch is full, or one for packets only.
     fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         let (_, _) = (len, note);
         None
     }
 
-    /// Whether packets may share the header of the last slot: whether there is any use in asking for room for them.
+    /// Whether packets may share the header of the last slot: whether there is any use in asking
+    /// for room for them.
     fn joins(&self) -> bool {
         false
     }
 
-    /// Room behind the payload in the last slot for those of up to `count` packets more, of `len` bytes each: of at least one,
-    /// and as many as there is room for. They are the next packets, differ from the one in the slot by their PSNs, and ask for
-    /// no acknowledgement. [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here, or no
-    /// room; the packet needs a slot of its own.
+    /// Room behind the payload in the last slot for those of up to `count` packets more, of `len`
+    /// bytes each: of at least one, and as many as there is room for. They are the next packets,
+    /// differ from the one in the slot by their PSNs, and ask for no acknowledgement.
+    /// [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here,
+    /// or no room; the packet needs a slot of its own.
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let _ = (len, count);
         None
     }
 
-    /// Whether `count` packets more, of `len` bytes each, would leave the host together with the last one, for little more than
-    /// that costs alone.
+    /// Whether `count` packets more, of `len` bytes each, would leave the host together with the
+    /// last one, for little more than that costs alone.
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let _ = (len, count);
         false

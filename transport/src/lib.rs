@@ -1,16 +1,19 @@
-//! The InfiniBand transport (RC, UC, UD, XRC, raw packets) as state machines without I/O, clock or threads.
+//! The InfiniBand transport (RC, UC, UD, XRC, raw packets) as state machines without I/O, clock or
+//! threads.
 //!
 //! A [`Qp`] is driven from outside and has four kinds of method:
 //!
 //! 1. getters, which change nothing;
 //! 2. verbs of the application: [`Qp::post_send`], [`Qp::post_recv`], [`Qp::modify`];
-//! 3. inputs: [`Qp::handle_packet`] when a packet arrived, [`Qp::handle_timeout`] when [`Qp::poll_timeout`] is due;
+//! 3. inputs: [`Qp::handle_packet`] when a packet arrived, [`Qp::handle_timeout`] when
+//!    [`Qp::poll_timeout`] is due;
 //! 4. outputs: [`Qp::poll_transmit`], [`Qp::poll_timeout`], [`Qp::poll_event`].
 //!
-//! After any verb or input, call the outputs in this order: `poll_transmit` until it returns [`cx::TxState::Drained`],
-//! then `poll_event`, then `poll_timeout` for the next wake-up. Calling any of them once too often is harmless. What a
-//! QP needs from its surroundings (the time, memory, completion queues, room at the peer) comes in as a [`cx::Host`] with
-//! every call and is never stored, so the same code runs under the engine, in a unit test and in a fuzzer:
+//! After any verb or input, call the outputs in this order: `poll_transmit` until it returns
+//! [`cx::TxState::Drained`], then `poll_event`, then `poll_timeout` for the next wake-up. Calling
+//! any of them once too often is harmless. What a QP needs from its surroundings (the time, memory,
+//! completion queues, room at the peer) comes in as a [`cx::Host`] with every call and is never
+//! stored, so the same code runs under the engine, in a unit test and in a fuzzer:
 //!
 //! ```
 //! use roxe_transport::Qp;
@@ -31,19 +34,22 @@
 //!
 //! # Where to look
 //!
-//! | module | what it has |
-//! |---|---|
-//! | [`qp`] | the queue pair: requester, responder, retries, flow control, congestion, migration |
-//! | [`qp::EarlyPackets`] | in front of a queue pair: packets that came before their receive, or overtook others |
-//! | [`cx`] | the traits that a driver implements, and what passes through them |
-//! | [`wr`] | work requests, completions, address vectors |
-//! | [`tags`], [`rss`], [`steering`] | tag lists, hashing and flow rules, which queues of the driver share |
-//! | [`cm`] | connection management, a machine of the same kind as a queue pair: messages in, messages and events out |
-//! | [`fault`] | rules that lose, delay or damage packets: a language, and the judge of single packets |
-//! | `sim` | behind the feature `sim`: many queue pairs, a network and a clock that jumps, and a judge of what they promise |
+//! - [`qp`]: the queue pair: requester, responder, retries, flow control, congestion, migration
+//! - [`qp::EarlyPackets`]: in front of a queue pair: packets that came before their receive, or
+//!   overtook others
+//! - [`cx`]: the traits that a driver implements, and what passes through them
+//! - [`wr`]: work requests, completions, address vectors
+//! - [`tags`], [`rss`], [`steering`]: tag lists, hashing and flow rules, which queues of the driver
+//!   share
+//! - [`cm`]: connection management, a machine of the same kind as a queue pair: messages in,
+//!   messages and events out
+//! - [`fault`]: rules that lose, delay or damage packets: a language, and the judge of single
+//!   packets
+//! - `sim`: behind the feature `sim`: many queue pairs, a network and a clock that jumps, and a
+//!   judge of what they promise
 //!
-//! Time is a number handed in ([`time::Instant`]). No two files import each other, and nothing here allocates per packet
-//! once its queues have grown, but for packets that come too early.
+//! Time is a number handed in ([`time::Instant`]). No two files import each other, and nothing here
+//! allocates per packet once its queues have grown, but for packets that come too early.
 #![forbid(unsafe_code)]
 
 pub mod cm;

@@ -1,6 +1,8 @@
-//! Receive side scaling: which of several receive queues gets a frame (`man ibv_create_qp_ex`, `rx_hash_conf`).
+//! Receive side scaling: which of several receive queues gets a frame (`man ibv_create_qp_ex`,
+//! `rx_hash_conf`).
 //!
-//! Frames of one conversation have one hash and so one queue; those of many spread over all. Pure functions.
+//! Frames of one conversation have one hash and so one queue; those of many spread over all. Pure
+//! functions.
 
 use bitflags::bitflags;
 use roxe_wire::frame::{Field, FrameKey};
@@ -69,7 +71,8 @@ impl RxHash {
     }
 }
 
-/// The bytes that are hashed: source address, destination address, source port, destination port, as far as wanted.
+/// The bytes that are hashed: source address, destination address, source port, destination port,
+/// as far as wanted.
 struct Input {
     bytes: [u8; MAX_INPUT],
     len: usize,
@@ -103,7 +106,8 @@ impl Input {
     }
 }
 
-/// The Toeplitz hash of at most 36 bytes: for each bit of the input that is set, the 32 bits of the key from there on.
+/// The Toeplitz hash of at most 36 bytes: for each bit of the input that is set, the 32 bits of the
+/// key from there on.
 // clause: RSS-TOEPLITZ
 pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_LEN], input: &[u8]) -> u32 {
     let (first, rest) = key.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
@@ -125,14 +129,16 @@ mod tests {
     use super::*;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
-    /// The key of the published verification suite (Microsoft, "Verifying the RSS Hash Calculation").
+    /// The key of the published verification suite (Microsoft, "Verifying the RSS Hash
+    /// Calculation").
     const KEY: [u8; 40] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca,
         0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
         0xbe, 0xac, 0x01, 0xfa,
     ];
 
-    /// Source and destination with ports, the hash of the addresses, the hash of addresses and ports.
+    /// Source and destination with ports, the hash of the addresses, the hash of addresses and
+    /// ports.
     type Vector<A> = ((A, u16), (A, u16), u32, u32);
 
     const IPV4: [Vector<[u8; 4]>; 5] = [

@@ -3,8 +3,8 @@
 //! A table of rules in the order in which they are asked:
 //!
 //! 1. sniffers get every frame;
-//! 2. normal rules by priority, lowest number first: all rules of one priority that match get the frame, and unless each of
-//!    them lets frames pass (`DONT_TRAP`), no later rule is asked;
+//! 2. normal rules by priority, lowest number first: all rules of one priority that match get the
+//!    frame, and unless each of them lets frames pass (`DONT_TRAP`), no later rule is asked;
 //! 3. the default rules, first those for multicast only, get what no rule before them took.
 //!
 //! Pure: knows neither queue pairs nor sockets. What a rule leads to is the caller's.
@@ -32,7 +32,8 @@ pub struct Rule<T> {
     pub kind: RuleKind,
     /// Which frames it is for.
     pub wanted: FrameMatch,
-    /// A matched frame goes on to lower priorities. On normal rules only; a sniffer always does so, a default rule never.
+    /// A matched frame goes on to lower priorities. On normal rules only; a sniffer always does so,
+    /// a default rule never.
     pub passes: bool,
     /// What it leads to.
     pub target: T,
@@ -177,7 +178,8 @@ mod tests {
         assert_eq!((steered(&rules, 2), rules.len()), ("b".into(), 2));
     }
 
-    /// The child of a fork makes a table of its own and still drops the flows that it has inherited.
+    /// The child of a fork makes a table of its own and still drops the flows that it has
+    /// inherited.
     #[test]
     fn the_name_of_a_rule_means_nothing_in_another_table() {
         let (mut old, mut new) = (Rules::default(), Rules::default());

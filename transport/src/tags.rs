@@ -1,14 +1,17 @@
-//! Tag matching: the list of posted tags of a shared receive queue, and which of them a message finds.
+//! Tag matching: the list of posted tags of a shared receive queue, and which of them a message
+//! finds.
 //!
-//! Receives are matched in the order they were posted. A message that finds none goes to an ordinary receive, and from then
-//! on the program may hold a message that a tag it is just posting should get. So tags that are posted meanwhile match
-//! nothing until the program says that it has handled as many unexpected messages as there were
-//! (rdma-core, `Documentation/tag_matching.md`). Pure data: the owner of the list has the lock.
+//! Receives are matched in the order they were posted. A message that finds none goes to an
+//! ordinary receive, and from then on the program may hold a message that a tag it is just posting
+//! should get. So tags that are posted meanwhile match nothing until the program says that it has
+//! handled as many unexpected messages as there were (rdma-core, `Documentation/tag_matching.md`).
+//! Pure data: the owner of the list has the lock.
 
 use crate::wr::Sge;
 use std::collections::VecDeque;
 
-/// Unexpected messages that the program may leave unconfirmed before it is asked to synchronise: cards count in 16 bits.
+/// Unexpected messages that the program may leave unconfirmed before it is asked to synchronise:
+/// cards count in 16 bits.
 const MAX_UNCONFIRMED: u32 = 0x3fff;
 
 /// A posted tag: what it matches and what it is for.
@@ -24,7 +27,8 @@ pub struct TagRecv<'a> {
     pub sges: &'a [Sge],
 }
 
-/// Names a posted tag until it is consumed or removed. Numbers go round 2^32, so that a stale one names nothing.
+/// Names a posted tag until it is consumed or removed. Numbers go round 2^32, so that a stale one
+/// names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagHandle(pub u32);
 
@@ -65,13 +69,15 @@ pub struct TagList {
     free: Vec<u32>,
     max_sge: usize,
     next_handle: u32,
-    /// Unexpected messages there were, and of how many of them the program says that it has handled them.
+    /// Unexpected messages there were, and of how many of them the program says that it has handled
+    /// them.
     unexpected: u32,
     confirmed: u32,
 }
 
 impl TagList {
-    /// An empty list for `max_tags` tags with lists of `max_sge` elements. Posting does not allocate.
+    /// An empty list for `max_tags` tags with lists of `max_sge` elements. Posting does not
+    /// allocate.
     pub fn new(max_tags: u32, max_sge: u32) -> Self {
         let (max_tags, max_sge) = (max_tags as usize, max_sge as usize);
         let slot = Slot { wr_id: 0, handle: TagHandle(0), sges: 0 };
@@ -98,7 +104,8 @@ impl TagList {
         self.order.is_empty()
     }
 
-    /// Whether the program has yet to handle unexpected messages before tags that it posts match any.
+    /// Whether the program has yet to handle unexpected messages before tags that it posts match
+    /// any.
     pub fn needs_sync(&self) -> bool {
         self.unexpected != self.confirmed
     }
@@ -127,7 +134,8 @@ impl TagList {
         at.and_then(|at| self.take_out(at)).is_some()
     }
 
-    /// The program has handled `count` unexpected messages in all, with regard to every tag posted so far.
+    /// The program has handled `count` unexpected messages in all, with regard to every tag posted
+    /// so far.
     // clause: TM-SYNC
     pub fn sync(&mut self, count: u32) {
         self.confirmed = count;

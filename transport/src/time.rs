@@ -1,7 +1,8 @@
 //! Time as a number handed in from outside, and the two timers of a queue pair.
 //!
-//! Nothing here reads a clock: the engine does, once per batch, and passes [`Instant`] down. `std::time::Instant`
-//! cannot be built from a number, so a simulation could not set it; this one can.
+//! Nothing here reads a clock: the engine does, once per batch, and passes [`Instant`] down.
+//! `std::time::Instant` cannot be built from a number, so a simulation could not set it; this one
+//! can.
 
 use core::time::Duration;
 
@@ -28,7 +29,8 @@ impl Instant {
     }
 }
 
-/// Local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, which means "wait for ever" (IBA §9.7.6.1.3).
+/// Local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, which means "wait for ever"
+/// (IBA §9.7.6.1.3).
 pub fn ack_timeout(code: u8) -> Option<Duration> {
     match code & 0x1f {
         0 => None,

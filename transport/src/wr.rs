@@ -1,6 +1,7 @@
 //! Work requests and completions as plain data: what goes into a queue and what comes out.
 //!
-//! The numeric values are those of the verbs ABI, so that the C edge converts by number. Touches only `wire`.
+//! The numeric values are those of the verbs ABI, so that the C edge converts by number. Touches
+//! only `wire`.
 
 use bitflags::bitflags;
 use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity};
@@ -11,7 +12,8 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 /// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
 pub(crate) const ATOMIC_LEN: u32 = 8;
 
-/// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region `lkey`.
+/// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region
+/// `lkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address.
@@ -52,7 +54,8 @@ bitflags! {
 }
 
 impl Access {
-    /// The rights that a FLUSH needs, on the queue pair and on the memory; `None` if it asks for something reserved.
+    /// The rights that a FLUSH needs, on the queue pair and on the memory; `None` if it asks for
+    /// something reserved.
     // clause: FLUSH-RESERVED
     pub const fn of_flush(feth: &Feth) -> Option<Self> {
         match (feth.selectivity, feth.placement) {
@@ -97,7 +100,8 @@ pub struct Av {
     pub flow_label: u32,
     /// Index of `sgid` in the port's table, for queries.
     pub sgid_index: u8,
-    /// The most that a connection sends there, Mbit/s (the static rate); 0: as much as it can. Datagrams do not heed it.
+    /// The most that a connection sends there, Mbit/s (the static rate); 0: as much as it can.
+    /// Datagrams do not heed it.
     pub static_rate: u32,
 }
 
@@ -153,14 +157,16 @@ pub enum SendOp {
         /// Addend.
         add: u64,
     },
-    /// Store the 8 bytes of the payload at an aligned address of the peer, all at once; complete when that is done.
+    /// Store the 8 bytes of the payload at an aligned address of the peer, all at once; complete
+    /// when that is done.
     AtomicWrite {
         /// Address in the memory of the peer.
         remote_addr: u64,
         /// Its key there.
         rkey: RKey,
     },
-    /// Complete when what was written to the peer before has reached `feth.placement` there. It has no payload.
+    /// Complete when what was written to the peer before has reached `feth.placement` there. It has
+    /// no payload.
     Flush {
         /// Address in the memory of the peer.
         remote_addr: u64,
@@ -191,11 +197,13 @@ pub enum SendOp {
 /// What a memory window shall show (IBA §10.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
-    /// The key of the window from then on. Its upper 24 bits name the window, the lower 8 are for the program to choose.
+    /// The key of the window from then on. Its upper 24 bits name the window, the lower 8 are for
+    /// the program to choose.
     pub rkey: RKey,
     /// The region that it opens a part of.
     pub lkey: LKey,
-    /// Remote rights, and `ZERO_BASED` for a window whose first byte has the address 0; others mean nothing.
+    /// Remote rights, and `ZERO_BASED` for a window whose first byte has the address 0; others mean
+    /// nothing.
     pub access: Access,
     /// Its first byte, as the region names it.
     pub addr: u64,
@@ -264,7 +272,8 @@ pub enum WcStatus {
     LocProtErr = 4,
     /// Not executed: the QP went to the error state first.
     WrFlushErr = 5,
-    /// A memory window could not be bound, or a key not be invalidated: the memory management operation error of IBA 11.6.2.
+    /// A memory window could not be bound, or a key not be invalidated: the memory management
+    /// operation error of IBA 11.6.2.
     MwBindErr = 6,
     /// The responder answered something impossible.
     BadRespErr = 7,
@@ -339,8 +348,8 @@ pub enum WcExtra {
     Invalidated(RKey),
 }
 
-/// A completion queue entry. On any status but `Success` only `wr_id`, `status`, `qpn` and `vendor_err` mean something
-/// (IBA §11.4.2.1), `opcode` is filled all the same.
+/// A completion queue entry. On any status but `Success` only `wr_id`, `status`, `qpn` and
+/// `vendor_err` mean something (IBA §11.4.2.1), `opcode` is filled all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
     /// The identifier of the work request.
@@ -361,7 +370,8 @@ pub struct Cqe {
     pub src_qpn: Qpn,
     /// Whether a GRH precedes the data (UD only).
     pub grh: bool,
-    /// Layer-3 type of a received datagram as hardware reports it in `sl`: 0b1010 for IPv4, 0b1001 for IPv6, else 0.
+    /// Layer-3 type of a received datagram as hardware reports it in `sl`: 0b1010 for IPv4, 0b1001
+    /// for IPv6, else 0.
     pub sl: u8,
     /// Raises "solicited only" events: the sender asked for it, or this is an error.
     pub solicited: bool,
@@ -379,7 +389,8 @@ bitflags! {
     /// What a completion of tag matching means; the values are those of `enum ibv_wc_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct TmFlags: u32 {
-        /// The program must tell how many unexpected messages it has handled before new tags match anything.
+        /// The program must tell how many unexpected messages it has handled before new tags match
+        /// anything.
         const SYNC_REQ = 1 << 4;
         /// The message found a posted tag.
         const MATCH = 1 << 5;
@@ -391,7 +402,8 @@ bitflags! {
 /// The part of a completion that belongs to tag matching (`struct ibv_wc_tm_info`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TmInfo {
-    /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has it in its data.
+    /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has it
+    /// in its data.
     pub tag: u64,
     /// What the sending program wrote beside the tag; likewise.
     pub app_ctx: u32,

@@ -8,7 +8,8 @@ use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;
 
-/// Everything of the BTH but opcode, pad count and header version, which follow from the rest of the packet.
+/// Everything of the BTH but opcode, pad count and header version, which follow from the rest of
+/// the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
     /// Queue pair this is for.
@@ -47,15 +48,15 @@ impl Bth {
         }
     }
 
-    /// Becomes the BTH of the next packet where packets from the middle of a message share a header: only the first of them asks for an
-    /// acknowledgement.
+    /// Becomes the BTH of the next packet where packets from the middle of a message share a
+    /// header: only the first of them asks for an acknowledgement.
     #[must_use]
     pub const fn next_joined(self) -> Self {
         Self { psn: self.psn.next(), ack_req: false, ..self }
     }
 
-    /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header itself.
-    /// Reserved bits are ignored.
+    /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header
+    /// itself. Reserved bits are ignored.
     // clause: BTH-RESERVED
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {

@@ -15,10 +15,11 @@ pub enum ParseError {
     Version,
     /// An opcode that is reserved or of a transport this implementation does not know.
     Opcode,
-    /// The pad count does not go with the payload: not a multiple of 4 bytes, more pad than payload, or a pad where
-    /// there must be none.
+    /// The pad count does not go with the payload: not a multiple of 4 bytes, more pad than
+    /// payload, or a pad where there must be none.
     Pad,
-    /// A payload the opcode cannot carry: one where there must be none, none where there must be one, or too long.
+    /// A payload the opcode cannot carry: one where there must be none, none where there must be
+    /// one, or too long.
     PayloadLength,
 }
 

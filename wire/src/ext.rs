@@ -1,4 +1,5 @@
-//! The extended headers, one section each: fields, length, from bytes, to bytes (IBA §9.3). Text is at the end.
+//! The extended headers, one section each: fields, length, from bytes, to bytes (IBA §9.3). Text is
+//! at the end.
 //!
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
@@ -181,7 +182,8 @@ impl AtomicEth {
     }
 }
 
-/// Atomic ACK extended header: the value the remote memory had before; a number, not bytes of memory.
+/// Atomic ACK extended header: the value the remote memory had before; a number, not bytes of
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtomicAckEth(pub u64);
 
@@ -202,7 +204,8 @@ impl AtomicAckEth {
 
 /// Immediate data: 4 bytes the receiver finds in its completion, in the order they were given in.
 // clause: IMM-OPAQUE
-// Aligned, so that headers are copied by words: loads of odd pieces wait until the stores before them have left the processor.
+// Aligned, so that headers are copied by words: loads of odd pieces wait until the stores before
+// them have left the processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct ImmDt(pub [u8; 4]);

@@ -1,8 +1,9 @@
 //! The invariant CRC: the last 4 bytes of every packet, over everything that no router may change.
 //!
-//! CRC-32 as in Ethernet over 8 bytes of ones (for a header RoCE does not have), then IP header, UDP header, BTH and
-//! the rest, with the fields that routers change replaced by ones; least significant byte first on the wire. The IP
-//! and UDP lengths in it follow from the packet's length. Touches `net`.
+//! CRC-32 as in Ethernet over 8 bytes of ones (for a header RoCE does not have), then IP header,
+//! UDP header, BTH and the rest, with the fields that routers change replaced by ones; least
+//! significant byte first on the wire. The IP and UDP lengths in it follow from the packet's
+//! length. Touches `net`.
 
 mod bits;
 mod gf2;
@@ -21,8 +22,8 @@ const BEHIND_PREFIX: u32 = !0x2144_df1c;
 /// Bytes for which setting up anything wide takes longer than looking each of them up.
 const FEW: usize = 64;
 
-/// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least significant byte
-/// first.
+/// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least
+/// significant byte first.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     Sealer::new(net).sum::<Tables>(net.ident, packet)
 }
@@ -32,21 +33,23 @@ pub use gf2::power_of_x;
 /// Bytes that [`Summed`] counts in.
 pub const BLOCK: usize = 256;
 
-/// A stretch of a packet whose sum is known before the packet is sealed: whoever copied it computed it on the way.
+/// A stretch of a packet whose sum is known before the packet is sealed: whoever copied it computed
+/// it on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summed {
     /// Where it starts, counted from the BTH; behind that.
     pub start: usize,
     /// Its length in blocks of [`BLOCK`] bytes.
     pub blocks: u8,
-    /// What a CRC-32 register that was 0 holds behind it. It is the same for any bytes that are equal modulo the polynomial,
-    /// such as the last block of a folded copy.
+    /// What a CRC-32 register that was 0 holds behind it. It is the same for any bytes that are
+    /// equal modulo the polynomial, such as the last block of a folded copy.
     pub remainder: u32,
 }
 
 /// Sums up bytes: [`Tables`] on any processor, others know more of theirs.
 ///
-/// A *lane* is 16 bytes as a little-endian number. What is in front of it in a packet is in it already.
+/// A *lane* is 16 bytes as a little-endian number. What is in front of it in a packet is in it
+/// already.
 pub trait Crc {
     /// What a CRC-32 register that was `register` holds behind `bytes`.
     fn update(register: u32, bytes: &[u8]) -> u32;
@@ -54,8 +57,8 @@ pub trait Crc {
     /// What one that was 0 holds behind `lane` and `bytes`.
     fn update_behind(lane: u128, bytes: &[u8]) -> u32;
 
-    /// What a register that was 0 holds behind `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes; `None` if that is too
-    /// many.
+    /// What a register that was 0 holds behind `lane`, `bytes` and `blocks` times [`BLOCK`] zero
+    /// bytes; `None` if that is too many.
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
@@ -82,8 +85,9 @@ impl Crc for Tables {
     }
 }
 
-/// Seals or checks packets between two addresses: their headers are summed up once, and what a packet's length and its
-/// identification change in the sum is looked up. Headers were half of what the ICRCs of a message of 64 bytes cost.
+/// Seals or checks packets between two addresses: their headers are summed up once, and what a
+/// packet's length and its identification change in the sum is looked up. Headers were half of what
+/// the ICRCs of a message of 64 bytes cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealer {
     src: Gid,
@@ -117,7 +121,8 @@ impl Sealer {
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
-    /// From now on seals packets between the addresses of `net`, which mostly are those of the packet before.
+    /// From now on seals packets between the addresses of `net`, which mostly are those of the
+    /// packet before.
     #[inline]
     pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
@@ -125,8 +130,9 @@ impl Sealer {
         }
     }
 
-    /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification if it is IPv4. Does
-    /// nothing if there are no 4 bytes. What `summed` says of a stretch of it is taken for true.
+    /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification
+    /// if it is IPv4. Does nothing if there are no 4 bytes. What `summed` says of a stretch of it
+    /// is taken for true.
     pub fn seal<C: Crc>(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
         let known = summed.and_then(|summed| self.sum_around::<C>(ident, packet, summed));
@@ -156,7 +162,8 @@ impl Sealer {
         }
     }
 
-    /// The ICRC of `packet` without a look at the stretch that is summed already; `None` if that does not lie behind the BTH.
+    /// The ICRC of `packet` without a look at the stretch that is summed already; `None` if that
+    /// does not lie behind the BTH.
     fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
@@ -193,7 +200,8 @@ impl Sealer {
     }
 }
 
-/// IPv4 and UDP header with ones for what routers change and without what differs from packet to packet.
+/// IPv4 and UDP header with ones for what routers change and without what differs from packet to
+/// packet.
 fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
     let mut headers = [0; IPV4_LEN + UDP_LEN];
     headers[..20].copy_from_slice(&net.ipv4_header(0));
@@ -239,17 +247,20 @@ pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
     Sealer::new(net).seal::<Tables>(net.ident, udp_payload, None);
 }
 
-/// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked at.
+/// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked
+/// at.
 ///
 /// `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the ICRC is right.
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
     Sealer::new(net).solve_ident::<Tables>(udp_payload, likely)
 }
 
-/// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it would be with `ident`.
+/// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it
+/// would be with `ident`.
 #[cold]
 fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
-    // Between the identification and the ICRC: the rest of the IP header, the UDP header, the packet.
+    // Between the identification and the ICRC: the rest of the IP header, the UDP header, the
+    // packet.
     let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.
     let delta = gf2::unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);

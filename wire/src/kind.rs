@@ -1,5 +1,5 @@
-//! What a packet is: its service, its operation and the extended headers of that operation, of which only legal
-//! combinations exist.
+//! What a packet is: its service, its operation and the extended headers of that operation, of
+//! which only legal combinations exist.
 //!
 //! Touches `ext` and `opcode`.
 

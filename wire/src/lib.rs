@@ -2,22 +2,24 @@
 //!
 //! # Who checks what
 //!
-//! [`Packet::parse`] takes the payload of a UDP datagram and answers either with a packet that is legal in itself
-//! (a defined opcode, exactly the headers that opcode has, a payload and a pad the opcode may carry) or with a
-//! [`ParseError`]. Nobody asks these questions again. It does not check the ICRC, because that needs the IP header:
-//! [`icrc::verify`] does, or [`icrc::solve_ident`] where the IPv4 identification is unknown. What depends on a queue
-//! pair (keys, PSNs, the order of opcodes, a payload of exactly one path MTU) is the transport's to check.
+//! [`Packet::parse`] takes the payload of a UDP datagram and answers either with a packet that is
+//! legal in itself (a defined opcode, exactly the headers that opcode has, a payload and a pad the
+//! opcode may carry) or with a [`ParseError`]. Nobody asks these questions again. It does not check
+//! the ICRC, because that needs the IP header: [`icrc::verify`] does, or [`icrc::solve_ident`]
+//! where the IPv4 identification is unknown. What depends on a queue pair (keys, PSNs, the order of
+//! opcodes, a payload of exactly one path MTU) is the transport's to check.
 //!
-//! [`Header::emit`] is the other direction. What it writes parses back to the same values. What was parsed is written
-//! back byte for byte, but for fields the receiver must ignore and the sender must zero: reserved bits, pad bytes and
-//! the pad count of a packet without payload.
+//! [`Header::emit`] is the other direction. What it writes parses back to the same values. What was
+//! parsed is written back byte for byte, but for fields the receiver must ignore and the sender
+//! must zero: reserved bits, pad bytes and the pad count of a packet without payload.
 //!
 //! [`cm`] has the messages that connections are made with, which travel as payload.
 //!
 //! # What cannot happen
 //!
-//! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate itself uses only
-//! `core`; its one dependency, the CRC, uses `std` to find out what the processor can do.
+//! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate
+//! itself uses only `core`; its one dependency, the CRC, uses `std` to find out what the processor
+//! can do.
 //!
 //! # Example
 //!

@@ -1,6 +1,7 @@
 //! What the IP and UDP headers around a packet say, as far as RoCEv2 cares.
 //!
-//! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH. Touches `num`.
+//! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH.
+//! Touches `num`.
 
 use crate::bytes::Reader;
 use crate::error::ParseError;
@@ -29,7 +30,8 @@ pub struct NetHeader {
     pub ident: u16,
 }
 
-/// The two bits of the traffic class that belong to ECN (RFC 3168 §5); both set is CE, congestion experienced.
+/// The two bits of the traffic class that belong to ECN (RFC 3168 §5); both set is CE, congestion
+/// experienced.
 pub const ECN: u8 = 0b11;
 
 pub(crate) const IPV4_LEN: usize = 20;
@@ -58,8 +60,9 @@ impl NetHeader {
         self.traffic_class |= ECN;
     }
 
-    /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero bytes and the IPv4
-    /// header with a valid checksum. `udp_payload_len` counts from the BTH to the ICRC.
+    /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero
+    /// bytes and the IPv4 header with a valid checksum. `udp_payload_len` counts from the BTH to
+    /// the ICRC.
     // clause: UD-GRH
     pub fn to_grh(&self, udp_payload_len: usize) -> [u8; 40] {
         if !self.is_ipv4() {
@@ -75,8 +78,9 @@ impl NetHeader {
         area
     }
 
-    /// Reads an IP packet (no Ethernet header) and returns what it says with its UDP payload, ICRC included. What
-    /// follows the length given in the IP header is Ethernet padding and is left out.
+    /// Reads an IP packet (no Ethernet header) and returns what it says with its UDP payload, ICRC
+    /// included. What follows the length given in the IP header is Ethernet padding and is left
+    /// out.
     ///
     /// # Errors
     /// [`ParseError::NotIp`], [`ParseError::NotRoce`] or [`ParseError::Truncated`].
@@ -150,14 +154,16 @@ impl NetHeader {
     }
 }
 
-/// Sum of a piece of a packet for the Internet checksum, 16-bit words; an odd last byte counts as followed by zero.
+/// Sum of a piece of a packet for the Internet checksum, 16-bit words; an odd last byte counts as
+/// followed by zero.
 pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
     words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
 }
 
-/// A length field: headers and payload. No datagram is longer than the field can say; a made-up one wraps.
+/// A length field: headers and payload. No datagram is longer than the field can say; a made-up one
+/// wraps.
 #[inline]
 pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()

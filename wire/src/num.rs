@@ -12,8 +12,8 @@ const MASK_24: u32 = 0x00ff_ffff;
 
 /// Packet sequence number: 24 bits, modulo 2^24.
 ///
-/// There is no `Ord`: modular numbers have no total order. Compare with [`Psn::distance`], which is meaningful while
-/// the two lie within half the space (2^23) of each other.
+/// There is no `Ord`: modular numbers have no total order. Compare with [`Psn::distance`], which is
+/// meaningful while the two lie within half the space (2^23) of each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -46,7 +46,8 @@ impl Psn {
         self.add(1)
     }
 
-    /// `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when equal, positive when newer.
+    /// `self - other` as a signed 24-bit difference: negative when `self` is older, 0 when equal,
+    /// positive when newer.
     // clause: PSN-24BIT
     #[allow(clippy::cast_possible_wrap)]
     pub const fn distance(self, other: Self) -> i32 {
@@ -127,8 +128,8 @@ impl Pkey {
     /// The only key a RoCE port has: default partition, full member.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether packets with `other` may reach an owner of this key: equal low 15 bits, not zero, and at least one of
-    /// both a full member (IBA §10.9.3).
+    /// Whether packets with `other` may reach an owner of this key: equal low 15 bits, not zero,
+    /// and at least one of both a full member (IBA §10.9.3).
     // clause: PKEY-MATCH
     pub const fn matches(self, other: Self) -> bool {
         let (a, b) = (self.0, other.0);
@@ -150,7 +151,8 @@ impl Qkey {
     /// The well-known key of QP1.
     pub const GSI: Self = Self(0x8001_0000);
 
-    /// Whether the top bit is set: a work request with such a key means "use the QP's own" (IBA §10.2.5).
+    /// Whether the top bit is set: a work request with such a key means "use the QP's own" (IBA
+    /// §10.2.5).
     pub const fn is_controlled(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }
@@ -164,7 +166,8 @@ pub struct LKey(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
-/// Global identifier: 16 bytes in network order. On RoCEv2 it is the IP address; IPv4 is mapped as `::ffff:a.b.c.d`.
+/// Global identifier: 16 bytes in network order. On RoCEv2 it is the IP address; IPv4 is mapped as
+/// `::ffff:a.b.c.d`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Gid(pub [u8; 16]);
 
@@ -213,7 +216,8 @@ impl fmt::Display for Gid {
     }
 }
 
-/// Payload bytes per packet of a path. The numeric values are those of verbs and CM messages (1..=5).
+/// Payload bytes per packet of a path. The numeric values are those of verbs and CM messages
+/// (1..=5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum PathMtu {
@@ -251,8 +255,9 @@ impl PathMtu {
         }
     }
 
-    /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries: the largest value not
-    /// above `netdev_mtu` − 96 (40 GRH + 8 UDP + 12 BTH + 4 XRCETH + 28 AtomicETH + 4 ICRC), as the kernel's core rule.
+    /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries:
+    /// the largest value not above `netdev_mtu` − 96 (40 GRH + 8 UDP + 12 BTH + 4 XRCETH + 28
+    /// AtomicETH + 4 ICRC), as the kernel's core rule.
     // clause: MTU-NETDEV
     pub fn for_netdev(netdev_mtu: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() + 96 <= netdev_mtu)

@@ -1,7 +1,8 @@
-//! Opcodes and the facts about them, as one table (IBA §9.2, table 38; the RoCEv2 annex for the CNP).
+//! Opcodes and the facts about them, as one table (IBA §9.2, table 38; the RoCEv2 annex for the
+//! CNP).
 //!
-//! An opcode byte is a service (bits 7:5) and an operation (bits 4:0); most operations exist for several services and
-//! mean the same in each. Touches nothing but `core`.
+//! An opcode byte is a service (bits 7:5) and an operation (bits 4:0); most operations exist for
+//! several services and mean the same in each. Touches nothing but `core`.
 
 use core::fmt;
 
@@ -176,7 +177,8 @@ impl Operation {
         )
     }
 
-    /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to reliable datagrams.
+    /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to
+    /// reliable datagrams.
     #[rustfmt::skip]
     const fn from_low_bits(bits: u8) -> Option<Self> {
         Some(match bits {

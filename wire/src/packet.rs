@@ -20,7 +20,8 @@ pub struct Header {
     pub kind: Kind,
 }
 
-/// What all packets of one kind and size have in common. To find it takes as long as to write the headers.
+/// What all packets of one kind and size have in common. To find it takes as long as to write the
+/// headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     opcode: Opcode,
@@ -65,7 +66,8 @@ impl<'a> Packet<'a> {
         Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
     }
 
-    /// Becomes the packet in `udp_payload`; whatever it is after an error, it is not to be looked at.
+    /// Becomes the packet in `udp_payload`; whatever it is after an error, it is not to be looked
+    /// at.
     fn read(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
         let (covered, _) = udp_payload.split_last_chunk::<{ icrc::LEN }>().ok_or(ParseError::Truncated)?;
         let mut rest = Reader(covered);
@@ -77,13 +79,14 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Reads packets one after the other. Of one that differs from the one before in what a middle packet of a message differs, only
-/// that is read: its PSN and whether it asks for a response.
+/// Reads packets one after the other. Of one that differs from the one before in what a middle
+/// packet of a message differs, only that is read: its PSN and whether it asks for a response.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     /// The newest packet.
     packet: Packet<'a>,
-    /// If it has neither extended headers nor pad, how it begins, up to the PSN, and its length; else 0.
+    /// If it has neither extended headers nor pad, how it begins, up to the PSN, and its length;
+    /// else 0.
     start: [u8; 8],
     len: usize,
 }
@@ -96,8 +99,8 @@ impl Default for PacketReader<'_> {
 }
 
 impl<'a> PacketReader<'a> {
-    /// As [`Packet::parse`]. The packet stays here: to copy what has just been written in small pieces takes as long as to
-    /// parse it.
+    /// As [`Packet::parse`]. The packet stays here: to copy what has just been written in small
+    /// pieces takes as long as to parse it.
     ///
     /// # Errors
     /// As [`Packet::parse`].
@@ -124,8 +127,8 @@ impl<'a> PacketReader<'a> {
     }
 }
 
-/// The payload in `body` = payload + pad, if the operation may carry it. A pad count without a payload has no meaning
-/// and is ignored: such packets have been captured.
+/// The payload in `body` = payload + pad, if the operation may carry it. A pad count without a
+/// payload has no meaning and is ignored: such packets have been captured.
 #[inline]
 fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseError> {
     // clause: BTH-PAD-EMPTY
@@ -186,14 +189,16 @@ impl Header {
         self.len().saturating_add(payload).saturating_add(pad_of(payload))
     }
 
-    /// Writes headers and pad into `out`, which is [`padded_len(payload_len)`](Self::padded_len) long, and returns the
-    /// area for the payload. `None` if `out` has another length or the operation cannot carry such a payload.
+    /// Writes headers and pad into `out`, which is [`padded_len(payload_len)`](Self::padded_len)
+    /// long, and returns the area for the payload. `None` if `out` has another length or the
+    /// operation cannot carry such a payload.
     #[inline]
     pub fn emit<'b>(&self, payload_len: usize, out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         self.emit_as(&self.form(payload_len)?, out)
     }
 
-    /// The form of a packet with `payload_len` bytes of payload; `None` if the operation cannot carry so many.
+    /// The form of a packet with `payload_len` bytes of payload; `None` if the operation cannot
+    /// carry so many.
     #[inline]
     pub fn form(&self, payload_len: usize) -> Option<Form> {
         let opcode = self.opcode();
@@ -202,7 +207,8 @@ impl Header {
         opcode.facts().payload.allows(payload_len).then_some(Form { opcode, payload_len, pad, len })
     }
 
-    /// As [`Header::emit`] when the form is known: that of a header that differs in the BTH at most.
+    /// As [`Header::emit`] when the form is known: that of a header that differs in the BTH at
+    /// most.
     #[inline]
     pub fn emit_as<'b>(&self, form: &Form, out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -220,7 +226,8 @@ impl Header {
         Some(payload)
     }
 
-    /// As [`Header::emit_as`] where somebody else may change the bytes meanwhile: they are stored one by one and not looked at.
+    /// As [`Header::emit_as`] where somebody else may change the bytes meanwhile: they are stored
+    /// one by one and not looked at.
     #[inline]
     pub fn emit_shared_as<'b>(&self, form: &Form, out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");

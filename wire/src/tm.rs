@@ -1,7 +1,7 @@
 //! Headers of tag matching: what a message to a tag-matching shared receive queue begins with.
 //!
-//! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows nothing of them.
-//! Touches `num`.
+//! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows
+//! nothing of them. Touches `num`.
 
 use crate::bytes::{Reader, Writer};
 use crate::num::RKey;
@@ -11,7 +11,8 @@ use crate::num::RKey;
 pub enum TmOp {
     /// Not tagged: for the receivers of untagged messages.
     NoTag,
-    /// Rendezvous request: a [`Rvh`] follows, and tells where the data waits for the receiver to read it.
+    /// Rendezvous request: a [`Rvh`] follows, and tells where the data waits for the receiver to
+    /// read it.
     Rendezvous,
     /// Answer to a rendezvous request: the data was read.
     Fin,
@@ -55,8 +56,8 @@ impl Tmh {
     /// Length on the wire, bytes.
     pub const LEN: usize = 16;
 
-    /// The header that `message` begins with, and what follows it; `None` if it is too short or the operation is unknown.
-    /// Reserved bytes are ignored.
+    /// The header that `message` begins with, and what follows it; `None` if it is too short or the
+    /// operation is unknown. Reserved bytes are ignored.
     // clause: TM-HEADER
     pub fn parse(message: &[u8]) -> Option<(Self, &[u8])> {
         let mut from = Reader(message);
@@ -76,7 +77,8 @@ impl Tmh {
     }
 }
 
-/// Rendezvous header (`struct ibv_rvh`): where the data of a message waits in the memory of its sender.
+/// Rendezvous header (`struct ibv_rvh`): where the data of a message waits in the memory of its
+/// sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rvh {
     /// Virtual address.

@@ -1,5 +1,5 @@
-//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is broken. What our own
-//! writer writes comes back as it was.
+//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is
+//! broken. What our own writer writes comes back as it was.
 
 use proptest::prelude::*;
 use roxe_wire::capture::{

@@ -1,4 +1,5 @@
-//! What holds for every packet: parsing undoes emitting, nothing panics, and the ICRC guards what it should.
+//! What holds for every packet: parsing undoes emitting, nothing panics, and the ICRC guards what
+//! it should.
 
 use crc::{CRC_32_ISO_HDLC, Crc};
 use proptest::prelude::*;
@@ -137,7 +138,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC by the letter of the specification, from another CRC, over the whole IP packet without ICRC.
+/// The ICRC by the letter of the specification, from another CRC, over the whole IP packet without
+/// ICRC.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;
@@ -195,7 +197,8 @@ proptest! {
         for ((header, payload), again, (flip, at)) in packets {
             let mut bytes = emit(&net, &header, &payload);
             all.push(bytes.clone());
-            // One like it with another PSN, one with any other bits in its headers, and a shorter one.
+            // One like it with another PSN, one with any other bits in its headers, and a shorter
+            // one.
             for _ in 0..again {
                 let mut next = header;
                 next.bth.psn = next.bth.psn.next();

@@ -1,5 +1,5 @@
-//! Packets whose bytes are known from elsewhere: captures of hardware, tests of other projects, and one of every kind
-//! computed by an independent script.
+//! Packets whose bytes are known from elsewhere: captures of hardware, tests of other projects, and
+//! one of every kind computed by an independent script.
 
 use roxe_wire::{Header, Kind, NetHeader, Packet, icrc};
 

@@ -1,4 +1,5 @@
-//! One queue pair without a peer: its surroundings, its clock, and what every target asks of any queue pair.
+//! One queue pair without a peer: its surroundings, its clock, and what every target asks of any
+//! queue pair.
 
 use roxe_transport::Qp;
 use roxe_transport::cx::{PacketNote, TxBatch, TxRoom, TxState};
@@ -114,7 +115,8 @@ impl<'a> Alone<'a> {
         legal.then(|| self.qp.handle_packet(&mut self.host, net, &Packet { header: *header, payload }))
     }
 
-    /// Sends what the queue pair wants to send, `room` packets at a time at most, and has each judged.
+    /// Sends what the queue pair wants to send, `room` packets at a time at most, and has each
+    /// judged.
     pub(super) fn transmit(&mut self, room: usize, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         loop {
             let idle = !self.qp.has_work();
@@ -143,7 +145,8 @@ impl<'a> Alone<'a> {
         true
     }
 
-    /// Takes the oldest completion of sends (0) or receives (1): of a posted request, in order, each at most once.
+    /// Takes the oldest completion of sends (0) or receives (1): of a posted request, in order,
+    /// each at most once.
     pub(super) fn take(&mut self, side: usize) -> Option<Cqe> {
         if side == 1 && self.setup.service == Service::XrcTgt {
             return self.take_shared();
@@ -156,7 +159,8 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Takes a completion of a shared queue of XRC: of a receive that was posted there, in the order of that queue.
+    /// Takes a completion of a shared queue of XRC: of a receive that was posted there, in the
+    /// order of that queue.
     fn take_shared(&mut self) -> Option<Cqe> {
         let at = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
         let cqe = self.host.xrc[at].done.pop_front()?;

@@ -52,7 +52,8 @@ fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Mostly inside a region or at its end to the byte, sometimes far from it or under a key of nobody.
+/// Mostly inside a region or at its end to the byte, sometimes far from it or under a key of
+/// nobody.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);

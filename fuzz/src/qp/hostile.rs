@@ -1,4 +1,5 @@
-//! A queue pair in any state, its application at work, and everything that strangers and a mad peer can send.
+//! A queue pair in any state, its application at work, and everything that strangers and a mad peer
+//! can send.
 
 use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate};
 use super::headers;
@@ -15,10 +16,12 @@ use roxe_wire::{
 
 const LEN: u32 = 2048;
 
-/// The input is what strangers and a mad peer send to one queue pair, in every state, while its application works.
+/// The input is what strangers and a mad peer send to one queue pair, in every state, while its
+/// application works.
 ///
-/// Properties: no panic; a packet that does not belong to the connection changes neither the state nor memory nor any
-/// completion; work requests complete at most once and in order; no packet moves a queue pair that is not served.
+/// Properties: no panic; a packet that does not belong to the connection changes neither the state
+/// nor memory nor any completion; work requests complete at most once and in order; no packet moves
+/// a queue pair that is not served.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -119,7 +122,8 @@ impl<'a> Victim<'a> {
         let _ = self.alone.qp.modify(&mut self.alone.host, &attr, AttrMask::STATE);
     }
 
-    /// Bytes that may not even be a packet; half of the time those of a packet with numbers that fit here.
+    /// Bytes that may not even be a packet; half of the time those of a packet with numbers that
+    /// fit here.
     fn raw(&mut self) {
         let mut bytes = [0; 96];
         let len = self.alone.choices.between(0, 96) as usize;

@@ -7,8 +7,9 @@ use roxe_transport::sim::{Choices, Script};
 
 /// The input decides what two queue pairs post and what the network does to their packets.
 ///
-/// Properties: those of [`roxe_transport::sim::scenario`] with mishaps allowed: no panic, every work request completes at
-/// most once and in order, what succeeds has the right bytes, what is left is flushed.
+/// Properties: those of [`roxe_transport::sim::scenario`] with mishaps allowed: no panic, every
+/// work request completes at most once and in order, what succeeds has the right bytes, what is
+/// left is flushed.
 ///
 /// # Panics
 /// When a property does not hold.

@@ -19,9 +19,10 @@ const SLOTS: u64 = 16;
 
 /// The input is what one queue pair is asked to send, and what the responses to it are.
 ///
-/// Properties: requests complete at most once and in order, those that ask for it exactly once; none succeeds before a
-/// response says that its last packet was executed; a successful READ or atomic landed the bytes of the responses; a
-/// response to what was never sent changes nothing; new PSNs follow each other without a gap; in ERR nothing is sent.
+/// Properties: requests complete at most once and in order, those that ask for it exactly once;
+/// none succeeds before a response says that its last packet was executed; a successful READ or
+/// atomic landed the bytes of the responses; a response to what was never sent changes nothing; new
+/// PSNs follow each other without a gap; in ERR nothing is sent.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -222,7 +223,8 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The response that the READ or atomic that `psn` belongs to wants there, and the length of its payload.
+    /// The response that the READ or atomic that `psn` belongs to wants there, and the length of
+    /// its payload.
     fn wanted(&self, psn: Psn) -> Option<(Response, usize)> {
         use roxe_wire::{Aeth, AtomicAckEth, Msn};
         let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };

@@ -24,10 +24,10 @@ const GRH_LEN: usize = 40;
 
 /// The input is what one queue pair, in any state, is asked to do by its peer.
 ///
-/// Properties: memory holds what the accepted requests, each executed once, make of it, and a refused request changes
-/// nothing; the expected PSN moves only by the expected request; nothing is acknowledged that was not executed; READ
-/// responses carry what the memory holds; a receive completes at most once, in order, with the bytes of its message;
-/// UC and UD answer nothing.
+/// Properties: memory holds what the accepted requests, each executed once, make of it, and a
+/// refused request changes nothing; the expected PSN moves only by the expected request; nothing is
+/// acknowledged that was not executed; READ responses carry what the memory holds; a receive
+/// completes at most once, in order, with the bytes of its message; UC and UD answer nothing.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -86,7 +86,8 @@ struct Model {
     empty: Vec<Psn>,
     /// How many of them were FLUSHes.
     flushes: u32,
-    /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own business.
+    /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own
+    /// business.
     mad: bool,
 }
 
@@ -153,7 +154,8 @@ impl<'a> Served<'a> {
         self.check();
     }
 
-    /// A request and the length of its payload: half of the time the one that continues the open message.
+    /// A request and the length of its payload: half of the time the one that continues the open
+    /// message.
     fn choose(&mut self) -> (Header, usize) {
         let choices = &mut self.alone.choices;
         let mut len = headers::payload_len(choices);
@@ -278,7 +280,8 @@ impl Model {
         word.copy_from_slice(&change(old).to_ne_bytes());
     }
 
-    /// What continues the open message, if one is open; else `request`, with a payload that it may have.
+    /// What continues the open message, if one is open; else `request`, with a payload that it may
+    /// have.
     fn continuation(&self, request: Request, len: usize) -> (Request, usize) {
         use roxe_wire::SendTail::Plain;
         match (self.write.1, request) {

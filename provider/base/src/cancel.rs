@@ -3,10 +3,12 @@
 
 use libc::c_int;
 
-/// Runs `f` while a request to cancel the calling thread (`man pthread_cancel`) has to wait: system calls would heed it,
-/// wherever they are, with locks held and frames above them that nothing of C may unwind.
+/// Runs `f` while a request to cancel the calling thread (`man pthread_cancel`) has to wait: system
+/// calls would heed it, wherever they are, with locks held and frames above them that nothing of C
+/// may unwind.
 ///
-/// Posting and polling do not run in here: they make no system call that could be cancelled, or make it through this.
+/// Posting and polling do not run in here: they make no system call that could be cancelled, or
+/// make it through this.
 #[inline]
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     /// `PTHREAD_CANCEL_DISABLE` of glibc.

@@ -1,7 +1,8 @@
-//! The only clock of the engine: nanoseconds of CLOCK_MONOTONIC. Read once per batch. And what a thread has cost.
+//! The only clock of the engine: nanoseconds of CLOCK_MONOTONIC. Read once per batch. And what a
+//! thread has cost.
 //!
-//! Asked for without `std`, whose instants are seconds and nanoseconds that have to be subtracted, multiplied and checked to
-//! become a number: that cost 90 instructions for each reading.
+//! Asked for without `std`, whose instants are seconds and nanoseconds that have to be subtracted,
+//! multiplied and checked to become a number: that cost 90 instructions for each reading.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use std::time::Duration;
 #[inline]
 pub fn now() -> Instant {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec that may be written to. It cannot fail: every Linux has this clock.
+    // SAFETY: `time` is a timespec that may be written to. It cannot fail: every Linux has this
+    // clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     Instant((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).max(1))
 }

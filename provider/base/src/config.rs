@@ -1,7 +1,8 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
-//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print) and the parsed `Config`. Nothing else in
-//! the crate reads the environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
+//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print) and the parsed
+//! `Config`. Nothing else in the crate reads the environment. Touches only `std::env`, and the file
+//! of rules that `ROXE_FAULTS` may name.
 
 use crate::privilege::is_privileged_start;
 use roxe_transport::fault::Rules;
@@ -149,7 +150,8 @@ pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
 
-/// The environment variable `name`; not set for a program that has rights which whoever started it lacks.
+/// The environment variable `name`; not set for a program that has rights which whoever started it
+/// lacks.
 pub fn variable(name: &str) -> Option<OsString> {
     if is_privileged_start() { None } else { std::env::var_os(name) }
 }
@@ -215,7 +217,8 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     })
 }
 
-/// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the parser's to say.
+/// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the
+/// parser's to say.
 fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
     let name = "ROXE_FAULTS";
     let Some(value) = get(name) else { return Ok(None) };

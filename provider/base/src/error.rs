@@ -1,6 +1,8 @@
-//! The one error of the provider: what happened, to what, what to do, and the errno a C caller gets.
+//! The one error of the provider: what happened, to what, what to do, and the errno a C caller
+//! gets.
 //!
-//! Touches nothing. Outcomes of the protocol are not errors: they are completions, events and counters.
+//! Touches nothing. Outcomes of the protocol are not errors: they are completions, events and
+//! counters.
 
 use crate::config::ConfigError;
 use std::borrow::Cow;
@@ -21,7 +23,8 @@ impl Error {
         Self { errno, text: text.into(), is_about_host: false }
     }
 
-    /// Something on this host is in the way, of which a program that only sees an errno can tell its user nothing.
+    /// Something on this host is in the way, of which a program that only sees an errno can tell
+    /// its user nothing.
     pub fn host(errno: i32, text: impl Into<Cow<'static, str>>) -> Self {
         Self { is_about_host: true, ..Self::new(errno, text) }
     }
@@ -48,7 +51,8 @@ impl Error {
         Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy them first"))
     }
 
-    /// A failed system call; keeps its errno. EACCES about the host: what was refused before any was made.
+    /// A failed system call; keeps its errno. EACCES about the host: what was refused before any
+    /// was made.
     pub fn os(what: impl std::fmt::Display, cause: &io::Error) -> Self {
         let text = format!("{what}: {cause}");
         match (cause.raw_os_error(), cause.kind()) {
@@ -63,7 +67,8 @@ impl Error {
         self.errno
     }
 
-    /// Whether something on this host is in the way, which its user has to hear of: an errno would not say what.
+    /// Whether something on this host is in the way, which its user has to hear of: an errno would
+    /// not say what.
     pub fn is_about_host(&self) -> bool {
         self.is_about_host
     }

@@ -1,4 +1,5 @@
-//! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**: `atexit`.
+//! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**:
+//! `atexit`.
 //!
 //! A process that is killed, or leaves by `_exit`, does none of them.
 
@@ -21,12 +22,13 @@ type Task = (Stage, fn());
 /// All tasks, in the order in which they are done.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
-/// Does `task` when the process ends, once however often it is asked for; those of one stage in the order of the calls.
+/// Does `task` when the process ends, once however often it is asked for; those of one stage in the
+/// order of the calls.
 pub fn at_exit(stage: Stage, task: fn()) {
     let mut tasks = TASKS.lock();
     if tasks.is_empty() {
-        // SAFETY: `run` is a function of the type asked for that does not unwind. It lives in this library, whose
-        // unloading runs and forgets it.
+        // SAFETY: `run` is a function of the type asked for that does not unwind. It lives in this
+        // library, whose unloading runs and forgets it.
         unsafe { libc::atexit(run) };
     }
     note(&mut tasks, stage, task);

@@ -6,11 +6,12 @@ pub const MAX_QP_WR: u32 = 16_384;
 pub const MAX_SGE: u32 = 32;
 /// Bytes of inline data. Programs probe upwards until creation fails, so it must not be absurd.
 pub const MAX_INLINE_DATA: u32 = 1024;
-/// As much of it has every send request, asked for or not: stock programs (`rdma_xclient`) take it for granted, because cards
-/// put inline what would be the first element of a list.
+/// As much of it has every send request, asked for or not: stock programs (`rdma_xclient`) take it
+/// for granted, because cards put inline what would be the first element of a list.
 pub const MIN_INLINE_DATA: u32 = 16;
-/// READs and atomics one QP has under way, as requester and as responder, as far as is promised. Cards promise 16, and their
-/// programs set what we promise. A program here sets what its peer promises, 128 with rxe: the transport takes that too.
+/// READs and atomics one QP has under way, as requester and as responder, as far as is promised.
+/// Cards promise 16, and their programs set what we promise. A program here sets what its peer
+/// promises, 128 with rxe: the transport takes that too.
 pub const MAX_QP_RD_ATOM: u8 = 16;
 /// Entries of a completion queue. libfabric asks for 196,608; room is made as entries arrive.
 pub const MAX_CQE: u32 = 1 << 20;
@@ -34,7 +35,8 @@ pub const MAX_TM_OPS: u32 = 1024;
 pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
 /// Elements of the list of a posted tag.
 pub const MAX_TM_SGE: u32 = 4;
-/// Memory regions of one process on one device. A region takes 200 bytes; a million of them are in use with programs.
+/// Memory regions of one process on one device. A region takes 200 bytes; a million of them are in
+/// use with programs.
 pub const MAX_MR: u32 = 1 << 22;
 /// Memory windows of one process on one device.
 pub const MAX_MW: u32 = 1 << 22;
@@ -47,8 +49,8 @@ pub const DM_GRAIN: u64 = 4;
 /// Bytes of one message.
 // clause: SEND-MAX-LENGTH
 pub const MAX_MSG_SIZE: u32 = 1 << 31;
-/// Queue pairs of one process on one device, work queues among them: 22 slots of numbers out of the 4094 of an address. Cards have
-/// some 100,000 for all processes together.
+/// Queue pairs of one process on one device, work queues among them: 22 slots of numbers out of the
+/// 4094 of an address. Cards have some 100,000 for all processes together.
 pub const MAX_QP: u32 = 65_536;
 /// Completion queues of one process on one device: two for each queue pair.
 pub const MAX_CQ: u32 = 2 * MAX_QP;

@@ -1,17 +1,21 @@
-//! Locks, and the order in which a thread may take them. **Unsafe room**: the traits of `lock_api` and forced unlocks.
+//! Locks, and the order in which a thread may take them. **Unsafe room**: the traits of `lock_api`
+//! and forced unlocks.
 //!
-//! Every lock has a rank, which is part of its type, and the table in [`rank`] lists the ranks from the outermost
-//! to the innermost: a thread that holds a lock may wait for another one only if that one comes later in the table.
-//! Two locks of one rank are never held together, but for the fork handlers, which take all locks of a rank at once; that is
-//! sound because nobody else does. A lock that is tried (`try_lock`) may be of any rank, as nobody waits for it, but counts as
-//! held from then on.
+//! Every lock has a rank, which is part of its type, and the table in [`rank`] lists the ranks from
+//! the outermost to the innermost: a thread that holds a lock may wait for another one only if that
+//! one comes later in the table. Two locks of one rank are never held together, but for the fork
+//! handlers, which take all locks of a rank at once; that is sound because nobody else does. A lock
+//! that is tried (`try_lock`) may be of any rank, as nobody waits for it, but counts as held from
+//! then on.
 //!
-//! In builds with debug assertions, and so in all tests, each thread notes what it holds, and a lock that is waited for out of
-//! order ends the process with a message that names both locks and where they were taken. It does not panic: a panic would be
-//! caught where the background thread and the C functions catch those of bugs, and the test would pass. In other builds nothing
-//! of this exists, and the types are those of `parking_lot` and `crossbeam_utils`.
+//! In builds with debug assertions, and so in all tests, each thread notes what it holds, and a
+//! lock that is waited for out of order ends the process with a message that names both locks and
+//! where they were taken. It does not panic: a panic would be caught where the background thread
+//! and the C functions catch those of bugs, and the test would pass. In other builds nothing of
+//! this exists, and the types are those of `parking_lot` and `crossbeam_utils`.
 //!
-//! Crates above have tables of their own, made with the same macro. Their locks are outside of all of these.
+//! Crates above have tables of their own, made with the same macro. Their locks are outside of all
+//! of these.
 //!
 //! Touches nothing but the locks.
 
@@ -39,8 +43,8 @@ pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
 /// The guard of a mutex that it keeps alive.
 pub type ArcMutexGuard<R, T> = lock_api::ArcMutexGuard<RankedMutex<R>, T>;
-/// A lock of rank `R` for one writer or several readers. A thread must not read twice at a time: a writer that waits between
-/// the two would stop it for ever.
+/// A lock of rank `R` for one writer or several readers. A thread must not read twice at a time: a
+/// writer that waits between the two would stop it for ever.
 pub type RwLock<R, T> = lock_api::RwLock<RankedRwLock<R>, T>;
 
 /// The lock in a [`Mutex`].
@@ -198,7 +202,8 @@ impl<R> RankedRwLock<R> {
     }
 }
 
-/// A [`RwLock`] of which every thread has a part of its own to read by: reading is cheap, and writing is not.
+/// A [`RwLock`] of which every thread has a part of its own to read by: reading is cheap, and
+/// writing is not.
 pub struct Sharded<R, T>(ShardedLock<T>, PhantomData<R>);
 
 /// Holds a [`Sharded`] for reading.
@@ -283,11 +288,13 @@ pub trait Lockable: Sync {
     /// Releases it.
     ///
     /// # Safety
-    /// This thread, or the one it is a copy of, took it with [`Lockable::lock_raw`] and did not release it since.
+    /// This thread, or the one it is a copy of, took it with [`Lockable::lock_raw`] and did not
+    /// release it since.
     unsafe fn unlock_raw(&self);
 
-    /// Takes it back from a thread that waited for it at the moment of the fork: a lock that is released may be handed over
-    /// to who has waited long, and in the child there is nobody to take it.
+    /// Takes it back from a thread that waited for it at the moment of the fork: a lock that is
+    /// released may be handed over to who has waited long, and in the child there is nobody to take
+    /// it.
     ///
     /// # Safety
     /// As for [`Lockable::unlock_raw`], which was just called, in the child of a fork.
@@ -332,7 +339,8 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
 
     unsafe fn take_back(&self) {
         while self.is_locked() {
-            // SAFETY: this thread is alone, so whoever has the lock, for reading or writing, does not exist.
+            // SAFETY: this thread is alone, so whoever has the lock, for reading or writing, does
+            // not exist.
             unsafe {
                 if self.is_locked_exclusive() {
                     self.force_unlock_write();

@@ -1,4 +1,5 @@
-//! Flags that say that something waits to be done, in one word: whoever comes by asks for all of them at once.
+//! Flags that say that something waits to be done, in one word: whoever comes by asks for all of
+//! them at once.
 //!
 //! Touches nothing.
 
@@ -47,8 +48,8 @@ impl ReadyFlag {
         self.mask.fetch_and(!self.bit, Ordering::SeqCst) & self.bit != 0
     }
 
-    /// Sets it if something `waits`, or else clears it. Nothing is written if it is right already: call it under the lock of
-    /// what waits.
+    /// Sets it if something `waits`, or else clears it. Nothing is written if it is right already:
+    /// call it under the lock of what waits.
     pub fn set_to(&self, waits: bool) {
         match (self.is_set(), waits) {
             (false, true) => self.set(),

@@ -1,15 +1,17 @@
 //! Values under keys of 32 bits, all of which are drawn from the system's random source.
 //!
-//! A key that a peer guesses or kept from an earlier owner must not resolve. The low bits of a key's index (its upper 24
-//! bits) say where its value is; the others are compared, so that the key of a table with few values is as hard to guess as
-//! that of one with many. When the table doubles, one more bit of the index counts, and half of the values move. Finding a
-//! slot is one bounds check and one comparison. Touches nothing but the random source.
+//! A key that a peer guesses or kept from an earlier owner must not resolve. The low bits of a
+//! key's index (its upper 24 bits) say where its value is; the others are compared, so that the key
+//! of a table with few values is as hard to guess as that of one with many. When the table doubles,
+//! one more bit of the index counts, and half of the values move. Finding a slot is one bounds
+//! check and one comparison. Touches nothing but the random source.
 
 use crate::error::Error;
 
 /// Slots of the smallest table.
 const FIRST_SIZE: usize = 1024;
-/// New slots are made while fewer than this are free, so that the next one stays a matter of chance.
+/// New slots are made while fewer than this are free, so that the next one stays a matter of
+/// chance.
 const MIN_FREE: usize = 256;
 /// The first slot stays unused, and with it index 0: programs take key 0 for "none".
 const FIRST_INDEX: usize = 1;
@@ -24,8 +26,8 @@ pub struct Slots<T> {
     random: Random,
 }
 
-/// At the start of a cache line: a value of up to 56 bytes is then found with one access to memory. Of a million regions hardly
-/// any is still in a cache when the next message names it.
+/// At the start of a cache line: a value of up to 56 bytes is then found with one access to memory.
+/// Of a million regions hardly any is still in a cache when the next message names it.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T> {
@@ -154,7 +156,8 @@ impl<T> Slots<T> {
     }
 }
 
-/// Numbers of the system's random source, fetched a block at a time because each fetch is a system call.
+/// Numbers of the system's random source, fetched a block at a time because each fetch is a system
+/// call.
 #[derive(Debug, Default)]
 struct Random {
     block: Vec<u32>,
@@ -268,8 +271,8 @@ mod tests {
         (0..drawn).for_each(|n| counts[slots.insert(n).unwrap() as usize & 0xff] += 1.0);
         let expected = f64::from(drawn) / 256.0;
         let chi_squared: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
-        // 255 degrees of freedom: the mean is 255 and the standard deviation 22.6. A tag that is never drawn and another that
-        // comes twice as often would alone make it 512 more.
+        // 255 degrees of freedom: the mean is 255 and the standard deviation 22.6. A tag that is
+        // never drawn and another that comes twice as often would alone make it 512 more.
         assert!(chi_squared < 255.0 + 8.0 * 22.6, "{chi_squared}");
     }
 

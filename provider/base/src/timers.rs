@@ -1,9 +1,9 @@
 //! Deadlines: a heap that several threads share, whose earliest entry can be read without its lock.
 //!
-//! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has registered, never leaves
-//! early, and is asked again when its entry fires. So a QP that keeps moving its retransmission timer forward, once per
-//! message, costs one entry per timeout and not one per message. Packets that fault rules hold back wait in another one.
-//! Touches nothing.
+//! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has
+//! registered, never leaves early, and is asked again when its entry fires. So a QP that keeps
+//! moving its retransmission timer forward, once per message, costs one entry per timeout and not
+//! one per message. Packets that fault rules hold back wait in another one. Touches nothing.
 
 use crate::lock::{Lockable, Mutex, Rank};
 use roxe_transport::time::Instant;
@@ -69,8 +69,8 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.add_up_to(usize::MAX, deadline, what);
     }
 
-    /// Registers `what` for `deadline` unless `most` entries are there already: then `what` is dropped, and the answer is
-    /// false.
+    /// Registers `what` for `deadline` unless `most` entries are there already: then `what` is
+    /// dropped, and the answer is false.
     pub fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
         let mut heap = self.heap.lock();
         if heap.entries.len() >= most {
@@ -88,7 +88,8 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.pop_due_before(u64::MAX, now)
     }
 
-    /// Takes the earliest entry if it is due and was added before [`Timers::added`] reached `added`.
+    /// Takes the earliest entry if it is due and was added before [`Timers::added`] reached
+    /// `added`.
     pub fn pop_due_before(&self, added: u64, now: Instant) -> Option<(Instant, T)> {
         if !self.is_due(now) {
             return None;
@@ -113,8 +114,9 @@ impl<R: Rank, T: Send> Timers<R, T> {
 
     /// The earliest deadline.
     pub fn next(&self) -> Option<Instant> {
-        // SeqCst: the background thread announces until when it sleeps and then looks here; whoever adds a deadline
-        // stores here and then looks at the announcement. One of the two sees the other.
+        // SeqCst: the background thread announces until when it sleeps and then looks here; whoever
+        // adds a deadline stores here and then looks at the announcement. One of the two sees the
+        // other.
         Some(self.next.load(Ordering::SeqCst)).filter(|&next| next != NEVER).map(Instant)
     }
 

@@ -1,7 +1,8 @@
-//! Use counts behind the EBUSY of the destroy verbs, quotas of objects, and identities that are never reused.
+//! Use counts behind the EBUSY of the destroy verbs, quotas of objects, and identities that are
+//! never reused.
 //!
-//! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist to tell it that it
-//! did so, as a driver would. Touches nothing.
+//! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist
+//! to tell it that it did so, as a driver would. Touches nothing.
 
 use crate::error::Error;
 use crate::limits;
@@ -69,7 +70,8 @@ impl Quota {
         Self { count: UseCount::default(), most, what }
     }
 
-    /// A place for one more object, until the returned value is dropped; ENOMEM: there are as many as the device reports.
+    /// A place for one more object, until the returned value is dropped; ENOMEM: there are as many
+    /// as the device reports.
     pub fn take(&self) -> Result<Use, Error> {
         let Self { count, most, what } = self;
         let full = || Error::new(libc::ENOMEM, format!("the device has {most} {what}; destroy one first"));

@@ -1,4 +1,5 @@
-//! Address handles: where a datagram or a connection goes, as programs say it, and what that is on the wire.
+//! Address handles: where a datagram or a connection goes, as programs say it, and what that is on
+//! the wire.
 //!
 //! Touches the GID table of the device.
 
@@ -35,8 +36,8 @@ pub struct AhAttr {
 }
 
 impl Context {
-    /// The address vector that `attr` describes. EINVAL without GRH, with an unused `sgid_index`, a zero destination,
-    /// or one of the other address family.
+    /// The address vector that `attr` describes. EINVAL without GRH, with an unused `sgid_index`, a
+    /// zero destination, or one of the other address family.
     pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
         check_port(attr.port)?;
         let sgid = self.device().adapter().gids().get(attr.sgid_index.into()).unwrap_or_default();
@@ -54,7 +55,8 @@ impl Pd {
 }
 
 impl AhAttr {
-    /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero: nothing).
+    /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero:
+    /// nothing).
     fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
         // clause: AV-VALID
         if !self.has_grh {

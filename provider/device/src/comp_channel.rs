@@ -1,6 +1,7 @@
 //! Completion channels: where completion queues announce that they have something.
 //!
-//! A program that is about to sleep on one lets the engine receive first. Touches its queue of events and the engine.
+//! A program that is about to sleep on one lets the engine receive first. Touches its queue of
+//! events and the engine.
 
 use crate::context::Context;
 use crate::event::EventQueue;
@@ -38,7 +39,8 @@ impl CompChannel {
         &self.context
     }
 
-    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made
+    /// non-blocking.
     pub fn fd(&self) -> RawFd {
         self.events.fd()
     }
@@ -48,21 +50,23 @@ impl CompChannel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is non-blocking and
-    /// nothing is pending, EINTR as `read(2)` gives it.
+    /// Waits for the next event and returns the `user` token of its CQ; EAGAIN if the descriptor is
+    /// non-blocking and nothing is pending, EINTR as `read(2)` gives it.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
         Ok(self.events.next()?.user)
     }
 
-    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the answer until it has slept.
+    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the
+    /// answer until it has slept.
     pub fn before_wait(&self) -> impl Sized + '_ {
         let is_over = || !self.events.is_empty();
         self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
     }
 
-    /// The `user` token of the next event, for a caller that has slept by itself ([`CompChannel::before_wait`]) and has read a
-    /// unit. `None`: there is no event any more, go on waiting.
+    /// The `user` token of the next event, for a caller that has slept by itself
+    /// ([`CompChannel::before_wait`]) and has read a unit. `None`: there is no event any more, go
+    /// on waiting.
     pub fn take_event(&self) -> Option<u64> {
         Some(self.events.take_next()?.user)
     }

@@ -1,7 +1,7 @@
 //! A [`Context`]: one opening of a device, with its memory table and its asynchronous events.
 //!
-//! Knows none of the objects that are created in it; those that hold it are in files of their own, with the methods of a
-//! context that create them. Touches a descriptor and the engine.
+//! Knows none of the objects that are created in it; those that hold it are in files of their own,
+//! with the methods of a context that create them. Touches a descriptor and the engine.
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
@@ -33,14 +33,15 @@ pub struct Context {
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
     events: EventQueue<Raised>,
-    /// Only there to be a descriptor with an identity: programs duplicate it and import the device by the copy.
+    /// Only there to be a descriptor with an identity: programs duplicate it and import the device
+    /// by the copy.
     command: File,
 }
 
 impl Context {
-    /// Ends the use of the device. If nothing else in this process uses it, nothing of it runs any more when this returns.
-    /// To be called with no lock held that anything of the device may need; dropping the last reference closes as well, but
-    /// does not wait.
+    /// Ends the use of the device. If nothing else in this process uses it, nothing of it runs any
+    /// more when this returns. To be called with no lock held that anything of the device may need;
+    /// dropping the last reference closes as well, but does not wait.
     pub fn close(self: Arc<Self>) {
         let engine = Arc::clone(&self.engine);
         drop(self);
@@ -97,19 +98,21 @@ impl Context {
         self.command.as_raw_fd()
     }
 
-    /// Device and inode number (`man fstat`) of the descriptor and its duplicates; no other descriptor has them.
+    /// Device and inode number (`man fstat`) of the descriptor and its duplicates; no other
+    /// descriptor has them.
     pub fn cmd_identity(&self) -> Result<(u64, u64), Error> {
         let found = self.command.metadata().map_err(|e| Error::os("cannot ask about the command descriptor", &e))?;
         Ok((found.dev(), found.ino()))
     }
 
-    /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is pending.
+    /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is
+    /// pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(self.events.next()?.event)
     }
 
-    /// The next asynchronous event for a caller that has slept itself, by reading a unit from `async_fd`. `None`: there is no
-    /// event any more, go on waiting.
+    /// The next asynchronous event for a caller that has slept itself, by reading a unit from
+    /// `async_fd`. `None`: there is no event any more, go on waiting.
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         Some(self.events.take_next()?.event)
     }

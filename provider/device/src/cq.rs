@@ -1,7 +1,8 @@
 //! Completion queues: QPs push, programs poll, and whoever asked for it is woken once.
 //!
-//! One lock per queue guards the ring and the arming, so an entry either is there before a program arms or comes after;
-//! either way it fires, unless it was announced or polled already. Touches its channel and the engine.
+//! One lock per queue guards the ring and the arming, so an entry either is there before a program
+//! arms or comes after; either way it fires, unless it was announced or polled already. Touches its
+//! channel and the engine.
 
 mod moderation;
 
@@ -26,8 +27,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge queue that is polled in
-/// time stays small, and a queue in steady state allocates nothing.
+/// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge
+/// queue that is polled in time stays small, and a queue in steady state allocates nothing.
 const FIRST_ENTRIES: usize = 128;
 
 /// What a completion queue is created with.
@@ -41,7 +42,8 @@ pub struct CqInit {
     pub user: u64,
     /// Completion vector, below the number of vectors.
     pub comp_vector: u32,
-    /// A full queue takes more all the same; nothing is lost, and nothing fails (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
+    /// A full queue takes more all the same; nothing is lost, and nothing fails
+    /// (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
     pub ignore_overrun: bool,
 }
 
@@ -60,7 +62,8 @@ struct State {
     appended: u64,
     /// The number of the oldest entry that is left, or of the next one.
     polled: u64,
-    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing any more.
+    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing
+    /// any more.
     dropped: VecDeque<u64>,
     /// Entries that had been appended when the last event was raised.
     announced: u64,
@@ -74,7 +77,8 @@ struct State {
 }
 
 impl State {
-    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to come, or time passes.
+    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to
+    /// come, or time passes.
     fn fires(&mut self, cqe: &Cqe) -> Verdict {
         let counts = match self.armed {
             Armed::No => false,
@@ -93,7 +97,8 @@ impl State {
         verdict
     }
 
-    /// Whether an entry that came since the last event, and that nobody has polled, fires the event that was just armed.
+    /// Whether an entry that came since the last event, and that nobody has polled, fires the event
+    /// that was just armed.
     fn fires_for_missed(&mut self) -> Verdict {
         let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
         let known = usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped;
@@ -129,8 +134,8 @@ impl State {
         }
     }
 
-    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others stay as they are: queue
-    /// pairs know their completions by them.
+    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others
+    /// stay as they are: queue pairs know their completions by them.
     fn forget(&mut self, qpn: Qpn, mut forgotten: impl FnMut(&Cqe)) {
         let mut before = std::mem::take(&mut self.dropped);
         before.retain(|&number| number >= self.polled);
@@ -160,20 +165,21 @@ pub struct Cq {
     me: Weak<Self>,
     context: Arc<Context>,
     channel: Option<Arc<CompChannel>>,
-    /// The place in the quota and the use of the channel; they end when the queue is destroyed. Locked while an event is
-    /// announced.
+    /// The place in the quota and the use of the channel; they end when the queue is destroyed.
+    /// Locked while an event is announced.
     held: Mutex<rank::CqChannel, Option<(Use, Option<Use>)>>,
     id: ObjectId,
     user: u64,
     uses: UseCount,
-    /// Whether there are entries, for who looks without the lock: most looks of a program that polls are in vain.
+    /// Whether there are entries, for who looks without the lock: most looks of a program that
+    /// polls are in vain.
     has_entries: AtomicBool,
     state: Mutex<rank::Cq, State>,
 }
 
 impl Context {
-    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does not exist. ENOMEM: there are
-    /// `max_cq`.
+    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does
+    /// not exist. ENOMEM: there are `max_cq`.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -229,8 +235,8 @@ impl Cq {
         self.state.lock().capacity
     }
 
-    /// Hands up to `max` entries to `f`, oldest first, and returns how many. An empty queue first lets the engine
-    /// receive what has arrived. `f` must not use this queue.
+    /// Hands up to `max` entries to `f`, oldest first, and returns how many. An empty queue first
+    /// lets the engine receive what has arrived. `f` must not use this queue.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
         let n = self.take(max, &mut f);
         if n > 0 || max == 0 {
@@ -250,10 +256,10 @@ impl Cq {
         n
     }
 
-    /// Asks for one event on the next entry, or on the next solicited one. An entry that came since the last event, and
-    /// that nobody has polled, raises it at once: the standard asks programs to poll again after arming, but cards do
-    /// this, and UCX sleeps without another look. Arming for any entry outweighs arming for solicited ones
-    /// (IBA §11.4.2.2).
+    /// Asks for one event on the next entry, or on the next solicited one. An entry that came since
+    /// the last event, and that nobody has polled, raises it at once: the standard asks programs to
+    /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
+    /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = self.state.lock();
         // clause: CQ-ARM
@@ -270,7 +276,8 @@ impl Cq {
         self.engine().arm();
     }
 
-    /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds `max_cqe`.
+    /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
+    /// `max_cqe`.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let capacity = check_size(cqe)?;
         let mut state = self.state.lock();
@@ -301,7 +308,8 @@ impl Cq {
         Ok(())
     }
 
-    /// Appends an entry; the answer tells whether [`Cq::notify`] must be called, once no QP lock is held.
+    /// Appends an entry; the answer tells whether [`Cq::notify`] must be called, once no QP lock is
+    /// held.
     ///
     /// A full queue refuses and from then on refuses everything; nothing that was there is lost.
     pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
@@ -332,7 +340,8 @@ impl Cq {
         }
         note(Entry { number: state.appended, polled: state.polled });
         state.appended += 1;
-        // Whoever looked at the clock first may come second. Programs subtract the timestamps of successive entries.
+        // Whoever looked at the clock first may come second. Programs subtract the timestamps of
+        // successive entries.
         cqe.timestamp = cqe.timestamp.max(state.newest);
         state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
@@ -350,7 +359,8 @@ impl Cq {
         verdict == Verdict::Announce && self.channel.is_some()
     }
 
-    /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this queue.
+    /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this
+    /// queue.
     pub(crate) fn forget(&self, qpn: Qpn, dropped: impl FnMut(&Cqe)) {
         self.state.lock().forget(qpn, dropped);
     }
@@ -388,7 +398,8 @@ impl Deadline for Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op after `destroy`.
+        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op
+        // after `destroy`.
         let _ = self.destroy();
     }
 }
@@ -413,7 +424,8 @@ mod tests {
         Cqe { solicited: true, ..cqe(wr_id) }
     }
 
-    /// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins then.
+    /// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins
+    /// then.
     const LATE: u64 = 1 << 62;
 
     fn late(wr_id: u64) -> Cqe {
@@ -636,8 +648,8 @@ mod tests {
     // clause: SEND-PLACE
     #[test]
     fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
-        // Every way in which six entries belong to three queue pairs, again and again, of which one after the other is reset,
-        // while the queue is polled and never runs empty for long.
+        // Every way in which six entries belong to three queue pairs, again and again, of which one
+        // after the other is reset, while the queue is polled and never runs empty for long.
         for case in 0..3u32.pow(6) * 4 {
             let cq = cq(100);
             let owner = |at: u32| case / 4 / 3u32.pow(at) % 3;

@@ -1,4 +1,5 @@
-//! What a device is and takes, as `ibv_query_device` reports it: a table. Touches the configuration.
+//! What a device is and takes, as `ibv_query_device` reports it: a table. Touches the
+//! configuration.
 
 use crate::context::Context;
 use crate::device::Device;
@@ -19,7 +20,8 @@ impl Context {
     }
 }
 
-/// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always 0 are left out.
+/// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always
+/// 0 are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Version of this software.
@@ -94,9 +96,10 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR, AUTO_PATH_MIG,
-/// MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs: invalidation, local and by the peer); and of raw packets
-/// RAW_MULTI, RAW_IP_CSUM, MANAGED_FLOW_STEERING, which need CAP_NET_RAW: who lacks it is told when it is used.
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR,
+/// BAD_QKEY_CNTR, AUTO_PATH_MIG, MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs:
+/// invalidation, local and by the peer); and of raw packets RAW_MULTI, RAW_IP_CSUM,
+/// MANAGED_FLOW_STEERING, which need CAP_NET_RAW: who lacks it is told when it is used.
 const CAP_FLAGS: u32 = 1 << 20
     | 1 << 7
     | 1 << 11

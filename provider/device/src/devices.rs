@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
 static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as `roxe0`, `roxe1`, ...
+/// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as
+/// `roxe0`, `roxe1`, ...
 ///
 /// Asking again gives the same devices. ENODEV if an interface does not exist,
 /// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
@@ -35,14 +36,15 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     Ok(known.clone())
 }
 
-/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this one). Nobody keeps
-/// these devices, and they are not to be opened.
+/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this
+/// one). Nobody keeps these devices, and they are not to be opened.
 pub fn preview(netdevs: Option<&str>) -> Result<Vec<Device>, Error> {
     let names = netdevs.map_or_else(|| config().map(|config| config.netdevs.clone()), parse_netdevs)?;
     Ok((0..).zip(choose(&Netdev::all(), &names)?).map(|(index, netdev)| Device::new(index, &netdev)).collect())
 }
 
-/// The devices that were given out, for the end of the process: nothing while another thread is about to change them.
+/// The devices that were given out, for the end of the process: nothing while another thread is
+/// about to change them.
 pub(crate) fn known_devices() -> Vec<Arc<Device>> {
     KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
 }

@@ -1,12 +1,15 @@
-//! Device memory (`man ibv_alloc_dm`): memory of the card, which a program copies to and from, and registers.
+//! Device memory (`man ibv_alloc_dm`): memory of the card, which a program copies to and from, and
+//! registers.
 //!
-//! A software card has no memory but the process's, so this is pages whose address the program is never told. They behave as
-//! those of hardware: zero at first, limited per device (`max_dm_size`; here per process), not copied by a fork (parent
-//! and child see the same bytes), and reached by lists and peers through a region. The system makes a page
-//! present when it is first used, not when it is allocated or registered.
+//! A software card has no memory but the process's, so this is pages whose address the program is
+//! never told. They behave as those of hardware: zero at first, limited per device (`max_dm_size`;
+//! here per process), not copied by a fork (parent and child see the same bytes), and reached by
+//! lists and peers through a region. The system makes a page present when it is first used, not
+//! when it is allocated or registered.
 //!
-//! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer writes there. The child of a fork
-//! may write there at any time, too: no reference to these bytes exists, and what they say matters to the program alone.
+//! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer
+//! writes there. The child of a fork may write there at any time, too: no reference to these bytes
+//! exists, and what they say matters to the program alone.
 
 use crate::context::Context;
 use crate::dm_budget::DmBudget;
@@ -53,9 +56,11 @@ pub struct Dm {
 }
 
 impl Context {
-    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align` bytes.
+    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align`
+    /// bytes.
     ///
-    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that much is left.
+    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that
+    /// much is left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
@@ -85,10 +90,11 @@ impl Dm {
         self.length
     }
 
-    /// Copies `data` to the bytes from `offset` on; a peer that reads meanwhile may see some of them.
+    /// Copies `data` to the bytes from `offset` on; a peer that reads meanwhile may see some of
+    /// them.
     ///
-    /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the buffer. ENOMEM: the
-    /// system has no page.
+    /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the
+    /// buffer. ENOMEM: the system has no page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, data.len() as u64)?;
         let written = guard::write(addr, data);
@@ -104,14 +110,16 @@ impl Dm {
         read.map_err(no_page)
     }
 
-    /// Gives the memory back. EBUSY while a region is registered in it, EINVAL if that was done before. Done by dropping too.
+    /// Gives the memory back. EBUSY while a region is registered in it, EINVAL if that was done
+    /// before. Done by dropping too.
     pub fn free(&self) -> Result<(), Error> {
         let mut block = self.block.lock();
         self.uses.check_unused("device memory", "memory regions")?;
         block.take().map(drop).ok_or_else(freed)
     }
 
-    /// The bytes that a copy is about: the block, to be kept while they are touched, and where they are.
+    /// The bytes that a copy is about: the block, to be kept while they are touched, and where they
+    /// are.
     fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
             return Err(Error::invalid(format!("{length} bytes from {offset}: both must be multiples of {DM_GRAIN}")));
@@ -124,7 +132,8 @@ impl Dm {
         Ok((block, addr))
     }
 
-    /// The bytes that a region is about; they stay, and the buffer cannot be freed, while the result is kept.
+    /// The bytes that a region is about; they stay, and the buffer cannot be freed, while the
+    /// result is kept.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));

@@ -1,7 +1,8 @@
 //! Event queues with a file descriptor to wait on, and the kinds of asynchronous events.
 //!
-//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so that one event is one
-//! readable unit and programs may put the descriptor into epoll and make it non-blocking. Touches eventfds only.
+//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so
+//! that one event is one readable unit and programs may put the descriptor into epoll and make it
+//! non-blocking. Touches eventfds only.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
@@ -13,8 +14,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// What happened to an object or the port (values of `enum ibv_event_type`).
 ///
-/// Others of the manual have no cause on Ethernet: there are no LIDs, no subnet manager to change or to register with, and
-/// the table of P_Keys is fixed.
+/// Others of the manual have no cause on Ethernet: there are no LIDs, no subnet manager to change
+/// or to register with, and the table of P_Keys is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum AsyncEventKind {
@@ -63,9 +64,9 @@ pub struct AsyncEvent {
 
 /// Events in order, and a descriptor that is readable while there are any.
 ///
-/// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for the lock = events
-/// queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met such a reader, which then finds nothing and
-/// waits again.
+/// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for
+/// the lock = events queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met
+/// such a reader, which then finds nothing and waits again.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: File,
@@ -92,10 +93,11 @@ impl<T> EventQueue<T> {
         wake(self.fd());
     }
 
-    /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is non-blocking.
+    /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is
+    /// non-blocking.
     ///
-    /// The wait is a plain `read`, so a signal handler installed with `SA_RESTART` does not interrupt it, as programs
-    /// expect of `ibv_get_cq_event`.
+    /// The wait is a plain `read`, so a signal handler installed with `SA_RESTART` does not
+    /// interrupt it, as programs expect of `ibv_get_cq_event`.
     pub(crate) fn next(&self) -> Result<T, Error> {
         loop {
             (&self.fd).read(&mut [0; 8]).map_err(|e| match e.kind() {
@@ -108,7 +110,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was forgotten meanwhile.
+    /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was
+    /// forgotten meanwhile.
     pub(crate) fn take_next(&self) -> Option<T> {
         self.events.lock().pop_front()
     }
@@ -145,13 +148,16 @@ impl<T> EventQueue<T> {
         taken.into()
     }
 
-    /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the descriptor.
+    /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the
+    /// descriptor.
     fn take_unit(&self) {
         let mut unit = [0u8; 8];
         let iov = libc::iovec { iov_base: unit.as_mut_ptr().cast(), iov_len: unit.len() };
-        // SAFETY: `iov` describes `unit`, which outlives the call; the descriptor is open as long as `self.fd`.
+        // SAFETY: `iov` describes `unit`, which outlives the call; the descriptor is open as long
+        // as `self.fd`.
         let n = unsafe { libc::preadv2(self.fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
-        // Kernels before 5.8 cannot do this; their readers then wake up once for nothing and wait again.
+        // Kernels before 5.8 cannot do this; their readers then wake up once for nothing and wait
+        // again.
         let _ = n;
     }
 }

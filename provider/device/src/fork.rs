@@ -1,15 +1,19 @@
-//! A program that forks: the child may go on using what it inherited. **Unsafe room**: `pthread_atfork`.
+//! A program that forks: the child may go on using what it inherited. **Unsafe room**:
+//! `pthread_atfork`.
 //!
-//! A fork copies memory but only one thread, so a lock that another thread holds at that moment would stay locked for ever
-//! in the child, and the sockets would have two owners. Before the fork we therefore take every lock that our background
-//! thread can hold (the receive side, the tables, each queue pair, the flows and timers; completion queues, shared receive
-//! queues and memory tables are only taken by it inside those; and what records and spoils packets), and that of the list of
-//! devices. Afterwards both sides let go of them, and the child closes its copies of the sockets, so that the packets of the
-//! parent stay the parent's, and counts from 0; their names stay, too. Engines of the child start again when it creates its first queue pair; queue
-//! pairs it inherited belong to the parent and refuse work.
+//! A fork copies memory but only one thread, so a lock that another thread holds at that moment
+//! would stay locked for ever in the child, and the sockets would have two owners. Before the fork
+//! we therefore take every lock that our background thread can hold (the receive side, the tables,
+//! each queue pair, the flows and timers; completion queues, shared receive queues and memory
+//! tables are only taken by it inside those; and what records and spoils packets), and that of the
+//! list of devices. Afterwards both sides let go of them, and the child closes its copies of the
+//! sockets, so that the packets of the parent stay the parent's, and counts from 0; their names
+//! stay, too. Engines of the child start again when it creates its first queue pair; queue pairs it
+//! inherited belong to the parent and refuse work.
 //!
-//! What this cannot cover is another thread of the program that is inside a verb on a completion queue, a shared receive
-//! queue or a memory region at the moment of the fork; POSIX promises such programs nothing either.
+//! What this cannot cover is another thread of the program that is inside a verb on a completion
+//! queue, a shared receive queue or a memory region at the moment of the fork; POSIX promises such
+//! programs nothing either.
 
 use crate::device::Device;
 use crate::devices;
@@ -32,23 +36,25 @@ struct Held {
 }
 
 thread_local! {
-    /// What the fork that this thread is in the middle of has locked. The child's only thread is a copy of this one.
+    /// What the fork that this thread is in the middle of has locked. The child's only thread is a
+    /// copy of this one.
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
-/// The engine of `device` in this process, from now on ready for a fork. EINVAL: an environment variable is not understood.
+/// The engine of `device` in this process, from now on ready for a fork. EINVAL: an environment
+/// variable is not understood.
 pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     install();
     Runtime::get(device)
 }
 
-/// Installs the fork handlers, once. Without memory for them (the only failure) forks are as unsafe as in a program
-/// without handlers.
+/// Installs the fork handlers, once. Without memory for them (the only failure) forks are as unsafe
+/// as in a program without handlers.
 fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: three functions that live as long as the process: this library is never unloaded while the program
-        // runs, because its thread-local buffers have destructors.
+        // SAFETY: three functions that live as long as the process: this library is never unloaded
+        // while the program runs, because its thread-local buffers have destructors.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
     });
 }
@@ -62,8 +68,9 @@ extern "C" fn before() {
     HELD.set(Some(Held { engines, qps }));
 }
 
-/// Takes the locks outside of that of the list of engines, and that one. Connection managers look for engines, so theirs come
-/// first; as one may be made meanwhile, this looks again when it has the list.
+/// Takes the locks outside of that of the list of engines, and that one. Connection managers look
+/// for engines, so theirs come first; as one may be made meanwhile, this looks again when it has
+/// the list.
 fn lock_engines() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
@@ -93,7 +100,8 @@ fn outside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable>
     engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
 }
 
-/// The locks inside of those of queue pairs. Which there are is certain once those outside are taken.
+/// The locks inside of those of queue pairs. Which there are is certain once those outside are
+/// taken.
 fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
@@ -103,7 +111,8 @@ fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> 
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
 }
 
-/// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the engines.
+/// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the
+/// engines.
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
     let Held { engines, qps } = HELD.take().unwrap_or_default();
     inside(&engines).for_each(unlock);
@@ -116,8 +125,8 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
 }
 
 fn unlock_in_parent(lock: &dyn Lockable) {
-    // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs, whose lists nobody can
-    // change until they are unlocked.
+    // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs,
+    // whose lists nobody can change until they are unlocked.
     unsafe { lock.unlock_raw() }
 }
 
@@ -177,8 +186,8 @@ mod tests {
         while !sleeps(WAITER.load(Ordering::SeqCst)) {
             std::thread::yield_now();
         }
-        // SAFETY: the child has the lock as this thread has it, hands it over to the copy of who waits, which nobody runs, and
-        // ends with `_exit`.
+        // SAFETY: the child has the lock as this thread has it, hands it over to the copy of who
+        // waits, which nobody runs, and ends with `_exit`.
         let pid = unsafe {
             let pid = libc::fork();
             if pid == 0 {

@@ -3,63 +3,69 @@
 //! ```text
 //! devices() -> Device -> Context -+-> Pd -+-> Mr, Mw     memory and windows, and their keys
 //!                                 |       +-> Ah         where datagrams go
-//!                                 |       +-> Qp         the transport's state machine, and its queues
+//!                                 |       +-> Qp         the transport's state machine, its queues
 //!                                 |       +-> Srq        shared receives, posted tags
 //!                                 |       +-> Wq         receives of a hash queue pair
 //!                                 +-> Cq, CompChannel    completions, and descriptors to wait on
 //!                                 +-> Dm                 memory of the card
-//!                                 +-> Xrcd               an XRC domain: its shared queues and targets
+//!                                 +-> Xrcd               an XRC domain: shared queues and targets
 //! cm::Channel -> cm::Id                                  connections, listeners, datagram services
 //! ```
 //!
 //! # The files, from below
 //!
-//! No file imports one that imports it. An object knows the context or the domain that it belongs to; the method of these that
-//! creates an object is in the file of the object.
+//! No file imports one that imports it. An object knows the context or the domain that it belongs
+//! to; the method of these that creates an object is in the file of the object.
 //!
-//! | files | what they are |
-//! |---|---|
-//! | `event`, `unpolled`, `dm_budget` | queues of events with a descriptor; which completions nobody has polled; memory of the card that is left |
-//! | `device`, `device_attr`, `context` | a card and one opening of it: memory table, asynchronous events, engine |
-//! | `pd`, `ah`, `mr`, `mw`, `dm` | memory and addresses |
-//! | `comp_channel`, `cq`, `srq` | where completions go, and where receives come from |
-//! | `xrc_domain`, `qp`, `wq` | queue pairs: the verbs, a visit under the lock, what the engine asks of them |
-//! | `remote_targets`, `xrcd`, `xrc_remote` | XRC domains, also across processes |
-//! | `ib_cm` | the connection manager of a device, and who has which port |
-//! | `runtime` | the engines of this process, and what they hand up: messages, XRC requests, changes of the interface |
-//! | `stats`, `devices`, `fork`, `open` | the list of devices, the end of the process, a fork, and opening a device |
-//! | [`cm`] | the objects behind librdmacm, above everything else |
+//! - `event`, `unpolled`, `dm_budget`: queues of events with a descriptor; which completions nobody
+//!   has polled; memory of the card that is left
+//! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
+//!   events, engine
+//! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
+//! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
+//! - `xrc_domain`, `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks
+//!   of them
+//! - `remote_targets`, `xrcd`, `xrc_remote`: XRC domains, also across processes
+//! - `ib_cm`: the connection manager of a device, and who has which port
+//! - `runtime`: the engines of this process, and what they hand up: messages, XRC requests, changes
+//!   of the interface
+//! - `stats`, `devices`, `fork`, `open`: the list of devices, the end of the process, a fork, and
+//!   opening a device
+//! - [`cm`]: the objects behind librdmacm, above everything else
 //!
-//! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit: transmit, timer, events) and
-//! `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its
-//! completion goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in `qp::{steering, rss,
-//! raw}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests, remote_target}`: who reads the path of a packet can
-//! skip these.
+//! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
+//! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
+//! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
+//! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
+//! `qp::{steering, rss, raw}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
+//! remote_target}`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what
 //!
-//! The program's own threads drive the card. Posting a send builds and sends packets on the caller's thread. Polling an
-//! empty completion queue receives what has arrived, for all queue pairs. One background thread per process does the
-//! same while nobody polls: for programs that sleep on a channel, for passive targets of READ and WRITE, and for timers.
-//! It also follows the network interface, from the first opening of the device on: port state, GID table, their events.
+//! The program's own threads drive the card. Posting a send builds and sends packets on the
+//! caller's thread. Polling an empty completion queue receives what has arrived, for all queue
+//! pairs. One background thread per process does the same while nobody polls: for programs that
+//! sleep on a channel, for passive targets of READ and WRITE, and for timers. It also follows the
+//! network interface, from the first opening of the device on: port state, GID table, their events.
 //! No object belongs to a thread; each has a lock of its own.
 //!
 //! # Locks
 //!
-//! The table of ranks in [`roxe_base::lock`] is the order in which they are taken; a thread that breaks it ends the process in
-//! builds with debug assertions.
+//! The table of ranks in [`roxe_base::lock`] is the order in which they are taken; a thread that
+//! breaks it ends the process in builds with debug assertions.
 //!
-//! Messages for the connection manager arrive under the lock of the receive side, which is inside of its own: they wait in
-//! its inbox until that is free.
+//! Messages for the connection manager arrive under the lock of the receive side, which is inside
+//! of its own: they wait in its inbox until that is free.
 //!
-//! No lock is held while a program's thread waits. A queue pair's lock is held while its own packets are handed to the
-//! socket, which keeps them in order; completion channels are written to after it is dropped. The memory table is held
-//! for reading while bytes are copied, mostly for all packets of a visit, so a deregistration that has returned means that
-//! nobody touches the memory.
+//! No lock is held while a program's thread waits. A queue pair's lock is held while its own
+//! packets are handed to the socket, which keeps them in order; completion channels are written to
+//! after it is dropped. The memory table is held for reading while bytes are copied, mostly for all
+//! packets of a visit, so a deregistration that has returned means that nobody touches the memory.
 //!
 //! # Unsafe code
 //!
-//! In `event` (system calls on an eventfd) and `fork` (`pthread_atfork`, and locks across a fork); everything else is safe.
+//! In `event` (system calls on an eventfd) and `fork` (`pthread_atfork`, and locks across a fork);
+//! everything else is safe.
 #![deny(unsafe_code)]
 
 mod ah;

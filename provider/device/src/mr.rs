@@ -1,4 +1,5 @@
-//! Memory regions as programs hold them: registering memory of the program, of the device, of a dma-buf, or none.
+//! Memory regions as programs hold them: registering memory of the program, of the device, of a
+//! dma-buf, or none.
 //!
 //! What is behind a key is the table's ([`roxe_memory::table`]). Touches no contents.
 

@@ -1,4 +1,5 @@
-//! Memory windows as programs hold them: keys for parts of regions, opened and closed by work requests.
+//! Memory windows as programs hold them: keys for parts of regions, opened and closed by work
+//! requests.
 //!
 //! What is behind a key is the table's ([`roxe_memory::table`]).
 
@@ -47,8 +48,8 @@ impl Mw {
         RKey(self.key)
     }
 
-    /// Closes the window for good; returns when no access through it is under way. Done by dropping too; doing it again
-    /// does nothing.
+    /// Closes the window for good; returns when no access through it is under way. Done by dropping
+    /// too; doing it again does nothing.
     pub fn deallocate(&self) {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {

@@ -1,6 +1,7 @@
 //! Protection domains: what memory, queues and address handles have in common.
 //!
-//! Counts the objects of a domain; each of them is in a file of its own, with the method of a domain that creates it.
+//! Counts the objects of a domain; each of them is in a file of its own, with the method of a
+//! domain that creates it.
 
 use crate::context::Context;
 use roxe_base::error::Error;
@@ -28,8 +29,9 @@ impl Context {
 }
 
 impl Pd {
-    /// Another handle for the same access to memory, which counts its objects by itself; this domain is in use for as long
-    /// as the new one lives (`man ibv_alloc_parent_domain`). ENOMEM: there are `max_pd`.
+    /// Another handle for the same access to memory, which counts its objects by itself; this
+    /// domain is in use for as long as the new one lives (`man ibv_alloc_parent_domain`). ENOMEM:
+    /// there are `max_pd`.
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses) = (Arc::clone(&self.context), UseCount::default());
@@ -41,7 +43,8 @@ impl Pd {
         &self.context
     }
 
-    /// Whether the domain may be deallocated: EBUSY while it has regions, windows, queues or address handles.
+    /// Whether the domain may be deallocated: EBUSY while it has regions, windows, queues or
+    /// address handles.
     pub fn dealloc(&self) -> Result<(), Error> {
         self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles")
     }

@@ -1,15 +1,15 @@
-//! The queue pair of a program: the transport's state machine under one lock, with its queues, memory and engine.
+//! The queue pair of a program: the transport's state machine under one lock, with its queues,
+//! memory and engine.
 //!
-//! | file | what it is |
-//! |---|---|
-//! | `init`, `verbs` | what a queue pair is created with; the verbs of a program but posting sends |
-//! | `send` | posting sends, down to what is left for later |
-//! | `resources`, `core` | what is fixed; what the lock guards, and a visit: begin, transmit, end |
-//! | `queue_pair` | what the engine asks of it: packets in, timers |
-//! | `host`, `host_state` | what the state machine reaches of this process: memory, completions, flow control |
-//! | `credits` | credit for datagrams that senders on this host wait for |
-//! | `steering`, `rss`, `raw` | only raw packets: flows, tables of work queues, frames |
-//! | `xrc_target`, `xrc_requests`, `remote_target` | only XRC: queues of other processes |
+//! - `init`, `verbs`: what a queue pair is created with; the verbs of a program but posting sends
+//! - `send`: posting sends, down to what is left for later
+//! - `resources`, `core`: what is fixed; what the lock guards, and a visit: begin, transmit, end
+//! - `queue_pair`: what the engine asks of it: packets in, timers
+//! - `host`, `host_state`: what the state machine reaches of this process: memory, completions,
+//!   flow control
+//! - `credits`: credit for datagrams that senders on this host wait for
+//! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
+//! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
 mod core;
 mod credits;

@@ -1,8 +1,9 @@
 //! Requests that targets of other processes have for a shared queue of this one.
 //!
-//! For each such target there stands a remote target here, which executes its requests one by one, each exactly once: the answer
-//! to the last one is kept, for it may be asked for again. Remote targets are bounded in number; one that has not been asked for
-//! long, or whose process is gone, makes room. Lock: one for all remote targets of a queue, outside of those of the queue pairs.
+//! For each such target there stands a remote target here, which executes its requests one by one,
+//! each exactly once: the answer to the last one is kept, for it may be asked for again. Remote
+//! targets are bounded in number; one that has not been asked for long, or whose process is gone,
+//! makes room. Lock: one for all remote targets of a queue, outside of those of the queue pairs.
 
 use crate::cq::Cq;
 use crate::pd::Pd;
@@ -22,7 +23,8 @@ use std::time::Duration;
 
 /// Targets of other processes that one queue remembers.
 const MAX_REMOTE_TARGETS: usize = 1024;
-/// A target that has not asked for so long has its answer; its XRC requests are repeated much more often.
+/// A target that has not asked for so long has its answer; its XRC requests are repeated much more
+/// often.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// A target of another process.
@@ -114,8 +116,9 @@ impl RemoteTarget {
     }
 }
 
-/// Ends the remote targets whose process has ended in the middle of a message, and with them the receives that they use; and,
-/// if there are too many, removes those that have not been asked for long.
+/// Ends the remote targets whose process has ended in the middle of a message, and with them the
+/// receives that they use; and, if there are too many, removes those that have not been asked for
+/// long.
 fn make_room(remote_targets: &mut HashMap<u32, RemoteTarget>, engine: &Engine, now: Instant) {
     let is_full = remote_targets.len() >= MAX_REMOTE_TARGETS;
     remote_targets.retain(|&target, remote_target| {

@@ -1,7 +1,7 @@
 //! The engines of this process, each together with its connection manager.
 //!
-//! The engine knows connection managers and XRC domains by [`Services`] only; that is implemented here, and passes on to
-//! [`crate::ib_cm`] and [`crate::xrc_remote`].
+//! The engine knows connection managers and XRC domains by [`Services`] only; that is implemented
+//! here, and passes on to [`crate::ib_cm`] and [`crate::xrc_remote`].
 
 use crate::device::Device;
 use crate::ib_cm::agent::Agent;
@@ -55,7 +55,8 @@ struct Upper {
 }
 
 impl Runtime {
-    /// That of `device` in this process, made if there is none. EINVAL: an environment variable is not understood.
+    /// That of `device` in this process, made if there is none. EINVAL: an environment variable is
+    /// not understood.
     pub(crate) fn get(device: &Device) -> Result<Self, Error> {
         let mut engines = ENGINES.lock();
         engines.retain(|(_, engine)| engine.upgrade().is_some());
@@ -98,7 +99,8 @@ impl Runtime {
         self.agent.run(&self.engine, verb)
     }
 
-    /// How many connections and lookups there are, those included that are over but for late packets.
+    /// How many connections and lookups there are, those included that are over but for late
+    /// packets.
     pub(crate) fn connections(&self) -> usize {
         self.agent.connections(&self.engine)
     }

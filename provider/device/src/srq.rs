@@ -1,7 +1,7 @@
 //! Shared receive queues: many QPs take receive requests from one place.
 //!
-//! One lock per queue; further in are only that of a completion queue, for operations on tags, and that of the event queue.
-//! Touches the context for the limit event.
+//! One lock per queue; further in are only that of a completion queue, for operations on tags, and
+//! that of the event queue. Touches the context for the limit event.
 
 mod tag_ops;
 mod tags;
@@ -49,7 +49,8 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
-/// Requests in order, their lists packed one behind the other, so that memory follows what is posted.
+/// Requests in order, their lists packed one behind the other, so that memory follows what is
+/// posted.
 #[derive(Debug)]
 struct State {
     /// `wr_id` and number of elements.
@@ -66,7 +67,8 @@ impl State {
         self.requests.len() as u32
     }
 
-    /// Takes the oldest request: its `wr_id`, and whether the limit fired; leaves its list in `sges`.
+    /// Takes the oldest request: its `wr_id`, and whether the limit fired; leaves its list in
+    /// `sges`.
     fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, bool)> {
         sges.clear();
         // clause: SRQ-ORDER
@@ -121,8 +123,8 @@ struct Xrc {
 
 /// The XRC domain of a shared receive queue, as the queue knows it.
 pub(crate) trait XrcOwner: Debug + Send + Sync {
-    /// Executes a request that a target of another process has for the queue, or says what came of it before. `None`: it is an
-    /// old one.
+    /// Executes a request that a target of another process has for the queue, or says what came of
+    /// it before. `None`: it is an old one.
     fn execute(
         &self,
         id: XrcRequestId,
@@ -139,13 +141,15 @@ pub(crate) trait XrcOwner: Debug + Send + Sync {
 }
 
 impl Pd {
-    /// A new shared receive queue; EINVAL beyond the limits of the device, ENOMEM: there are `max_srq`.
+    /// A new shared receive queue; EINVAL beyond the limits of the device, ENOMEM: there are
+    /// `max_srq`.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         Srq::make(self, init, Kind::Basic, None)
     }
 
-    /// A new shared receive queue that matches tags (`man ibv_post_srq_ops`); everything that it receives, and every operation
-    /// on its tags, completes in `cq`. EINVAL beyond the limits of the device.
+    /// A new shared receive queue that matches tags (`man ibv_post_srq_ops`); everything that it
+    /// receives, and every operation on its tags, completes in `cq`. EINVAL beyond the limits of
+    /// the device.
     pub fn create_tag_srq(self: &Arc<Self>, init: SrqInit, cq: &Arc<Cq>, tags: TagInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(self.context(), cq.context()) {
             return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
@@ -155,8 +159,8 @@ impl Pd {
 }
 
 impl Srq {
-    /// A queue of an XRC domain, which has no other one with this number; its receives complete in `cq`. `domain` is the use
-    /// of the domain.
+    /// A queue of an XRC domain, which has no other one with this number; its receives complete in
+    /// `cq`. `domain` is the use of the domain.
     pub(crate) fn create_xrc(
         pd: &Arc<Pd>,
         init: SrqInit,
@@ -231,8 +235,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Changes the size, the limit, or both; nothing on an error. EINVAL: the size is beyond `max_srq_wr` or too small
-    /// for what is posted, or the limit is greater than the size. The limit fires when a request is taken, never here.
+    /// Changes the size, the limit, or both; nothing on an error. EINVAL: the size is beyond
+    /// `max_srq_wr` or too small for what is posted, or the limit is greater than the size. The
+    /// limit fires when a request is taken, never here.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
         let mut state = self.state.lock();
         let new_max = max_wr.unwrap_or(state.attr.max_wr);
@@ -268,7 +273,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Takes the oldest request: returns its `wr_id` and leaves its list in `sges`. Raises the limit event.
+    /// Takes the oldest request: returns its `wr_id` and leaves its list in `sges`. Raises the
+    /// limit event.
     pub(crate) fn take(&self, sges: &mut Vec<Sge>) -> Option<u64> {
         let (wr_id, fired) = self.state.lock().take(sges)?;
         self.raise_limit(fired);

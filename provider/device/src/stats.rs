@@ -1,9 +1,11 @@
-//! What the devices counted, told when the process ends: to the files of [`roxe_engine::counter_files`], and with `ROXE_STATS=on` to people
-//! who run a program that knows no counters.
+//! What the devices counted, told when the process ends: to the files of
+//! [`roxe_engine::counter_files`], and with `ROXE_STATS=on` to people who run a program that knows
+//! no counters.
 //!
-//! They get one line per device on standard error, as names and values, of all counters that are not zero. Packets may still
-//! come while the process ends: both are told the same. What a process that is killed, or leaves by `_exit`, has counted is
-//! left in a file ([`roxe_engine::stats_file`]).
+//! They get one line per device on standard error, as names and values, of all counters that are
+//! not zero. Packets may still come while the process ends: both are told the same. What a process
+//! that is killed, or leaves by `_exit`, has counted is left in a file
+//! ([`roxe_engine::stats_file`]).
 
 use crate::device::Device;
 use crate::runtime;

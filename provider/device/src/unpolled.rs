@@ -1,7 +1,8 @@
-//! Which completions of sends a program has not taken yet: their places in the send queue are still occupied.
+//! Which completions of sends a program has not taken yet: their places in the send queue are still
+//! occupied.
 //!
-//! A completion queue numbers its entries and knows how many were taken, so nothing has to be done when a program polls:
-//! a queue pair that looks full asks. Touches nothing.
+//! A completion queue numbers its entries and knows how many were taken, so nothing has to be done
+//! when a program polls: a queue pair that looks full asks. Touches nothing.
 
 use std::collections::VecDeque;
 
@@ -17,8 +18,8 @@ pub(crate) struct Entry {
 /// The completions of one send queue that may still lie in its completion queue.
 #[derive(Debug, Default)]
 pub(crate) struct Unpolled {
-    /// Mostly it is the only one; here it needs no memory of its own, which would be another cache miss for each message of a
-    /// program with many queue pairs.
+    /// Mostly it is the only one; here it needs no memory of its own, which would be another cache
+    /// miss for each message of a program with many queue pairs.
     oldest: Option<u64>,
     /// The others, oldest first.
     newer: VecDeque<u64>,

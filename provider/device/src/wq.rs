@@ -1,8 +1,10 @@
-//! Receive work queues, and the hash queue pairs that spread frames over them (`man ibv_create_wq`).
+//! Receive work queues, and the hash queue pairs that spread frames over them (`man
+//! ibv_create_wq`).
 //!
-//! A work queue is the receiving half of a raw packet queue pair: it has the queue, the state machine and the completion
-//! queue of one, but neither sends nor has flows. Flows lead to a hash queue pair ([`Pd::create_hash_qp`]), which has nothing
-//! but a table of such queues and a function that chooses one for each frame.
+//! A work queue is the receiving half of a raw packet queue pair: it has the queue, the state
+//! machine and the completion queue of one, but neither sends nor has flows. Flows lead to a hash
+//! queue pair ([`Pd::create_hash_qp`]), which has nothing but a table of such queues and a function
+//! that chooses one for each frame.
 
 use crate::context::Context;
 use crate::cq::Cq;
@@ -86,8 +88,9 @@ impl Pd {
         Ok(Arc::new(Wq { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
     }
 
-    /// A new queue pair without queues, whose flows spread frames over the work queues of `table` by their hash. `user` is the
-    /// token of its events. EINVAL: fields that cannot be hashed together, or a table of another context.
+    /// A new queue pair without queues, whose flows spread frames over the work queues of `table`
+    /// by their hash. `user` is the token of its events. EINVAL: fields that cannot be hashed
+    /// together, or a table of another context.
     pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
         if !hash.fields.is_possible() {
             return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
@@ -104,7 +107,8 @@ impl Pd {
 
 impl Context {
     /// A table that spreads frames over `wqs`. EINVAL: their number is not a power of two up to
-    /// `max_rwq_indirection_table_size`, or they are of another context. ENOMEM: there are `max_rwq_indirection_tables`.
+    /// `max_rwq_indirection_table_size`, or they are of another context. ENOMEM: there are
+    /// `max_rwq_indirection_tables`.
     // clause: RSS-TABLE
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
@@ -138,7 +142,8 @@ impl Wq {
         (max_recv_wr, max_recv_sge)
     }
 
-    /// Goes to `state`; EINVAL if it is not in `current`, or from the error state to the ready state.
+    /// Goes to `state`; EINVAL if it is not in `current`, or from the error state to the ready
+    /// state.
     // clause: WQ-STATES
     pub fn modify(&self, state: WqState, current: Option<WqState>) -> Result<(), Error> {
         let _alone = self.modifies.lock();

@@ -1,7 +1,8 @@
 //! The shared receive queues of an XRC domain, by number.
 //!
-//! The number of a queue begins with a slot of its process, as that of a queue pair does, and so tells where the queue is.
-//! One lock per domain, taken under that of a queue pair. Holds the queues weakly.
+//! The number of a queue begins with a slot of its process, as that of a queue pair does, and so
+//! tells where the queue is. One lock per domain, taken under that of a queue pair. Holds the
+//! queues weakly.
 
 use crate::srq::Srq;
 use roxe_base::error::Error;
@@ -40,7 +41,8 @@ impl XrcDomain {
         self.name.map(|(_, device, inode)| (device, inode))
     }
 
-    /// The queue that `make` makes with a free number of `slot`. ENOMEM: the domain has [`MAX_XRC_SRQ`].
+    /// The queue that `make` makes with a free number of `slot`. ENOMEM: the domain has
+    /// [`MAX_XRC_SRQ`].
     pub(crate) fn add(&self, slot: Slot, make: impl FnOnce(u32) -> Result<Arc<Srq>, Error>) -> Result<Arc<Srq>, Error> {
         let mut queues = self.queues.write();
         let number = free_number(&queues, slot)?;
@@ -67,8 +69,8 @@ impl XrcDomain {
     }
 }
 
-/// A number of `slot` that no queue of the domain has. Numbers go round, so that a late message for a queue that is gone does
-/// not reach the next one.
+/// A number of `slot` that no queue of the domain has. Numbers go round, so that a late message for
+/// a queue that is gone does not reach the next one.
 // clause: XRC-QUEUE-KNOWN
 fn free_number(queues: &HashMap<u32, Weak<Srq>>, slot: Slot) -> Result<u32, Error> {
     static NEXT: AtomicU32 = AtomicU32::new(0);

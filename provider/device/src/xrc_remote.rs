@@ -44,7 +44,8 @@ fn answer(engine: &Engine, id: XrcRequestId, outcome: Outcome, body: Vec<u8>) {
     engine.post(XrcMessage { to: Slot::of(id.target), frame: Frame::Result(id, outcome), body });
 }
 
-/// Reads memory that the queue gives peers access to: `len` bytes, of which more than a piece is never asked for.
+/// Reads memory that the queue gives peers access to: `len` bytes, of which more than a piece is
+/// never asked for.
 fn read(srq: &Srq, rkey: RKey, va: u64, len: u32) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len.min(MAX_FETCH) as usize];
     srq.pd().context().memory().hold().read_remote(srq.pd().id(), rkey, va, own_cells(&mut bytes)).ok()?;

@@ -1,10 +1,11 @@
 //! XRC domains: which shared receive queues the targets of a process may take receives from.
 //!
-//! Openings of the same file (by device and inode) on the same card share a domain: within a process the objects in it, and
-//! between processes of one user and one interface the queues: a message that comes to a target here may name a queue of
-//! another process that opened the file. The receives of a queue are memory of the process that posted them, so that process
-//! executes it ([`crate::remote_targets`]). `O_CREAT` and `O_EXCL` are about the domain of this process: there is nobody who
-//! would know of all processes.
+//! Openings of the same file (by device and inode) on the same card share a domain: within a
+//! process the objects in it, and between processes of one user and one interface the queues: a
+//! message that comes to a target here may name a queue of another process that opened the file.
+//! The receives of a queue are memory of the process that posted them, so that process executes it
+//! ([`crate::remote_targets`]). `O_CREAT` and `O_EXCL` are about the domain of this process: there
+//! is nobody who would know of all processes.
 //!
 //! Touches queues and queue pairs through weak references.
 
@@ -73,7 +74,8 @@ impl Shared {
     }
 }
 
-/// The queue `number` of the domain that the file with this device and inode names on the card `card`.
+/// The queue `number` of the domain that the file with this device and inode names on the card
+/// `card`.
 pub(crate) fn find_shared(card: u32, file: (u64, u64), number: u32) -> Option<Arc<Srq>> {
     let name = Some((card, file.0, file.1));
     let shared = NAMED.lock().iter().filter_map(Weak::upgrade).find(|shared| shared.domain.name() == name)?;
@@ -95,7 +97,8 @@ fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
 pub struct Xrcd {
     context: Arc<Context>,
     shared: Arc<Shared>,
-    /// What targets have instead of a protection domain and queues of their own: nothing is ever in them.
+    /// What targets have instead of a protection domain and queues of their own: nothing is ever in
+    /// them.
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     uses: UseCount,
@@ -117,9 +120,10 @@ impl Xrcd {
         &self.context
     }
 
-    /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond the limits of the device, or
-    /// objects of several contexts. ENOMEM: the domain has [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ). The first one
-    /// opens the sockets of the engine: EADDRINUSE if another user has the port.
+    /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond
+    /// the limits of the device, or objects of several contexts. ENOMEM: the domain has
+    /// [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ). The first one opens the sockets of the
+    /// engine: EADDRINUSE if another user has the port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), &self.context) || !Arc::ptr_eq(cq.context(), &self.context) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
@@ -132,7 +136,8 @@ impl Xrcd {
         })
     }
 
-    /// A new target in RESET: it receives for the shared queues of the domain, as messages name them.
+    /// A new target in RESET: it receives for the shared queues of the domain, as messages name
+    /// them.
     pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
@@ -145,9 +150,11 @@ impl Xrcd {
         Ok(qp)
     }
 
-    /// The target of the domain with this number. It is gone when its creator has destroyed it and all others dropped it.
+    /// The target of the domain with this number. It is gone when its creator has destroyed it and
+    /// all others dropped it.
     ///
-    /// EINVAL: there is none. EOPNOTSUPP: the number belongs to another process, whose targets cannot be opened from here.
+    /// EINVAL: there is none. EOPNOTSUPP: the number belongs to another process, whose targets
+    /// cannot be opened from here.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
         if let Some(target) = self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade) {
             return Ok(target);

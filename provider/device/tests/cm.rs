@@ -144,7 +144,8 @@ fn a_request_waits_a_moment_for_its_listener() {
     assert!((0..20).any(|_| a_late_listener_is_heard()), "no request waits");
 }
 
-/// Whether a request that found nobody gets who listens then; not, if this machine stands still for longer than it waits.
+/// Whether a request that found nobody gets who listens then; not, if this machine stands still for
+/// longer than it waits.
 fn a_late_listener_is_heard() -> bool {
     let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, HERE));
     late.id.bind(&address(HERE)).unwrap();

@@ -1,4 +1,5 @@
-//! Alternate paths of connections: from the addresses of the loopback interface in one IP version to those in the other.
+//! Alternate paths of connections: from the addresses of the loopback interface in one IP version
+//! to those in the other.
 
 mod common;
 

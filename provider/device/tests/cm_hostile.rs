@@ -1,6 +1,7 @@
-//! Bad peers against a live process that listens and has connections: every message of the connection manager cut,
-//! repeated, out of order, from the wrong address, with wrong ids and in wrong packets. Whatever they send, counters tell of
-//! it, connections of others go on, new ones are made, and nothing is left.
+//! Bad peers against a live process that listens and has connections: every message of the
+//! connection manager cut, repeated, out of order, from the wrong address, with wrong ids and in
+//! wrong packets. Whatever they send, counters tell of it, connections of others go on, new ones
+//! are made, and nothing is left.
 //!
 //! They are sockets at other addresses of the loopback interface, in a network of their own.
 
@@ -52,7 +53,8 @@ impl Hostile {
         Self { socket, net }
     }
 
-    /// Sends a packet of any kind. Its IPv4 identification is the kernel's business; the ICRC is right for some.
+    /// Sends a packet of any kind. Its IPv4 identification is the kernel's business; the ICRC is
+    /// right for some.
     fn send_packet(&self, header: &Header, payload: &[u8]) {
         let len = header.padded_len(payload.len());
         let mut bytes = vec![0; len + icrc::LEN];
@@ -72,7 +74,8 @@ impl Hostile {
         loop {
             let len = match self.socket.recv(&mut bytes) {
                 Ok(len) => len,
-                // This process was stopped and goes on: waiting with a limit ends then (`man 7 signal`).
+                // This process was stopped and goes on: waiting with a limit ends then (`man 7
+                // signal`).
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) => panic!("no {wanted}: {e}"),
             };
@@ -192,7 +195,8 @@ impl Victim {
         connections(self.node.context.device())
     }
 
-    /// The bad peer becomes a peer: accepted and confirmed. Returns the id, and what the process calls it.
+    /// The bad peer becomes a peer: accepted and confirmed. Returns the id, and what the process
+    /// calls it.
     fn befriend(&self, peer: &Hostile) -> (End, CommId) {
         let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(self.service, 1) };
         peer.send(req.clone());
@@ -289,7 +293,8 @@ fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
         let (friend, ours) = victim.befriend(&peer);
         let theirs = peer.req(victim.service, 1).local_comm_id;
         let before = victim.counters();
-        // All but the two requests, which anybody may send; of rejections one that names us by our id alone.
+        // All but the two requests, which anybody may send; of rejections one that names us by our
+        // id alone.
         let kinds = [1, 2, 135, 4, 5, 6, 8, 9, 10].into_iter();
         // Right ids from another address.
         kinds.clone().for_each(|kind| stranger.send(stranger.about(victim.service, ours, theirs, kind)));
@@ -327,8 +332,8 @@ fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
     });
 }
 
-/// The program of a process that somebody else ends connections with: ends itself as soon as it has agreed, or when TimeWait
-/// is over.
+/// The program of a process that somebody else ends connections with: ends itself as soon as it has
+/// agreed, or when TimeWait is over.
 #[test]
 fn peer() {
     if std::env::var_os(ROLE).is_none() {

@@ -1,6 +1,7 @@
-//! What a peer sent before it ended a connection is told before the end of it: when a program hears `DISCONNECTED`, the
-//! completions are in its queues. Rings, sockets and mailboxes are separate ways into a process, and management messages
-//! take another way than data. Each test runs in a network of its own.
+//! What a peer sent before it ended a connection is told before the end of it: when a program hears
+//! `DISCONNECTED`, the completions are in its queues. Rings, sockets and mailboxes are separate
+//! ways into a process, and management messages take another way than data. Each test runs in a
+//! network of its own.
 
 mod common;
 
@@ -68,9 +69,10 @@ impl Program {
         qp
     }
 
-    /// Serves connections that the client ends. In how many `DISCONNECTED` came before what the client had done. Meanwhile
-    /// another thread polls a completion queue of its own, so the process looks for packets all the time: what comes in while
-    /// it looks finds one way already looked at, and the next not yet.
+    /// Serves connections that the client ends. In how many `DISCONNECTED` came before what the
+    /// client had done. Meanwhile another thread polls a completion queue of its own, so the
+    /// process looks for packets all the time: what comes in while it looks finds one way already
+    /// looked at, and the next not yet.
     fn serve(&self, story: Story, listening: impl FnOnce()) -> u64 {
         let (listener, is_over) = (self.party.listen(here(PORT), 64).unwrap(), AtomicBool::new(false));
         let other = self.party.node.context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
@@ -125,7 +127,8 @@ impl Program {
         }
     }
 
-    /// Makes as many connections as the server serves, and ends each as soon as it has done what is to be told first.
+    /// Makes as many connections as the server serves, and ends each as soon as it has done what is
+    /// to be told first.
     fn connect(&self, story: Story) {
         let node = &self.party.node;
         for _ in 0..ROUNDS {
@@ -173,7 +176,8 @@ fn peer() {
     println!("\n{MARK}{overtaken}");
 }
 
-/// A server and a client, and `others` that share their address and do nothing: the system gives them packets too.
+/// A server and a client, and `others` that share their address and do nothing: the system gives
+/// them packets too.
 fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
     if !namespace::is_inside() {
         return namespace::run(test, "ip link set lo up", "lo");

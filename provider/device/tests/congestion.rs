@@ -1,7 +1,8 @@
-//! Congestion over real sockets: marks that arrive in an IP header lead to CNPs, and CNPs to a limited rate.
+//! Congestion over real sockets: marks that arrive in an IP header lead to CNPs, and CNPs to a
+//! limited rate.
 //!
-//! Nothing on the loopback interface marks packets, so the marks come from the traffic class of an address vector, or from
-//! a plain UDP socket that sends forged packets.
+//! Nothing on the loopback interface marks packets, so the marks come from the traffic class of an
+//! address vector, or from a plain UDP socket that sends forged packets.
 
 mod common;
 
@@ -23,8 +24,8 @@ const CE: u8 = 0x68 | 0b11;
 /// RoCEv2's UDP port.
 const PORT: u16 = 4791;
 
-/// Held by a test: the process of one ends beside the other, and what its sockets have received for that may be lost. Nothing
-/// repeats a notification.
+/// Held by a test: the process of one ends beside the other, and what its sockets have received for
+/// that may be lost. Nothing repeats a notification.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// Drives the device until a counter has reached `least`.
@@ -52,8 +53,8 @@ fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc
     (qa, qb)
 }
 
-/// 256 KiB in 256 packets, which travel in few datagrams of the kernel: every one counts as marked, but they are answered
-/// no more often than they are looked at. What the peer ignores it counts.
+/// 256 KiB in 256 packets, which travel in few datagrams of the kernel: every one counts as marked,
+/// but they are answered no more often than they are looked at. What the peer ignores it counts.
 #[test]
 fn marked_packets_are_answered_over_both_families() {
     const PACKETS: u64 = 256;
@@ -99,7 +100,8 @@ fn limited() {
     transfer(&a, &b, &qa, 1);
     assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 0);
 
-    // A marked request that was executed before (the PSN is old): acknowledged again, and answered with a CNP.
+    // A marked request that was executed before (the PSN is old): acknowledged again, and answered
+    // with a CNP.
     let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
     let forger = Forger::at(Ipv4Addr::LOCALHOST, 0);
     let _ours = forger.claim_port(&qa);
@@ -109,7 +111,8 @@ fn limited() {
     assert_eq!(until(&a, "rp_cnp_handled", 1), 1);
     transfer(&a, &b, &qa, 2);
 
-    // Notifications of a stranger change nothing; a flood of the peer's slows down, but not for ever.
+    // Notifications of a stranger change nothing; a flood of the peer's slows down, but not for
+    // ever.
     let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
     let strangers = counter(&a.context, "address");
     Forger::at(Ipv4Addr::new(127, 0, 0, 9), PORT).send(0, &cnp);
@@ -149,7 +152,8 @@ impl Forger {
         Self { socket, net: NetHeader { src, dst, src_port: local.port(), ..NetHeader::default() } }
     }
 
-    /// Makes its port one of this user, who has `qp`: leaves a name for it beside that of the slot of `qp`.
+    /// Makes its port one of this user, who has `qp`: leaves a name for it beside that of the slot
+    /// of `qp`.
     fn claim_port(&self, qp: &Qp) -> UnixDatagram {
         let (dir, slot) = (runtime_dir().unwrap(), format!("-slot-1-{:03x}", qp.qpn().get() >> 12));
         let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -159,8 +163,8 @@ impl Forger {
         UnixDatagram::bind(name).unwrap()
     }
 
-    /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's business; the ICRC is
-    /// right for some identification, and no receiver sees which one it was.
+    /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's
+    /// business; the ICRC is right for some identification, and no receiver sees which one it was.
     fn send(&self, traffic_class: u8, header: &Header) {
         let mut bytes = vec![0; header.padded_len(0) + icrc::LEN];
         let len = bytes.len() - icrc::LEN;

@@ -1,5 +1,6 @@
-//! Connections between processes that share an address: requests find the process that listens, ports have one owner, and
-//! whoever is left over after a death hears of it. Each test runs in a network of its own.
+//! Connections between processes that share an address: requests find the process that listens,
+//! ports have one owner, and whoever is left over after a death hears of it. Each test runs in a
+//! network of its own.
 
 mod common;
 
@@ -194,7 +195,8 @@ impl Puppet {
         if pid == 0 {
             let worked = std::panic::catch_unwind(AssertUnwindSafe(|| self.connect_in_child()));
             said.write_all(&[u8::from(worked.is_ok())]).unwrap();
-            // SAFETY: waits for the signal that ends this process, which the clock sends if a failed test does not.
+            // SAFETY: waits for the signal that ends this process, which the clock sends if a
+            // failed test does not.
             unsafe {
                 libc::alarm(60);
                 loop {
@@ -221,7 +223,8 @@ impl Puppet {
         [active, passive, listener].iter().for_each(|id| id.destroy());
     }
 
-    /// Answers `count` lookups of a datagram service at port 7001, all with one queue pair, whose number it returns.
+    /// Answers `count` lookups of a datagram service at port 7001, all with one queue pair, whose
+    /// number it returns.
     fn serve_lookup(&mut self, count: u64) -> u64 {
         let listener = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
         listener.bind(&Address::Ip(here(7001))).unwrap();
@@ -252,7 +255,8 @@ impl Puppet {
         }
     }
 
-    /// What is left of ids, queue pairs and connections when those are over whose late packets are waited for.
+    /// What is left of ids, queue pairs and connections when those are over whose late packets are
+    /// waited for.
     fn left(&mut self) -> u64 {
         let start = Instant::now();
         let device = self.party.node.context.device();
@@ -346,7 +350,8 @@ fn a_lookup_finds_the_process_that_serves() {
 
 #[test]
 fn processes_that_stand_still_keep_nobody_from_connecting() {
-    // Which of the sockets of an address gets a message is up to the system; so many make it one of these.
+    // Which of the sockets of an address gets a message is up to the system; so many make it one of
+    // these.
     const MANY: usize = 30;
     let start = || Peer::start("puppet", &[("ROXE_LINK", "auto")]);
     alone("processes_that_stand_still_keep_nobody_from_connecting", || {

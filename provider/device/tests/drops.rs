@@ -1,5 +1,5 @@
-//! Every packet that is dropped is counted with its reason. A socket at another address of the loopback interface plays the
-//! peer, in a network of its own.
+//! Every packet that is dropped is counted with its reason. A socket at another address of the
+//! loopback interface plays the peer, in a network of its own.
 
 mod common;
 

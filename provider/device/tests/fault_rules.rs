@@ -1,4 +1,5 @@
-//! Fault rules over real sockets, where the moment matters at which something else happens in the same process.
+//! Fault rules over real sockets, where the moment matters at which something else happens in the
+//! same process.
 
 mod common;
 
@@ -9,7 +10,8 @@ use roxe_provider::wire::PathMtu;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The second WRITE of the first queue pair is lost, and the answer to the first one is held for long.
+/// The second WRITE of the first queue pair is lost, and the answer to the first one is held for
+/// long.
 const RULES: &str = "drop tx qp=#0 op=WRITE_ONLY nth=2; delay rx qp=#0 op=ACK nth=1 by=10s";
 
 #[test]

@@ -1,5 +1,6 @@
-//! What `ibv_query_device` reports is what there can be: of every kind of object as many, and not one more. In a process of
-//! their own, and one after the other, because every object takes a place.
+//! What `ibv_query_device` reports is what there can be: of every kind of object as many, and not
+//! one more. In a process of their own, and one after the other, because every object takes a
+//! place.
 
 use roxe_provider::{Access, AhAttr, CqInit, Error, MwKind, QpCaps, QpInit, Service, SrqInit, WqInit, devices, limits};
 use std::net::Ipv4Addr;
@@ -9,8 +10,8 @@ use std::time::Instant;
 /// Held by the test that runs.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Makes objects, of which there are `already` some, until one is refused: with ENOMEM, when there are `most`, and not
-/// before. One that goes makes room for one.
+/// Makes objects, of which there are `already` some, until one is refused: with ENOMEM, when there
+/// are `most`, and not before. One that goes makes room for one.
 fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Error>) {
     let (began, mut made) = (Instant::now(), Vec::new());
     let refused = loop {

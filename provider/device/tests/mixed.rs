@@ -1,5 +1,5 @@
-//! Reliable and unreliable connections and datagrams of one process, all under way at once, on both links; and messages of no
-//! bytes.
+//! Reliable and unreliable connections and datagrams of one process, all under way at once, on both
+//! links; and messages of no bytes.
 
 mod common;
 
@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 /// No passing run goes on for so long without a completion, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Runs `body` once for each link, in a network of its own: what is unreliable may be lost when another process of this user
-/// begins or ends on the same address, while packets still go through its socket.
+/// Runs `body` once for each link, in a network of its own: what is unreliable may be lost when
+/// another process of this user begins or ends on the same address, while packets still go through
+/// its socket.
 fn on_both_links(name: &str, body: impl FnOnce()) {
     const LINK: &str = "ROXE_LINK";
     if namespace::is_inside() {
@@ -42,8 +43,8 @@ fn operations() -> usize {
 const PAIRS: usize = 8;
 const DEPTH: usize = 64;
 const LEN: usize = 32;
-/// A connection has so much of the buffer: sources, what is written and read from, what is read to, and receives, of which
-/// there are twice as many.
+/// A connection has so much of the buffer: sources, what is written and read from, what is read to,
+/// and receives, of which there are twice as many.
 const AREA: usize = 5 * DEPTH * LEN;
 
 /// One connection: the end that asks, and the one that answers.
@@ -106,7 +107,8 @@ impl Lane {
         self.answers.post_recv(&RecvRequest { wr_id: slot as u64, sges }).unwrap();
     }
 
-    /// Posts the next request, if there is room: SENDs and WRITEs, on a reliable connection READs too.
+    /// Posts the next request, if there is room: SENDs and WRITEs, on a reliable connection READs
+    /// too.
     fn post(&mut self, node: &Node, av: Av) {
         if self.posted - self.completed >= DEPTH {
             return;
@@ -162,7 +164,8 @@ impl Lane {
         assert_eq!(cqe.opcode, WcOpcode::Recv);
         let slot = cqe.wr_id as usize;
         let number = u64::from_ne_bytes(node.bytes(self.receive_offset(slot), 8).try_into().unwrap());
-        // What is reliable comes whole and in order; the rest may be lost, and a datagram may come late.
+        // What is reliable comes whole and in order; the rest may be lost, and a datagram may come
+        // late.
         match self.service {
             Service::Rc => assert_eq!(number, self.next),
             Service::Uc => assert!(number >= self.next, "{number} behind {}", self.next),
@@ -173,8 +176,9 @@ impl Lane {
     }
 }
 
-/// Whether every lane has completed its `share`, what is reliable has arrived, and of the rest is missing only what met no
-/// receive, because this thread had no processor while the background thread received.
+/// Whether every lane has completed its `share`, what is reliable has arrived, and of the rest is
+/// missing only what met no receive, because this thread had no processor while the background
+/// thread received.
 fn is_over(node: &Node, lanes: &[Lane], share: usize) -> bool {
     let is_done = |lane: &Lane| lane.completed >= share && (lane.service != Service::Rc || lane.arrived == lane.sends);
     let missing = || lanes.iter().map(|lane| lane.sends - lane.arrived).sum::<usize>();

@@ -125,7 +125,8 @@ fn only_datagram_queue_pairs_are_attached_and_only_to_groups() {
     }
 }
 
-/// Not a test of its own: joins a group where a test has started it, and says what it gets, one line a datagram.
+/// Not a test of its own: joins a group where a test has started it, and says what it gets, one
+/// line a datagram.
 #[test]
 fn peer() {
     let Ok(group) = std::env::var(ROLE) else { return };
@@ -141,7 +142,8 @@ fn peer() {
     }
 }
 
-/// Not a test of its own: needs an address that no other test sends datagrams on, when its processes are killed.
+/// Not a test of its own: needs an address that no other test sends datagrams on, when its
+/// processes are killed.
 #[test]
 fn copies() {
     if !namespace::is_inside() {

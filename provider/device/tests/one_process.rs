@@ -121,8 +121,9 @@ fn messages_that_come_just_before_their_receives_are_kept() {
     }
 }
 
-/// Whether messages that are there before their receives are kept until these come; not, if this machine stands still in
-/// between for longer than they are kept. Queue pairs of its own: the receives that wait then would take what comes next.
+/// Whether messages that are there before their receives are kept until these come; not, if this
+/// machine stands still in between for longer than they are kept. Queue pairs of its own: the
+/// receives that wait then would take what comes next.
 fn early_messages_are_kept(service: Service, seed: u8) -> bool {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = match service {
@@ -159,8 +160,8 @@ fn messages_that_come_long_before_their_receives_hold_up_their_sender() {
     assert!((0..10).any(|_| the_sender_waits_for_receives()));
 }
 
-/// More than may wait for a queue pair is sent before the first receive is posted. Whether all of it arrives: not if the
-/// machine stands still for 100 ms.
+/// More than may wait for a queue pair is sent before the first receive is posted. Whether all of
+/// it arrives: not if the machine stands still for 100 ms.
 fn the_sender_waits_for_receives() -> bool {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = pair(&a, &b, Service::Uc, 0, PathMtu::Mtu4096);
@@ -260,7 +261,8 @@ fn coalesced_requests_leave_though_nobody_polls() {
     let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for round in 0..50 {
         a.cq.req_notify(false);
-        // Of those behind the first 16 some wait, and nothing follows the last one. It alone completes.
+        // Of those behind the first 16 some wait, and nothing follows the last one. It alone
+        // completes.
         for n in 1..=60 {
             let flags = if n == 60 { SendFlags::SIGNALED } else { SendFlags::empty() };
             let sges = [a.sge(round, 64)];

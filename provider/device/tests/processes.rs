@@ -1,5 +1,6 @@
-//! Several processes on one address. Each test starts this very program again as its peers, with a role in
-//! `ROXE_TEST_ROLE`, and talks to them through their standard input and output, one line at a time.
+//! Several processes on one address. Each test starts this very program again as its peers, with a
+//! role in `ROXE_TEST_ROLE`, and talks to them through their standard input and output, one line at
+//! a time.
 
 mod common;
 
@@ -190,7 +191,8 @@ impl Puppet {
         count.to_string()
     }
 
-    /// Packets forwarded, received, dropped for a wrong ICRC, and sent; then the bytes received and sent.
+    /// Packets forwarded, received, dropped for a wrong ICRC, and sent; then the bytes received and
+    /// sent.
     fn counters(&mut self) -> String {
         let names = ["forwarded", "received_packets", "icrc_errors", "sent_packets", "received_bytes", "sent_bytes"];
         let names = names.into_iter().chain(["packet_seq_err"]);
@@ -205,11 +207,13 @@ impl Puppet {
         format!("{} {} {mapped}", get("sent_by_ring"), get("received_by_ring"))
     }
 
-    /// Forks; the child makes queue pairs in the inherited context and works with them. Its exit status, and whether the
-    /// queue pairs of this process still work. Device memory is the card's and not copied.
+    /// Forks; the child makes queue pairs in the inherited context and works with them. Its exit
+    /// status, and whether the queue pairs of this process still work. Device memory is the card's
+    /// and not copied.
     fn fork(&mut self) -> String {
         let dm = self.node.context.alloc_dm(64, 0).unwrap();
-        // SAFETY: the child uses only what the fork handlers promise to work, and leaves by `_exit`.
+        // SAFETY: the child uses only what the fork handlers promise to work, and leaves by
+        // `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work_in_child(&dm)));
@@ -478,7 +482,8 @@ fn faults_on_one_side_meet_packets_that_the_other_has_joined() {
     }
 }
 
-/// Not a test of its own: needs an address that nobody else receives on. Strangers' packets would be counted as well.
+/// Not a test of its own: needs an address that nobody else receives on. Strangers' packets would
+/// be counted as well.
 #[test]
 fn counts() {
     if !namespace::is_inside() {
@@ -505,20 +510,22 @@ fn packets_are_counted_once_where_they_arrive() {
     namespace::run("counts", "ip link set lo up", "lo");
 }
 
-/// Not a test of its own: needs an address that nobody else receives on. A third process, of another test, could get all the
-/// packets and forward them, or have the kernel steer them.
+/// Not a test of its own: needs an address that nobody else receives on. A third process, of
+/// another test, could get all the packets and forward them, or have the kernel steer them.
 #[test]
 fn forwards() {
     if !namespace::is_inside() {
         return;
     }
     let (a, b) = between_processes(&[BY_UDP, ("ROXE_STEERING", "off")]);
-    // The kernel chooses by hash, and both directions have the same addresses and ports: one process gets it all.
+    // The kernel chooses by hash, and both directions have the same addresses and ports: one
+    // process gets it all.
     assert!(a[0] + b[0] > 0, "nothing was forwarded: {a:?} {b:?}");
     namespace::done();
 }
 
-/// Processes that have just started and send at once: their first packets go over another process, the next ones do not.
+/// Processes that have just started and send at once: their first packets go over another process,
+/// the next ones do not.
 #[test]
 fn nothing_is_sent_again_because_packets_overtook_each_other() {
     if !namespace::is_inside() {
@@ -533,7 +540,8 @@ fn nothing_is_sent_again_because_packets_overtook_each_other() {
         join(&mut a, &mut b);
         let len = 1 << 16;
         a.tell(&format!("write_all 100 {len}"));
-        // Each that joins lets the kernel hand out packets anew. None of them ends before: it would take packets along.
+        // Each that joins lets the kernel hand out packets anew. None of them ends before: it would
+        // take packets along.
         let mut others = [(); 2].map(|()| Peer::start("rc", &[BY_UDP]));
         others.iter_mut().for_each(|other| _ = describe(other));
         assert_eq!((a.hear().as_str(), b.ask(&format!("check 100 {len}"))), ("100", vec![1]));
@@ -682,8 +690,8 @@ fn a_process_that_leaves_gives_no_packets_of_others_to_stopped_ones() {
     namespace::run("numbers_move", "ip link set lo up", "lo");
 }
 
-/// Messages without acknowledgement may be lost when a machine stands still for long, so one loss-free round out of a few
-/// is asked for. Between rounds `disturb` is called.
+/// Messages without acknowledgement may be lost when a machine stands still for long, so one
+/// loss-free round out of a few is asked for. Between rounds `disturb` is called.
 fn loss_free(role: &str, knobs: &[(&str, &str)], mut disturb: impl FnMut()) {
     let (mut a, mut b) = (Peer::start(role, knobs), Peer::start(role, knobs));
     join(&mut a, &mut b);
@@ -706,7 +714,8 @@ fn datagrams_arrive_without_steering() {
     loss_free("ud", &[BY_UDP, ("ROXE_STEERING", "off")], || {});
 }
 
-/// Whoever joins or leaves moves the numbers of the group, so packets change their way and overtake each other.
+/// Whoever joins or leaves moves the numbers of the group, so packets change their way and overtake
+/// each other.
 #[test]
 fn long_messages_arrive_while_others_come_and_go() {
     let mut others = Vec::new();
@@ -740,7 +749,8 @@ fn every_process_captures_into_a_file_of_its_own_forked_ones_too() {
     let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path())).collect();
     std::fs::remove_dir_all(&folder).unwrap();
     let senders = files.into_iter().map(|file| senders(&file.unwrap())).collect::<Vec<_>>();
-    // The child has two queue pairs that talk to each other; its parent and the peer of that have one each.
+    // The child has two queue pairs that talk to each other; its parent and the peer of that have
+    // one each.
     let mut counts: Vec<_> = senders.iter().map(HashSet::len).collect();
     counts.sort_unstable();
     assert_eq!(counts, [1, 1, 2], "{senders:?}");

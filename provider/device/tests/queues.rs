@@ -1,4 +1,5 @@
-//! Queues that belong to others, fill up or fail: shared receives and completion queues over real packets.
+//! Queues that belong to others, fill up or fail: shared receives and completion queues over real
+//! packets.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Raw packets over real interfaces, in network namespaces of their own: who gets a frame, how often, and with what said of
-//! it. Skipped where no namespace can be made.
+//! Raw packets over real interfaces, in network namespaces of their own: who gets a frame, how
+//! often, and with what said of it. Skipped where no namespace can be made.
 
 mod common;
 
@@ -98,7 +98,8 @@ fn nothing_else(from: &Station, dst: [u8; 6], stations: &[&Station]) {
     }
 }
 
-/// Runs the test `name` of this program in a namespace with devices `lo`, `x0`, `x1`; `wrap` may change its rights.
+/// Runs the test `name` of this program in a namespace with devices `lo`, `x0`, `x1`; `wrap` may
+/// change its rights.
 fn inside(name: &str, wrap: &str) {
     let in_namespace = |script: &str, args: &[&str]| {
         let mut command = Command::new("unshare");

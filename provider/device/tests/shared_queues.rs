@@ -1,5 +1,6 @@
-//! Many threads on few queues: each posts receives to shared receive queues, sends on any of several connections and polls
-//! whatever completion queue is next, so that all of them meet at every lock, and more of them than there are processors.
+//! Many threads on few queues: each posts receives to shared receive queues, sends on any of
+//! several connections and polls whatever completion queue is next, so that all of them meet at
+//! every lock, and more of them than there are processors.
 
 mod common;
 
@@ -20,7 +21,8 @@ const LEN: usize = 64;
 /// No passing run takes this long, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Connections between two nodes, whose receivers take from `srqs` shared queues, each connection with a completion queue.
+/// Connections between two nodes, whose receivers take from `srqs` shared queues, each connection
+/// with a completion queue.
 struct World {
     context: Arc<Context>,
     /// Memory of each thread.
@@ -73,7 +75,8 @@ impl World {
         self.cqs[at % PAIRS].poll(16, found).unwrap();
     }
 
-    /// What one thread does: its share of the receives and sends, and polling until everybody's are complete.
+    /// What one thread does: its share of the receives and sends, and polling until everybody's are
+    /// complete.
     fn run(&self, thread: usize) {
         let (started, sge) = (Instant::now(), self.sges[thread]);
         let watch = || {

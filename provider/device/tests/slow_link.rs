@@ -1,5 +1,6 @@
-//! Interfaces that are slower than the programs that send: who sends there waits for room in the send buffer of its address,
-//! nothing is lost, and nobody else waits. The kernel slows a veth end down (`man 8 tc-tbf`), in a network namespace of its own.
+//! Interfaces that are slower than the programs that send: who sends there waits for room in the
+//! send buffer of its address, nothing is lost, and nobody else waits. The kernel slows a veth end
+//! down (`man 8 tc-tbf`), in a network namespace of its own.
 
 mod common;
 
@@ -15,8 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Messages that a queue pair may have under way, and their length.
 const MESSAGES: usize = 128;
 const MESSAGE: usize = 16 << 10;
-/// Queue pairs, which together send more than the largest send buffer of a link holds (8 MB, of which the kernel takes a part
-/// for itself).
+/// Queue pairs, which together send more than the largest send buffer of a link holds (8 MB, of
+/// which the kernel takes a part for itself).
 const QPS: usize = 6;
 /// A neighbour that never answers and takes what comes.
 const SILENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
@@ -67,7 +68,8 @@ fn slow() {
     }
     let (flooding, a, b) = (Node::open(), Node::open(), Node::open());
     let _qps = flood(&flooding);
-    // Another address, with a socket of its own, and packets within this host do not take the interface.
+    // Another address, with a socket of its own, and packets within this host do not take the
+    // interface.
     let other = index(&a, [10, 77, 0, 2]);
     let (qa, _qb) = pair(&a, &b, Service::Rc, other, PathMtu::Mtu1024);
     a.fill(0, 64 << 10, 5);

@@ -1,8 +1,10 @@
-//! What another user of the same host tries against the processes of one user, and a set-uid program against its caller.
+//! What another user of the same host tries against the processes of one user, and a set-uid
+//! program against its caller.
 //!
-//! Processes of two users that exist in no password file, in a network namespace of their own; the attacker does for some
-//! seconds what once worked, while a pair of the victim moves data, of which nothing may be lost. Needs root, to be both.
-//! `ROXE_TEST_ATTACK_SECONDS` says how long each attack lasts, `ROXE_TEST_SECONDS` how long all of them in turns.
+//! Processes of two users that exist in no password file, in a network namespace of their own; the
+//! attacker does for some seconds what once worked, while a pair of the victim moves data, of which
+//! nothing may be lost. Needs root, to be both. `ROXE_TEST_ATTACK_SECONDS` says how long each
+//! attack lasts, `ROXE_TEST_SECONDS` how long all of them in turns.
 
 mod common;
 
@@ -49,7 +51,8 @@ fn seconds_of(variable: &str) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// A folder that everybody can look into and only root can change, with a copy of this program; removed in the end.
+/// A folder that everybody can look into and only root can change, with a copy of this program;
+/// removed in the end.
 struct Place(PathBuf);
 
 impl Place {
@@ -76,7 +79,8 @@ impl Place {
         command
     }
 
-    /// The attacker, in a user namespace where it has the number of the victim; `None`: none can be made here.
+    /// The attacker, in a user namespace where it has the number of the victim; `None`: none can be
+    /// made here.
     fn masked_attacker(&self) -> Option<Peer> {
         let unshare = |user: u32| {
             let mut command = Command::new("unshare");
@@ -92,7 +96,8 @@ impl Place {
     }
 
     fn peer(&self, user: u32, link: &str) -> Peer {
-        // The receive buffer of a stock system: streams to the own address come from another port, and a flood fills it.
+        // The receive buffer of a stock system: streams to the own address come from another port,
+        // and a flood fills it.
         let knobs = [("ROXE_LINK", link), ("ROXE_RCVBUF", "106496")];
         Peer::start_as(self.command("peer", user), "peer", &knobs)
     }
@@ -138,8 +143,8 @@ fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// The victim's number: each test has users of its own, because those of one meet in the same folder whatever their network
-/// namespace, and it is removed when a test is over.
+/// The victim's number: each test has users of its own, because those of one meet in the same
+/// folder whatever their network namespace, and it is removed when a test is over.
 fn victim() -> u32 {
     std::env::var(INSIDE).unwrap().parse().unwrap()
 }
@@ -159,7 +164,8 @@ fn done() {
     println!("{MARK}done");
 }
 
-/// Not a test of its own: a process of the victim or of the attacker, which obeys one command per line.
+/// Not a test of its own: a process of the victim or of the attacker, which obeys one command per
+/// line.
 #[test]
 fn peer() {
     if std::env::var(ROLE).is_err() {
@@ -242,7 +248,8 @@ impl Puppet {
         post(&self.qp, 1, SendOp::Write { remote_addr: addr, rkey }, self.node.sge(0, MESSAGE));
     }
 
-    /// Writes one message after the other for so long, each with other bytes, and reads it back; how many it were.
+    /// Writes one message after the other for so long, each with other bytes, and reads it back;
+    /// how many it were.
     fn write(&self, time: Duration) -> u64 {
         let Window { addr, rkey } = self.remote.unwrap();
         let (start, mut count) = (Instant::now(), 0);
@@ -284,7 +291,8 @@ fn open_names() -> impl Iterator<Item = SockAddr> {
     (1..0xfff).map(|slot| SockAddr::unix(format!("\0roxe/1/1/{slot}")).unwrap())
 }
 
-/// Sends every mailbox of the victim a socket that takes an hour to close, for so many seconds; how many were taken.
+/// Sends every mailbox of the victim a socket that takes an hour to close, for so many seconds; how
+/// many were taken.
 fn send_descriptors(seconds: u64) -> String {
     const ENOUGH: u32 = 4;
     let listener = TcpListener::bind((HERE, 0)).unwrap();
@@ -331,7 +339,8 @@ fn slow_to_close(listener: &TcpListener) -> TcpStream {
 fn send_descriptor(socket: &Socket, message: &[u8], fd: RawFd) -> bool {
     let mut iov = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
     let mut control = [0u64; 3];
-    // SAFETY: all-zero is valid; every pointer is to this frame, with the length that is there; room for one descriptor.
+    // SAFETY: all-zero is valid; every pointer is to this frame, with the length that is there;
+    // room for one descriptor.
     unsafe {
         let mut header: libc::msghdr = zeroed();
         (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
@@ -369,7 +378,8 @@ impl Forger {
     }
 }
 
-/// What the attacker knows of a pair: the queue pair that writes, and the one that is written to, with its memory.
+/// What the attacker knows of a pair: the queue pair that writes, and the one that is written to,
+/// with its memory.
 struct Known {
     writes: u32,
     written: u32,
@@ -377,7 +387,8 @@ struct Known {
     rkey: u32,
 }
 
-/// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from many ports; how many.
+/// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from
+/// many ports; how many.
 fn forge(victim: &Known) -> String {
     let (mut forgers, start) = (Forgers::new(), Instant::now());
     while forgers.sent < 64 || start.elapsed() < Duration::from_secs(seconds()) {
@@ -406,8 +417,9 @@ impl Forgers {
     }
 }
 
-/// One turn of all that once worked; how many messages a mailbox took, how many bytes came for names that are not the
-/// attacker's, and how many packets were forged so far. Says 0 when it has all names that it can have.
+/// One turn of all that once worked; how many messages a mailbox took, how many bytes came for
+/// names that are not the attacker's, and how many packets were forged so far. Says 0 when it has
+/// all names that it can have.
 fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let mut taken = send_to_every_name(&[1; 64], || slow_to_close(&listener));
@@ -426,7 +438,8 @@ fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
     format!("{taken} {heard} {}", forgers.sent)
 }
 
-/// Says that the packets of one message, which the victim has just sent, cannot be taken; how many times.
+/// Says that the packets of one message, which the victim has just sent, cannot be taken; how many
+/// times.
 fn forge_naks(qpn: u32) -> String {
     const PACKETS: u32 = MESSAGE as u32 / 4096;
     let forger = Forger::new();
@@ -439,7 +452,8 @@ fn forge_naks(qpn: u32) -> String {
     (3 * PACKETS).to_string()
 }
 
-/// Takes all the names that are free, and looks for `seconds` what is sent to them; how many bytes, all in all.
+/// Takes all the names that are free, and looks for `seconds` what is sent to them; how many bytes,
+/// all in all.
 fn hold_names() -> String {
     let (start, mut names, mut heard, mut is_told) = (Instant::now(), HeldNames::default(), 0, false);
     while start.elapsed() < Duration::from_secs(seconds() + 5) {
@@ -553,7 +567,8 @@ fn forges_packets() {
     for link in ["auto", "udp"] {
         let (mut a, mut b, of_b) = pair_of_victims(&place, link);
         let mut attacker = place.peer(attacker(), link);
-        // The attacker knows all that RoCEv2 asks for. Nothing else is under way, so its PSNs are right.
+        // The attacker knows all that RoCEv2 asks for. Nothing else is under way, so its PSNs are
+        // right.
         attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
         assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
         attack(&mut a, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));

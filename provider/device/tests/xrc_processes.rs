@@ -1,4 +1,5 @@
-//! XRC domains of processes that open one file: a message that reaches a target of one lands in a queue of another.
+//! XRC domains of processes that open one file: a message that reaches a target of one lands in a
+//! queue of another.
 
 mod common;
 
@@ -26,7 +27,8 @@ struct Receiver {
     target: Arc<Qp>,
 }
 
-/// Not a test of its own: does something only where a test has started it. The role is the file of the domain.
+/// Not a test of its own: does something only where a test has started it. The role is the file of
+/// the domain.
 #[test]
 fn peer() {
     let Ok(file) = std::env::var(ROLE) else { return };
@@ -121,7 +123,8 @@ impl Drop for Name {
     }
 }
 
-/// This process with an initiator whose target is in `mad_sender`, and another process with the queue it sends to.
+/// This process with an initiator whose target is in `mad_sender`, and another process with the
+/// queue it sends to.
 struct Trio {
     node: Node,
     ini: Arc<Qp>,

@@ -1,7 +1,7 @@
 //! Acknowledgements that wait a little for the program's own next packet to travel with it.
 //!
-//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little. [`crate::poll_policy::delayed_ack`]
-//! says which may wait and how long.
+//! One at a time, under the receive lock: where several queue pairs are busy, waiting gains little.
+//! [`crate::poll_policy::delayed_ack`] says which may wait and how long.
 
 use crate::engine::Engine;
 use crate::poll_policy::delayed_ack;
@@ -12,7 +12,8 @@ use roxe_transport::time::Instant;
 use std::sync::Arc;
 
 impl Engine {
-    /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next packet.
+    /// Lets a queue pair answer packets that left `report`, or keeps its answer for its next
+    /// packet.
     pub(crate) fn serve_or_wait(
         &self,
         waiting: &mut Option<Waiting>,

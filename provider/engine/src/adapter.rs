@@ -56,8 +56,8 @@ impl Adapter {
         }
     }
 
-    /// Takes over what the interface is like now, and tells every observer what changed. `prepare` is done with the new GID
-    /// table before anybody sees it.
+    /// Takes over what the interface is like now, and tells every observer what changed. `prepare`
+    /// is done with the new GID table before anybody sees it.
     pub(crate) fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
         // Held from the look on, so that nobody takes over an older look after this one.
         let mut observers = self.observers.lock();

@@ -1,13 +1,15 @@
 //! The background thread: does for programs that do not poll what polling does for the others.
 //!
-//! The difficulty is to stay out of the way of a program that does poll. If every packet woke this thread, it would take
-//! the processor from the program and cost the sender an interrupt to another core; if it slept too deeply, a program
-//! that waits for its memory to change instead of polling would never see a packet. So it *watches*: each time it wakes
-//! it looks whether a thread of the program is inside the engine right now. If so, a point is taken from the score; if
-//! not, and there was something to receive, two points are added. At zero points it mutes the sockets and only looks
-//! again after a tick. A busy poller is inside nearly always, so the score goes to zero; one that waits on memory is
-//! outside when its packets come, so it stays up. Arming a completion queue fills the score: the program is about to
-//! sleep. If it receives itself before it does ([`crate::event_wait`]), the score is filled when it gives up.
+//! The difficulty is to stay out of the way of a program that does poll. If every packet woke this
+//! thread, it would take the processor from the program and cost the sender an interrupt to another
+//! core; if it slept too deeply, a program that waits for its memory to change instead of polling
+//! would never see a packet. So it *watches*: each time it wakes it looks whether a thread of the
+//! program is inside the engine right now. If so, a point is taken from the score; if not, and
+//! there was something to receive, two points are added. At zero points it mutes the sockets and
+//! only looks again after a tick. A busy poller is inside nearly always, so the score goes to zero;
+//! one that waits on memory is outside when its packets come, so it stays up. Arming a completion
+//! queue fills the score: the program is about to sleep. If it receives itself before it does
+//! ([`crate::event_wait`]), the score is filled when it gives up.
 //! [`crate::poll_policy::background`] decides; this asks, and does it.
 
 use crate::engine::Engine;
@@ -136,7 +138,8 @@ impl Engine {
         self.clear_kept();
     }
 
-    /// Receives and runs timers, unless a thread of the program is at it. Whether there was anything to receive.
+    /// Receives and runs timers, unless a thread of the program is at it. Whether there was
+    /// anything to receive.
     fn serve(&self, visitor: Visitor, now: Instant) -> bool {
         let (rx, now) = self.receive_side(now);
         let found = rx.is_some_and(|rx| self.visit(rx, visitor, now));
@@ -145,8 +148,9 @@ impl Engine {
         found
     }
 
-    /// The receive side, unless another thread has it; and the time. Waits for it when something is due: the other may have
-    /// looked before it was, and may not have the processor now. To look again and again would keep it from going on.
+    /// The receive side, unless another thread has it; and the time. Waits for it when something is
+    /// due: the other may have looked before it was, and may not have the processor now. To look
+    /// again and again would keep it from going on.
     fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, rank::Rx, Rx>>, Instant) {
         let rx = self.rx.try_lock();
         if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
@@ -173,8 +177,8 @@ impl Engine {
         });
     }
 
-    /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile either finds the
-    /// announcement or is found here.
+    /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile
+    /// either finds the announcement or is found here.
     fn plan_sleep(&self) -> Sleep {
         self.tell_counters(clock::now());
         loop {

@@ -1,13 +1,16 @@
-//! `ROXE_COUNTERS=FOLDER`: files that show other programs what the devices count, while they count it.
+//! `ROXE_COUNTERS=FOLDER`: files that show other programs what the devices count, while they count
+//! it.
 //!
-//! `roxe run` makes the files, one per counter, in the `/sys/class/infiniband` that the program sees. All processes of the
-//! run add to the same ones, so they show the sum, also of processes that have ended. A process writes what it has counted
-//! at most `PERIOD` after it has, and the rest when it ends in good order; the kernel's own `hw_counters` may be as old.
-//! Where writing takes long, as on an emulated processor, it does so less often: 1/64 of its time if 100 ms is enough for
-//! that. The lock of the folder (`man flock`) keeps two processes from adding at the same time.
+//! `roxe run` makes the files, one per counter, in the `/sys/class/infiniband` that the program
+//! sees. All processes of the run add to the same ones, so they show the sum, also of processes
+//! that have ended. A process writes what it has counted at most `PERIOD` after it has, and the
+//! rest when it ends in good order; the kernel's own `hw_counters` may be as old. Where writing
+//! takes long, as on an emulated processor, it does so less often: 1/64 of its time if 100 ms is
+//! enough for that. The lock of the folder (`man flock`) keeps two processes from adding at the
+//! same time.
 //!
-//! Where the files are not there or may not be written, the program counts for itself only and is not told: it did not ask
-//! for them. Touches the files and the lock.
+//! Where the files are not there or may not be written, the program counts for itself only and is
+//! not told: it did not ask for them. Touches the files and the lock.
 
 use crate::counters::{Counters, FILES};
 use crate::stats_file::StatsFile;
@@ -23,7 +26,8 @@ use std::time::Duration;
 /// The oldest that a file may be, as in the kernel (`hw_counters/lifespan`).
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// How old they may be where writing them takes long: this many times as long as it takes, up to a limit.
+/// How old they may be where writing them takes long: this many times as long as it takes, up to a
+/// limit.
 const SHARE: u32 = 64;
 const LONGEST: Duration = Duration::from_millis(100);
 
@@ -60,7 +64,8 @@ enum Turn {
 }
 
 impl CounterFiles {
-    /// The files of port 1 of `device` in the folder `root`, if there is one, and what is left in the folder `stats`.
+    /// The files of port 1 of `device` in the folder `root`, if there is one, and what is left in
+    /// the folder `stats`.
     pub fn new(root: Option<&Path>, stats: Option<&Path>, device: &str) -> Self {
         Self {
             folder: root.map(|root| root.join(device).join("ports/1")).unwrap_or_default(),
@@ -92,7 +97,8 @@ impl CounterFiles {
         self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
 
-    /// The end: adds what the files do not show yet, and nothing any more from then on. What they show of this process.
+    /// The end: adds what the files do not show yet, and nothing any more from then on. What they
+    /// show of this process.
     pub fn close(&self, counters: &Counters) -> Counters {
         let mut told = self.told.lock();
         let last = counters.clone();
@@ -133,8 +139,8 @@ impl CounterFiles {
         }
     }
 
-    /// The counters begin anew, in the child of a fork. A thread that the child lacks may have been writing for an engine that
-    /// is gone, so that nobody held it up: then the child tells nothing.
+    /// The counters begin anew, in the child of a fork. A thread that the child lacks may have been
+    /// writing for an engine that is gone, so that nobody held it up: then the child tells nothing.
     pub fn begin_anew(&self) {
         match self.told.try_lock() {
             Some(mut told) => *told = [0; FILES.len()],
@@ -169,7 +175,8 @@ fn take_turn(folder: &Path, turn: Turn) -> io::Result<Option<File>> {
     Ok(Some(folder))
 }
 
-/// Adds to the number in a file, which is no link. It never gets shorter, so that writing it at once is enough.
+/// Adds to the number in a file, which is no link. It never gets shorter, so that writing it at
+/// once is enough.
 fn add(path: &Path, grown: u64) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mut text = [0; 32];

@@ -18,7 +18,8 @@ impl Counter {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The same without keeping others from adding, for who holds a lock that everybody has who adds to this one.
+    /// The same without keeping others from adding, for who holds a lock that everybody has who
+    /// adds to this one.
     #[inline]
     pub fn add_alone(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
@@ -47,8 +48,8 @@ pub struct Counters {
     pub sent_packets: Counter,
     /// Their bytes, from the BTH to the ICRC.
     pub sent_bytes: Counter,
-    /// RoCE packets that came to the end of their way here; those of other processes count there, when they have been
-    /// forwarded. Counted, as the next two, under the lock of the receive side.
+    /// RoCE packets that came to the end of their way here; those of other processes count there,
+    /// when they have been forwarded. Counted, as the next two, under the lock of the receive side.
     pub received_packets: Counter,
     /// Their bytes, from the BTH to the ICRC.
     pub received_bytes: Counter,
@@ -62,12 +63,14 @@ pub struct Counters {
     pub icrc_errors: Counter,
     /// Packets for a queue pair that does not exist.
     pub unknown_qp: Counter,
-    /// Packets from an address of this host and a port that is not of this user; and, while the system drops those before they
-    /// are received, all datagrams that it drops: it has one number for them.
+    /// Packets from an address of this host and a port that is not of this user; and, while the
+    /// system drops those before they are received, all datagrams that it drops: it has one number
+    /// for them.
     pub foreign_source_port: Counter,
     /// Packets that the link could not send.
     pub send_errors: Counter,
-    /// Packets that found the send buffer of a slow interface full, and so much queued for it that they were lost.
+    /// Packets that found the send buffer of a slow interface full, and so much queued for it that
+    /// they were lost.
     pub tx_queue_full: Counter,
     /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
     pub segments_refused: Counter,
@@ -75,8 +78,8 @@ pub struct Counters {
     pub receive_errors: Counter,
     /// Datagrams that the system dropped because the receive buffer of a socket was full.
     pub rcvbuf_errors: Counter,
-    /// Packets for another process, put into its mailbox: those that came here, which count nowhere else, and own messages of
-    /// connection managers.
+    /// Packets for another process, put into its mailbox: those that came here, which count nowhere
+    /// else, and own messages of connection managers.
     pub forwarded: Counter,
     /// Packets for another process that could not be forwarded.
     pub forward_errors: Counter,
@@ -249,11 +252,12 @@ impl Counters {
     }
 }
 
-/// A file that shows a counter to other programs: its folder and name below a port, and what it holds.
+/// A file that shows a counter to other programs: its folder and name below a port, and what it
+/// holds.
 pub type File = (&'static str, fn(&Counters) -> u64);
 
-/// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What cannot happen here is
-/// always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
+/// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What
+/// cannot happen here is always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
 pub const FILES: [File; 55] = [
     ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
     ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),

@@ -1,7 +1,10 @@
-//! The engine of one device in this process: sockets, queue pairs by number, timers, and who does the work when.
+//! The engine of one device in this process: sockets, queue pairs by number, timers, and who does
+//! the work when.
 //!
-//! Its thread begins with the first opening of the device and follows the interface; sockets are opened by the first queue
-//! pair. Both happen again in the child of a fork. Threads of the program come in through [`Engine::progress`] and through the verbs of a queue pair; the background thread through its own loop.
+//! Its thread begins with the first opening of the device and follows the interface; sockets are
+//! opened by the first queue pair. Both happen again in the child of a fork. Threads of the program
+//! come in through [`Engine::progress`] and through the verbs of a queue pair; the background
+//! thread through its own loop.
 
 use crate::adapter::Adapter;
 use crate::fabric::Fabric;
@@ -29,14 +32,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What the engine hands to the crate above: messages of connection managers, requests for XRC queues of this process, changes
-/// of the interface. Every call gets the engine that it is about.
+/// What the engine hands to the crate above: messages of connection managers, requests for XRC
+/// queues of this process, changes of the interface. Every call gets the engine that it is about.
 pub trait Services: Debug + Send + Sync {
-    /// A message for queue pair 1 has come. Called under the lock of the receive side: it is left for
-    /// [`Services::run_connections`], which [`crate::scheduler::Scheduler::note_connection_work`] asks for.
+    /// A message for queue pair 1 has come. Called under the lock of the receive side: it is left
+    /// for [`Services::run_connections`], which
+    /// [`crate::scheduler::Scheduler::note_connection_work`] asks for.
     fn leave_message(&self, engine: &Engine, route: Route, mad: Mad);
 
-    /// The time has come that [`crate::scheduler::Scheduler::add_cm_timer`] was called for; left as a message is.
+    /// The time has come that [`crate::scheduler::Scheduler::add_cm_timer`] was called for; left as
+    /// a message is.
     fn leave_deadline(&self, engine: &Engine, deadline: Instant);
 
     /// Works off what was left. Called without any lock.
@@ -45,7 +50,8 @@ pub trait Services: Debug + Send + Sync {
     /// The process ends: peers are told. Takes locks only if it gets them within `limit`.
     fn end_connections(&self, engine: &Engine, limit: Duration);
 
-    /// A target of another process asks for an XRC queue of this one. Called under the lock of the receive side.
+    /// A target of another process asks for an XRC queue of this one. Called under the lock of the
+    /// receive side.
     fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant);
 
     /// The interface has changed, and the port with it. Called without any lock.
@@ -57,8 +63,9 @@ pub struct Engine {
     pub(crate) fabric: Fabric,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
-    /// Held while sockets and thread come to exist, while links are added, and while the port follows its interface.
-    /// Guards what the system tells of the interfaces; nothing, where it does not.
+    /// Held while sockets and thread come to exist, while links are added, and while the port
+    /// follows its interface. Guards what the system tells of the interfaces; nothing, where it
+    /// does not.
     pub(crate) starting: Mutex<rank::Starting, Option<LinkEvents>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
@@ -83,8 +90,8 @@ impl Debug for Engine {
 }
 
 impl Engine {
-    /// An engine for `adapter`, which hands to `services` what is not its own. EINVAL: an environment variable is not
-    /// understood; the errors of a capture file that cannot be written.
+    /// An engine for `adapter`, which hands to `services` what is not its own. EINVAL: an
+    /// environment variable is not understood; the errors of a capture file that cannot be written.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
@@ -149,7 +156,8 @@ impl Engine {
         }
     }
 
-    /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need be.
+    /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need
+    /// be.
     pub fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
         self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))

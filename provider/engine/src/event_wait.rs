@@ -1,7 +1,8 @@
 //! A thread of the program that waits for an event receives for a while before it sleeps.
 //!
-//! What comes soon then wakes nobody: neither the background thread by its packet nor the program by its event, and either
-//! costs more than all the rest of a message. Meanwhile the background thread is muted like that of a program that polls.
+//! What comes soon then wakes nobody: neither the background thread by its packet nor the program
+//! by its event, and either costs more than all the rest of a message. Meanwhile the background
+//! thread is muted like that of a program that polls.
 
 use crate::engine::Engine;
 use crate::poll_policy::spin::Look;
@@ -31,8 +32,8 @@ impl Drop for Wait<'_> {
 }
 
 impl Engine {
-    /// The calling thread is going to sleep until `is_over`, which it is not yet: it looks around first. Keep the answer until
-    /// it has slept.
+    /// The calling thread is going to sleep until `is_over`, which it is not yet: it looks around
+    /// first. Keep the answer until it has slept.
     pub fn before_sleep(&self, is_over: impl Fn() -> bool) -> Wait<'_> {
         let (presence, waiters) = (&self.presence, self.waiters());
         let counted = waiters.come();

@@ -1,4 +1,5 @@
-//! What packets leave by and who their receivers are, without anything of queue pairs: links, rings, windows, what is due.
+//! What packets leave by and who their receivers are, without anything of queue pairs: links,
+//! rings, windows, what is due.
 //!
 //! The transmit path of a queue pair needs this and nothing else of the engine.
 
@@ -134,7 +135,8 @@ impl Fabric {
         &self.rings
     }
 
-    /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of this device.
+    /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of
+    /// this device.
     // clause: PATH-SOURCE
     pub(crate) fn find_ring(&self, av: &Av, to: Qpn) -> Option<crate::rings::SharedSender> {
         let slot = Slot::of(to);
@@ -168,7 +170,8 @@ impl Fabric {
         !self.xrc_messages.is_empty()
     }
 
-    /// Sends what waits for room in send buffers, as far as there is some. Whether something still waits.
+    /// Sends what waits for room in send buffers, as far as there is some. Whether something still
+    /// waits.
     pub(crate) fn send_all_queued(&self) -> bool {
         self.links.send_queued(self.counters(), |ready| self.flows.push_ready(ready.into_iter()))
     }

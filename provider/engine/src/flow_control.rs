@@ -1,10 +1,11 @@
 //! How much may be under way towards one receiving socket.
 //!
-//! A loopback socket drops silently when its buffer is full, so all queue pairs of this process share one window per
-//! destination: an address and a slot, which is one process there. RC gives its bytes back when they are acknowledged. UC
-//! and UD have no acknowledgements; towards a process of this host the receiving engine returns *credits* for what it took
-//! out of its socket, towards other hosts there is no window. Lost packets return no credit, so a window without any sign
-//! of life for [`STALL`] opens again: flow control may cost speed, never liveness.
+//! A loopback socket drops silently when its buffer is full, so all queue pairs of this process
+//! share one window per destination: an address and a slot, which is one process there. RC gives
+//! its bytes back when they are acknowledged. UC and UD have no acknowledgements; towards a process
+//! of this host the receiving engine returns *credits* for what it took out of its socket, towards
+//! other hosts there is no window. Lost packets return no credit, so a window without any sign of
+//! life for [`STALL`] opens again: flow control may cost speed, never liveness.
 //!
 //! Touches nothing.
 
@@ -26,7 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use used::Used;
 
-/// Bounds of the window derived from a socket buffer, bytes. Throughput is flat above the lower one.
+/// Bounds of the window derived from a socket buffer, bytes. Throughput is flat above the lower
+/// one.
 const WINDOW: (usize, usize) = (128 << 10, 1 << 20);
 /// Unused destinations are forgotten when there are more than this.
 const MAX_IDLE: usize = 1024;
@@ -60,14 +62,15 @@ impl Flows {
         Self { ready: Queue::new(ready), owes, ..Self::default() }
     }
 
-    /// Sets the window of destinations that are met from now on: `configured`, or what a receive buffer of `rcvbuf` bytes
-    /// (as the kernel reports it) holds.
+    /// Sets the window of destinations that are met from now on: `configured`, or what a receive
+    /// buffer of `rcvbuf` bytes (as the kernel reports it) holds.
     pub fn set_window(&self, configured: Option<u32>, rcvbuf: usize) {
         let derived = (rcvbuf / 2).clamp(WINDOW.0, WINDOW.1) as u32;
         self.window.store(configured.unwrap_or(derived), Ordering::Relaxed);
     }
 
-    /// Credits are worth sending from this many bytes on: a receiver that keeps less to itself stops nobody.
+    /// Credits are worth sending from this many bytes on: a receiver that keeps less to itself
+    /// stops nobody.
     fn credit_unit(&self) -> u32 {
         (self.window.load(Ordering::Relaxed) / 8).max(8 << 10)
     }
@@ -135,7 +138,8 @@ impl Flows {
         }
     }
 
-    /// From now on the process of `slot` is `receiver`, and has taken all datagrams that went to it.
+    /// From now on the process of `slot` is `receiver`, and has taken all datagrams that went to
+    /// it.
     pub fn set_receiver(&self, slot: Slot, receiver: Receiver) {
         let map = self.map.lock();
         let flows: Vec<_> = map.values().filter(|flow| flow.key.slot == slot).map(Arc::clone).collect();
@@ -153,8 +157,8 @@ impl Flows {
         self.ready.change(|ready| ready.extend(qpns.map(|qpn| Turn { qpn, grant: None })));
     }
 
-    /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes. So a message costs one
-    /// waiting queue pair a visit, not all of them.
+    /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes.
+    /// So a message costs one waiting queue pair a visit, not all of them.
     #[inline]
     pub fn wake(&self, flow: &Arc<Flow>) {
         for pool in [Pool::Stream, Pool::Datagrams] {
@@ -202,7 +206,8 @@ impl Flows {
     }
 }
 
-/// Credits not returned yet, by who is owed them. Bounded: what a peer writes into its packets chooses the entry.
+/// Credits not returned yet, by who is owed them. Bounded: what a peer writes into its packets
+/// chooses the entry.
 #[derive(Debug, Default)]
 struct Credits {
     owed: Vec<Owed>,
@@ -235,7 +240,8 @@ impl Credits {
         }
     }
 
-    /// Takes an entry that should be sent: one of at least `unit` bytes, or any one when the table is full.
+    /// Takes an entry that should be sent: one of at least `unit` bytes, or any one when the table
+    /// is full.
     fn next_due(&mut self, unit: u32) -> Option<Owed> {
         self.is_blocked = false;
         let is_full = self.owed.len() >= MAX_OWED;

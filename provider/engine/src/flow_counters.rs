@@ -30,8 +30,8 @@ pub struct FlowCounters {
 }
 
 impl FlowCounters {
-    /// Lets `kind` be read at `index`; what is attached to the same index is added up. EBUSY once a flow uses the counters,
-    /// ENOMEM beyond 64 points.
+    /// Lets `kind` be read at `index`; what is attached to the same index is added up. EBUSY once a
+    /// flow uses the counters, ENOMEM beyond 64 points.
     pub fn attach(&self, kind: CounterKind, index: u32) -> Result<(), Error> {
         let mut points = self.points.lock();
         self.uses.check_unused("set of counters", "flows")?;
@@ -42,7 +42,8 @@ impl FlowCounters {
         Ok(())
     }
 
-    /// Writes what was counted since the creation to the indices that were attached. EINVAL if `values` is too short.
+    /// Writes what was counted since the creation to the indices that were attached. EINVAL if
+    /// `values` is too short.
     pub fn read(&self, values: &mut [u64]) -> Result<(), Error> {
         let points = self.points.lock();
         if points.iter().any(|(_, index)| *index as usize >= values.len()) {

@@ -1,6 +1,8 @@
-//! Following the network interface: the thread hears that it changed, and port, GID table, sockets and programs learn of it.
+//! Following the network interface: the thread hears that it changed, and port, GID table, sockets
+//! and programs learn of it.
 //!
-//! Sockets of addresses that go stay open: an address may come back, as IPv6 addresses do when a link comes up again.
+//! Sockets of addresses that go stay open: an address may come back, as IPv6 addresses do when a
+//! link comes up again.
 
 use crate::engine::Engine;
 use crate::port::{GidTable, Netdev};
@@ -12,8 +14,9 @@ impl Engine {
         self.links.set_host_addresses(addresses);
     }
 
-    /// Looks at the interface, and lets the background thread follow it from now on. If that cannot be, the device works all
-    /// the same: it is looked at whenever it is opened, and the first queue pair tries to start the thread and says why not.
+    /// Looks at the interface, and lets the background thread follow it from now on. If that cannot
+    /// be, the device works all the same: it is looked at whenever it is opened, and the first
+    /// queue pair tries to start the thread and says why not.
     pub fn watch(&self) {
         let mut link_events = self.starting.lock();
         // First listen, then look: so no change falls between the two.
@@ -44,13 +47,14 @@ impl Engine {
         }
     }
 
-    /// Takes over what the interface is like. Programs see a new address once packets can leave from it and come to it.
+    /// Takes over what the interface is like. Programs see a new address once packets can leave
+    /// from it and come to it.
     fn look(&self) {
         self.adapter.refresh(|gids| self.open_new_links(gids));
     }
 
-    /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is reported to whoever wants to
-    /// use it.
+    /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is
+    /// reported to whoever wants to use it.
     fn open_new_links(&self, gids: &GidTable) {
         let Ok(poller) = self.poller() else { return };
         if !self.is_started() {

@@ -1,8 +1,8 @@
 //! Packets of other processes that wait for room in their owner's mailbox.
 //!
-//! A mailbox takes ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and UD have nobody to repeat
-//! what is lost here, so frames wait, in order, until the owner has read. Bounded: an owner that never reads loses what
-//! comes later. Touches the mailboxes.
+//! A mailbox takes ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and
+//! UD have nobody to repeat what is lost here, so frames wait, in order, until the owner has read.
+//! Bounded: an owner that never reads loses what comes later. Touches the mailboxes.
 
 use roxe_net::forward::{Frame, HEADER};
 use roxe_net::service::Mailbox;
@@ -55,7 +55,8 @@ impl ForwardQueue {
         outbox.push(&header, body)
     }
 
-    /// Sends what there is room for by now. How many frames were lost: their owners are gone, or the system refused.
+    /// Sends what there is room for by now. How many frames were lost: their owners are gone, or
+    /// the system refused.
     pub(crate) fn retry(&mut self, from: &SlotSocket) -> u64 {
         let mut lost = 0;
         self.boxes.retain_mut(|outbox| outbox.drain(from, &mut lost));
@@ -88,7 +89,8 @@ impl Outbox {
         ForwardOutcome::Forwarded
     }
 
-    /// Sends from the front; whether something still waits. What cannot be sent at all is added to `lost`.
+    /// Sends from the front; whether something still waits. What cannot be sent at all is added to
+    /// `lost`.
     fn drain(&mut self, from: &SlotSocket, lost: &mut u64) -> bool {
         while let Some(frame) = self.frames.front() {
             match from.send_to_mailbox(&self.to, frame, &[]) {

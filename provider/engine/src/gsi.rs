@@ -1,13 +1,16 @@
-//! Queue pair 1: messages of other connection managers on their way in, to the process that has to act on them.
+//! Queue pair 1: messages of other connection managers on their way in, to the process that has to
+//! act on them.
 //!
-//! Runs under the engine's receive lock, so a message only goes into the agent's inbox ([`crate::engine::Services`]). A request is for
-//! the process that listens for its service, everything else for the one whose slot is in the id that it names. What is for
-//! nobody stays here: our machine answers as one that knows neither the service nor the id, so the peer need not wait. A
-//! request waits a moment for its listener (`MAX_LISTENER_WAIT`): stock programs (perftest) agree over one connection to make the
-//! next, and the one that shall listen may not have had a processor since.
-//! What we say to processes of this host is routed here too, where rings are allowed and nobody watches: it never sees a socket.
-//! Of a message for whoever has a connection with its sender (a REJ for timeout that names no id of ours) only this
-//! process hears; the others' retries end in time.
+//! Runs under the engine's receive lock, so a message only goes into the agent's inbox
+//! ([`crate::engine::Services`]). A request is for the process that listens for its service,
+//! everything else for the one whose slot is in the id that it names. What is for nobody stays
+//! here: our machine answers as one that knows neither the service nor the id, so the peer need not
+//! wait. A request waits a moment for its listener (`MAX_LISTENER_WAIT`): stock programs (perftest)
+//! agree over one connection to make the next, and the one that shall listen may not have had a
+//! processor since. What we say to processes of this host is routed here too, where rings are
+//! allowed and nobody watches: it never sees a socket. Of a message for whoever has a connection
+//! with its sender (a REJ for timeout that names no id of ours) only this process hears; the
+//! others' retries end in time.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
@@ -61,16 +64,18 @@ impl Engine {
         }
     }
 
-    /// Whether messages along `route` go from process to process, past the socket of the address. What comes there the system
-    /// gives to any of the processes that share it; one that ends or stands still takes it along, and four seconds pass until
-    /// it is repeated. A server whose twelve children leave one after the other met that in one of four runs.
+    /// Whether messages along `route` go from process to process, past the socket of the address.
+    /// What comes there the system gives to any of the processes that share it; one that ends or
+    /// stands still takes it along, and four seconds pass until it is repeated. A server whose
+    /// twelve children leave one after the other met that in one of four runs.
     pub fn keeps_mads(&self, route: Route) -> bool {
         let is_here = |gid| self.link(gid).is_some();
         self.rings().is_on() && self.interceptor().is_none() && is_here(route.local) && is_here(route.remote)
     }
 
-    /// Routes a message of ours as if it had come to our own socket. Whether it did: not while others wait for room in a
-    /// mailbox, which takes ten, as the socket takes more. `None`: another thread has the receive side for longer than `limit`.
+    /// Routes a message of ours as if it had come to our own socket. Whether it did: not while
+    /// others wait for room in a mailbox, which takes ten, as the socket takes more. `None`:
+    /// another thread has the receive side for longer than `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
         if !rx.state().forward_queue.is_empty() {
@@ -107,8 +112,8 @@ impl Engine {
         self.look_for_listeners_at(next);
     }
 
-    /// Looks whether somebody listens now for the requests that wait. Those that have waited long enough go to our machine,
-    /// which refuses them.
+    /// Looks whether somebody listens now for the requests that wait. Those that have waited long
+    /// enough go to our machine, which refuses them.
     pub(crate) fn look_for_listeners(&self, now: Instant) {
         // Whoever receives now would be held up.
         let Some(mut rx) = self.rx.try_lock() else { return self.look_for_listeners_at(now.after(FIRST_LOOK)) };
@@ -212,7 +217,8 @@ impl Engine {
         fate != ForwardOutcome::Unowned
     }
 
-    /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another process listens.
+    /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another
+    /// process listens.
     pub fn open_service(&self, place: Place) -> Result<(), Error> {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
         let socket = ServiceSocket::open(self.ifindex(), place).map_err(claim)?;

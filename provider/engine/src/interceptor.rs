@@ -1,8 +1,8 @@
 //! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`).
 //!
-//! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets pays one test. What is sent passes
-//! through `tx/intercepted.rs`, what arrives through `rx/intercepted.rs`; both let the interceptor judge and record, and carry out what it
-//! says.
+//! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
+//! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
+//! `rx/intercepted.rs`; both let the interceptor judge and record, and carry out what it says.
 
 mod faults;
 mod held;
@@ -40,7 +40,8 @@ impl Interceptor {
         self.faults.is_some()
     }
 
-    /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be written.
+    /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
+    /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
         if config.capture.is_none() && config.faults.is_none() {
             return Ok(None);
@@ -55,7 +56,8 @@ impl Interceptor {
         process::resume()
     }
 
-    /// What shall happen to these packets, one verdict each; `None` stands for what is no packet, and passes.
+    /// What shall happen to these packets, one verdict each; `None` stands for what is no packet,
+    /// and passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
         let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
         let mut injector = faults.injector();

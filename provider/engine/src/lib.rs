@@ -1,24 +1,24 @@
 //! Who receives, sends and runs timers when: the data path of a device in this process, between
 //! links and queue pairs.
 //!
-//! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as a
-//! card. Threads of the program come in by [`engine::Engine::progress`] when they poll an empty
+//! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as
+//! a card. Threads of the program come in by [`engine::Engine::progress`] when they poll an empty
 //! completion queue, and by the verbs of a queue pair; one background thread does the same while
 //! nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`], connection
 //! managers and XRC domains by [`engine::Services`]; the crate above implements both.
 //!
 //! # From below
 //!
-//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a port,
-//!   and what was counted.
-//! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks of
-//!   one; `table`: queue pairs by number.
+//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a
+//!   port, and what was counted.
+//! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
+//!   of one; `table`: queue pairs by number.
 //! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
 //!   `presence`, `waiters`, `spinning`: what threads tell each other for it.
 //! - [`scheduler`]: what is due and what is ready; `poller`, `thread`: how the background thread
 //!   sleeps and is woken.
-//! - `links`, `rings`, [`flow_control`], [`xrc_messages`], [`interceptor`]: sockets by address, rings
-//!   by process, windows by receiver, messages for other processes, captures and fault rules.
+//! - `links`, `rings`, [`flow_control`], [`xrc_messages`], [`interceptor`]: sockets by address,
+//!   rings by process, windows by receiver, messages for other processes, captures and fault rules.
 //! - [`fabric`]: all of these, which is what the transmit path ([`tx`]) needs.
 //! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `unclaimed`, `forward_queue`: the receive
 //!   side, as its lock guards it.

@@ -71,8 +71,8 @@ impl Links {
         self.note_change();
     }
 
-    /// Sends what waits for room in send buffers, as far as there is some; `ready` is told of the queue pairs that waited
-    /// behind. Whether something still waits.
+    /// Sends what waits for room in send buffers, as far as there is some; `ready` is told of the
+    /// queue pairs that waited behind. Whether something still waits.
     pub(crate) fn send_queued(&self, counters: &Counters, ready: impl Fn(Vec<Qpn>)) -> bool {
         let links: Vec<_> = self.udp.read().iter().filter(|link| !link.queue().is_empty()).map(Arc::clone).collect();
         let senders: Vec<_> = self.frame_senders.lock().iter().filter_map(Weak::upgrade).collect();

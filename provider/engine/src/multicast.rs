@@ -1,9 +1,11 @@
-//! Multicast groups: who is attached, the sockets they are heard on, and handing a packet to every member.
+//! Multicast groups: who is attached, the sockets they are heard on, and handing a packet to every
+//! member.
 //!
-//! A socket bound to an address of the device hears no multicast, so every group has sockets of its own; they have no part
-//! in steering, because the kernel gives each of them a copy. A datagram counts as multicast only if it came by one of
-//! these sockets *and* is addressed to [`Qpn::MULTICAST`]. The sender on this host gets its copy as everybody else does, by
-//! the kernel's loopback. There is no window towards a group: nobody could return credits for all.
+//! A socket bound to an address of the device hears no multicast, so every group has sockets of its
+//! own; they have no part in steering, because the kernel gives each of them a copy. A datagram
+//! counts as multicast only if it came by one of these sockets *and* is addressed to
+//! [`Qpn::MULTICAST`]. The sender on this host gets its copy as everybody else does, by the
+//! kernel's loopback. There is no window towards a group: nobody could return credits for all.
 //!
 //! Groups belong to the receive side of the engine and are changed under its lock.
 
@@ -23,7 +25,8 @@ use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 impl Engine {
-    /// Makes `qp` a member of the group `mgid`; it may be one already. ENOMEM beyond the limits of the device.
+    /// Makes `qp` a member of the group `mgid`; it may be one already. ENOMEM beyond the limits of
+    /// the device.
     pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state().groups;

@@ -1,7 +1,8 @@
 //! What the background thread sleeps on. **Unsafe room**: epoll, eventfd, timerfd.
 //!
-//! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which the program's own
-//! threads receive; packets then wake nobody. Knows descriptors and times, nothing else.
+//! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which
+//! the program's own threads receive; packets then wake nobody. Knows descriptors and times,
+//! nothing else.
 
 use libc::c_int;
 use roxe_base::clock::timespec;
@@ -22,7 +23,8 @@ pub(crate) enum Watch {
     Quiet,
 }
 
-/// Marks the descriptor of the link events, and those of lines to other processes; all others are marked by their number.
+/// Marks the descriptor of the link events, and those of lines to other processes; all others are
+/// marked by their number.
 const NEWS: u64 = u64::MAX;
 const LINE: u64 = u64::MAX - 1;
 /// Marks what tells of room in send buffers.
@@ -80,8 +82,8 @@ impl Poller {
         Ok(poller)
     }
 
-    /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as `watch`. Closing it is enough
-    /// to end that.
+    /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as
+    /// `watch`. Closing it is enough to end that.
     pub(crate) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
         add(self.all, fd, fd as u64, READABLE)?;
         match watch {
@@ -105,7 +107,8 @@ impl Poller {
         [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
     }
 
-    /// The same for a line to another process; every event wakes once, as the line may stay as it is.
+    /// The same for a line to another process; every event wakes once, as the line may stay as it
+    /// is.
     pub(crate) fn watch_line(&self, fd: RawFd) -> io::Result<()> {
         let events = READABLE | libc::EPOLLRDHUP | libc::EPOLLET;
         [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, LINE, events))
@@ -116,7 +119,8 @@ impl Poller {
         self.kick
     }
 
-    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Says what ended the sleep.
+    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Says
+    /// what ended the sleep.
     pub(crate) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> Woken {
         self.set_timer(until, now);
         let epoll = if watch == Watch::All { self.all } else { self.quiet };
@@ -135,8 +139,8 @@ impl Poller {
         }
     }
 
-    /// Closes the descriptors although others may hold this value: in the child of a fork, whose copy of the thread that
-    /// holds it does not exist.
+    /// Closes the descriptors although others may hold this value: in the child of a fork, whose
+    /// copy of the thread that holds it does not exist.
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
             for fd in [self.all, self.quiet, self.kick, self.timer] {
@@ -160,7 +164,8 @@ impl Poller {
         if self.timer_at.swap(at, Ordering::Relaxed) == at && until.is_none() {
             return;
         }
-        // A time of zero would switch the timer off, so a deadline that has passed is one nanosecond away.
+        // A time of zero would switch the timer off, so a deadline that has passed is one
+        // nanosecond away.
         let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
         let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
         // SAFETY: reads `spec`; no old value is wanted.

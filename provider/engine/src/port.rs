@@ -1,7 +1,7 @@
 //! The port: the network interface behind it, its GID table and its attributes.
 //!
-//! Reads the system's interfaces when a device is made or opened and when the system tells that one changed; opens no
-//! socket that carries traffic.
+//! Reads the system's interfaces when a device is made or opened and when the system tells that one
+//! changed; opens no socket that carries traffic.
 
 use pnet_datalink::NetworkInterface;
 use roxe_base::error::Error;
@@ -14,7 +14,8 @@ use std::os::fd::AsRawFd;
 
 /// Entries of the GID table. Small, because programs walk all of it.
 pub const GID_TABLE_LEN: usize = 16;
-/// Addresses taken into the table: at least one entry stays empty, as programs expect of a real card.
+/// Addresses taken into the table: at least one entry stays empty, as programs expect of a real
+/// card.
 const MAX_ADDRESSES: usize = GID_TABLE_LEN - 1;
 
 /// Attributes of a port, with the names and numbers of `struct ibv_port_attr`.
@@ -98,8 +99,8 @@ impl Netdev {
         pnet_datalink::interfaces().iter().map(Self::describe).collect()
     }
 
-    /// The interface with this index; `Ok(None)`: it was removed. An error: the system does not tell, as a list without
-    /// even the loopback interface shows.
+    /// The interface with this index; `Ok(None)`: it was removed. An error: the system does not
+    /// tell, as a list without even the loopback interface shows.
     pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
         let all = pnet_datalink::interfaces();
         if all.is_empty() {
@@ -115,14 +116,15 @@ impl Netdev {
             ifindex: interface.index,
             mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
             mtu: mtu_of(&interface.name).unwrap_or(1500),
-            // Switched on, and with a carrier: LOWER_UP follows it at once, RUNNING a moment later, but is known everywhere.
+            // Switched on, and with a carrier: LOWER_UP follows it at once, RUNNING a moment later,
+            // but is known everywhere.
             up: interface.is_up() && (interface.is_lower_up() || interface.is_running()),
             addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
         }
     }
 
-    /// EUI-64 of the MAC, universal/local bit flipped, as the kernel's rxe. An interface without a MAC (loopback) gets
-    /// a locally administered number that is the same in every process.
+    /// EUI-64 of the MAC, universal/local bit flipped, as the kernel's rxe. An interface without a
+    /// MAC (loopback) gets a locally administered number that is the same in every process.
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac;
         if self.mac == [0; 6] {
@@ -132,7 +134,8 @@ impl Netdev {
         u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
-    /// The path MTU the interface carries, by the kernel's core rule; tiny interfaces still get the smallest.
+    /// The path MTU the interface carries, by the kernel's core rule; tiny interfaces still get the
+    /// smallest.
     pub fn path_mtu(&self) -> PathMtu {
         PathMtu::for_netdev(self.mtu).unwrap_or(PathMtu::Mtu256)
     }
@@ -161,8 +164,8 @@ impl Netdev {
         }
     }
 
-    /// What the link carries, bit/s. Where that cannot be known it is about what one queue pair can send: a line that is
-    /// never full would make the first cuts of a rate limit without effect.
+    /// What the link carries, bit/s. Where that cannot be known it is about what one queue pair can
+    /// send: a line that is never full would make the first cuts of a rate limit without effect.
     pub fn line_rate(&self) -> NonZeroU64 {
         const MEGA: u64 = 1_000_000;
         NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
@@ -175,8 +178,8 @@ impl Netdev {
     }
 }
 
-/// Width and speed codes of the slowest InfiniBand link that reaches `mbits`; what cannot be known counts as 100 Gbit/s,
-/// about what memory copies through a socket can reach.
+/// Width and speed codes of the slowest InfiniBand link that reaches `mbits`; what cannot be known
+/// counts as 100 Gbit/s, about what memory copies through a socket can reach.
 fn speed_codes(mbits: u32) -> (u8, u8) {
     const X1: u8 = 1;
     const X4: u8 = 2;
@@ -257,8 +260,9 @@ impl Port {
         self.is_gone
     }
 
-    /// Takes over what the interface is like now, `None` if it was removed, and says which events that is. An interface
-    /// that was removed is the end of the device: one that comes with the same name is another one.
+    /// Takes over what the interface is like now, `None` if it was removed, and says which events
+    /// that is. An interface that was removed is the end of the device: one that comes with the
+    /// same name is another one.
     pub fn follow(&mut self, now: Option<&Netdev>) -> Vec<PortChange> {
         let (state, gids) = (self.attr.state, self.gids);
         match now {
@@ -280,7 +284,8 @@ impl Port {
     }
 }
 
-/// The GID table. An address keeps its index as long as the interface has it, because QPs and programs refer to it.
+/// The GID table. An address keeps its index as long as the interface has it, because QPs and
+/// programs refer to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GidTable([Gid; GID_TABLE_LEN]);
 

@@ -1,4 +1,5 @@
-//! What threads of the program and the background thread tell each other: who is there, who waits, who sleeps until when.
+//! What threads of the program and the background thread tell each other: who is there, who waits,
+//! who sleeps until when.
 //!
 //! Touches nothing but the clock.
 
@@ -14,12 +15,14 @@ use std::time::Duration;
 
 pub(crate) use muting::{FULL, Muting};
 
-/// How long it watches for a thread of the program, which leaves the engine for some nanoseconds between two polls.
+/// How long it watches for a thread of the program, which leaves the engine for some nanoseconds
+/// between two polls.
 pub(crate) const WATCH: Duration = Duration::from_micros(1);
 /// The thread is awake, or will look soon of its own accord.
 pub(crate) const AWAKE: u64 = 0;
 
-/// What threads of the program and the background thread tell each other. All of it is advice, but for `sleeps_until`.
+/// What threads of the program and the background thread tell each other. All of it is advice, but
+/// for `sleeps_until`.
 #[derive(Debug)]
 pub(crate) struct Presence {
     /// When a thread of the program last came in, nanoseconds.
@@ -32,7 +35,8 @@ pub(crate) struct Presence {
     pub(crate) waiters: Waiters,
     /// It waits in this way, so arming need not wake the background thread.
     pub(crate) waits_itself: AtomicBool,
-    /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to tell it.
+    /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to
+    /// tell it.
     pub(crate) sleeps_until: AtomicU64,
 }
 
@@ -80,7 +84,8 @@ impl Presence {
         self.muting.hand_over()
     }
 
-    /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is published.
+    /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is
+    /// published.
     pub(crate) fn oversleeps(&self, deadline: Instant) -> bool {
         let until = self.sleeps_until.load(SeqCst);
         until > deadline.0 && self.sleeps_until.compare_exchange(until, deadline.0, SeqCst, Relaxed).is_ok()
@@ -108,8 +113,8 @@ impl Presence {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
 
-    /// The background thread leaves packets to the program, at the price of so many points. Whether it is muted: may sleep
-    /// however many packets come.
+    /// The background thread leaves packets to the program, at the price of so many points. Whether
+    /// it is muted: may sleep however many packets come.
     pub(crate) fn mute(&self, points: i32) -> bool {
         self.muting.add(-points) <= 0 && self.muting.mute()
     }
@@ -119,8 +124,8 @@ impl Presence {
         self.waiters.abandon();
     }
 
-    /// The thread has received something. A program that armed and waits elsewhere, as with `poll(2)`, wants to be woken the
-    /// next time.
+    /// The thread has received something. A program that armed and waits elsewhere, as with
+    /// `poll(2)`, wants to be woken the next time.
     pub(crate) fn note_served(&self) {
         if self.waits_for_event() && !self.waiters.exist() {
             self.waits_itself.store(false, Relaxed);

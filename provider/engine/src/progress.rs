@@ -1,7 +1,8 @@
-//! The ways in of the program's threads: polling an empty queue, before and after sending, before something goes away.
+//! The ways in of the program's threads: polling an empty queue, before and after sending, before
+//! something goes away.
 //!
-//! A poll receives what has arrived, runs the timers that are due, then serves the services that have something to do; it
-//! never waits.
+//! A poll receives what has arrived, runs the timers that are due, then serves the services that
+//! have something to do; it never waits.
 
 use crate::counter_files::CounterFiles;
 use crate::engine::Engine;
@@ -17,10 +18,12 @@ use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
-/// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not hold it up.
+/// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not
+/// hold it up.
 pub(crate) const DRAIN_ROUNDS: u32 = 16;
-/// Visits to all sources after which each has been read once over, whoever goes on sending: one takes eight datagrams from each
-/// socket and mailbox and 32 runs from each ring, which is more than a 2,048th of what fits in there.
+/// Visits to all sources after which each has been read once over, whoever goes on sending: one
+/// takes eight datagrams from each socket and mailbox and 32 runs from each ring, which is more
+/// than a 2,048th of what fits in there.
 const ROUNDS_OF_ALL: u32 = 2048;
 
 impl Engine {
@@ -56,7 +59,8 @@ impl Engine {
 
     /// A thread of the program comes in to receive. When that is.
     pub(crate) fn enter(&self) -> Instant {
-        // First: what interrupts a program that polls does so in a system call, and on some machines the clock is one.
+        // First: what interrupts a program that polls does so in a system call, and on some
+        // machines the clock is one.
         self.presence.enter();
         let now = clock::now();
         self.presence.note_poll(now);
@@ -71,9 +75,9 @@ impl Engine {
         found
     }
 
-    /// Receives, then runs the timers that were due before, if nothing is left: what they wait for may have been in a socket
-    /// all the time, when the machine is overloaded. Who does not get the lock of the receive side leaves them to its holder.
-    /// Whether anything was there.
+    /// Receives, then runs the timers that were due before, if nothing is left: what they wait for
+    /// may have been in a socket all the time, when the machine is overloaded. Who does not get the
+    /// lock of the receive side leaves them to its holder. Whether anything was there.
     pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
         rx.state().visitor = visitor;
@@ -87,8 +91,9 @@ impl Engine {
         found
     }
 
-    /// Receives until the sockets are empty. Called before something goes away: an answer of ours to another process may
-    /// have come to our own socket, and nobody would forward it once the process has ended.
+    /// Receives until the sockets are empty. Called before something goes away: an answer of ours
+    /// to another process may have come to our own socket, and nobody would forward it once the
+    /// process has ended.
     pub fn drain(&self) {
         if !self.is_started() {
             return;
@@ -109,9 +114,9 @@ impl Engine {
         while rounds.next().is_some() && self.receive(rx, true, clock::now()) {}
     }
 
-    /// Receives everything that has arrived before the call, by whatever way: rings, sockets and mailboxes are empty when it
-    /// returns, or as much was taken from each as it can hold. Waits for the receive side; take only locks that are outside of
-    /// that around this.
+    /// Receives everything that has arrived before the call, by whatever way: rings, sockets and
+    /// mailboxes are empty when it returns, or as much was taken from each as it can hold. Waits
+    /// for the receive side; take only locks that are outside of that around this.
     pub fn receive_all_arrived(&self) {
         if self.is_started() {
             self.receive_until_empty(&mut self.rx.lock(), ROUNDS_OF_ALL);
@@ -148,8 +153,8 @@ impl Engine {
         }
     }
 
-    /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets one that is due at once, and
-    /// nobody has looked for an answer yet.
+    /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets
+    /// one that is due at once, and nobody has looked for an answer yet.
     pub(crate) fn run_timers(&self, added: u64, now: Instant) {
         while let Some((deadline, who)) = self.timers.pop_due_before(added, now) {
             match who {
@@ -185,7 +190,8 @@ impl Engine {
         }
     }
 
-    /// Counts what the system has dropped at the sockets. Those of groups are left for the next time if somebody receives.
+    /// Counts what the system has dropped at the sockets. Those of groups are left for the next
+    /// time if somebody receives.
     pub fn count_socket_drops(&self) {
         let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
             links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
@@ -197,8 +203,8 @@ impl Engine {
         self.counters().foreign_source_port.add(drops.filtered);
     }
 
-    /// Writes the counters to their files if it is time, and sees to it that it will be if they have moved. Background
-    /// thread only.
+    /// Writes the counters to their files if it is time, and sees to it that it will be if they
+    /// have moved. Background thread only.
     #[inline]
     pub(crate) fn tell_counters(&self, now: Instant) {
         if let Some(files) = self.adapter.files() {

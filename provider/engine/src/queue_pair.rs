@@ -1,8 +1,9 @@
-//! A queue pair as the engine sees it: something with a number that takes packets, timers and room to send.
+//! A queue pair as the engine sees it: something with a number that takes packets, timers and room
+//! to send.
 //!
-//! The crate above has the queue pairs, their state machines and their locks; the engine knows nothing of them but this.
-//! Every call is a *visit*: it takes the lock of the queue pair, lets its state machine work, may send, and says what is left
-//! to be done once no lock is held.
+//! The crate above has the queue pairs, their state machines and their locks; the engine knows
+//! nothing of them but this. Every call is a *visit*: it takes the lock of the queue pair, lets its
+//! state machine work, may send, and says what is left to be done once no lock is held.
 
 use crate::flow_control::Grant;
 use crate::run::{Joined, Run, RxTools};
@@ -30,7 +31,8 @@ bitflags! {
         const ANNOUNCE_RECV = 1 << 9;
         /// There is something to send.
         const HAS_WORK = 1 << 10;
-        /// So much waits for receives, or for packets in front of it, that no more shall come by rings.
+        /// So much waits for receives, or for packets in front of it, that no more shall come by
+        /// rings.
         const IS_CROWDED = 1 << 11;
     }
 }
@@ -43,7 +45,8 @@ impl VisitOutcome {
     }
 }
 
-/// Bytes of a queue pair that are brought into the cache when it is looked up: its own lines, and the lock's.
+/// Bytes of a queue pair that are brought into the cache when it is looked up: its own lines, and
+/// the lock's.
 pub const PREFETCHED: usize = 1152;
 
 /// What the engine asks of a queue pair.
@@ -51,23 +54,27 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Its number.
     fn qpn(&self) -> Qpn;
 
-    /// Which queue pair of this process it is, from 0 in the order of creation: fault rules count by that.
+    /// Which queue pair of this process it is, from 0 in the order of creation: fault rules count
+    /// by that.
     fn ordinal(&self) -> u32;
 
     /// Its transport service.
     fn service(&self) -> Service;
 
-    /// Takes in a run of packets addressed to it. What it wants to send is left for [`QueuePair::serve`].
+    /// Takes in a run of packets addressed to it. What it wants to send is left for
+    /// [`QueuePair::serve`].
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
-    /// As [`QueuePair::receive`], for packets that share a header. `None`: they have to be taken apart first.
+    /// As [`QueuePair::receive`], for packets that share a header. `None`: they have to be taken
+    /// apart first.
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome>;
 
-    /// Whether it looks at no payload but where it is copied to, so that [`QueuePair::receive_shared`] may be used.
+    /// Whether it looks at no payload but where it is copied to, so that
+    /// [`QueuePair::receive_shared`] may be used.
     fn takes_shared_payload(&self) -> bool;
 
-    /// As [`QueuePair::receive`], for packets that lie in `shared`, of which `copies` has at least the first `head` bytes of
-    /// each one, and nobody looks at the others.
+    /// As [`QueuePair::receive`], for packets that lie in `shared`, of which `copies` has at least
+    /// the first `head` bytes of each one, and nobody looks at the others.
     fn receive_shared(
         &self,
         meta: &RxMeta,
@@ -82,8 +89,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// A request that it handed to the process of an XRC queue was executed there, or not.
     fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome;
 
-    /// A datagram left the socket that will never be handed in, because of a fault: its sender on this host waits for credit
-    /// all the same.
+    /// A datagram left the socket that will never be handed in, because of a fault: its sender on
+    /// this host waits for credit all the same.
     fn return_credit(&self, packet: &Packet<'_>, net: &NetHeader, tools: &RxTools<'_>);
 
     /// Whether more than half of what may wait for it waits.
@@ -92,14 +99,16 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Sends what there is to send.
     fn serve(&self, now: Instant);
 
-    /// The same after packets came, which left `outcome`; but a lone acknowledgement may wait for what the program is about to
-    /// send. Returns until when, if it does.
+    /// The same after packets came, which left `outcome`; but a lone acknowledgement may wait for
+    /// what the program is about to send. Returns until when, if it does.
     fn serve_or_wait(&self, outcome: VisitOutcome, now: Instant) -> Option<Instant>;
 
-    /// An acknowledgement has waited long enough; if the program has taken it along, this does nothing.
+    /// An acknowledgement has waited long enough; if the program has taken it along, this does
+    /// nothing.
     fn end_waiting(&self, now: Instant);
 
-    /// Sends what there is to send, after it waited for room, and has it with `grant`, or for more requests of the program.
+    /// Sends what there is to send, after it waited for room, and has it with `grant`, or for more
+    /// requests of the program.
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant);
 
     /// Acts on the timer that was registered for `deadline`.
@@ -108,7 +117,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Tells the program what a visit brought. No lock of a queue pair may be held.
     fn announce(&self, outcome: VisitOutcome);
 
-    /// Ends all work: it is destroyed, or belongs to the parent of this process. False if that was so already.
+    /// Ends all work: it is destroyed, or belongs to the parent of this process. False if that was
+    /// so already.
     fn cut_off(&self) -> bool;
 
     /// The lock, for the fork handlers.
@@ -121,7 +131,8 @@ pub trait Spread: Debug + Send + Sync {
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>>;
 }
 
-/// Something other than a queue pair that waits for a time: a completion queue whose events are moderated.
+/// Something other than a queue pair that waits for a time: a completion queue whose events are
+/// moderated.
 pub trait Deadline: Debug + Send + Sync {
     /// The time has come.
     fn on_deadline(&self, deadline: Instant);

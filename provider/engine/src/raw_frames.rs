@@ -1,7 +1,8 @@
 //! Frames of raw packets on their way in: from the raw link through the flows to the queue pairs.
 //!
-//! There is a receiver as long as there is a flow; without one nothing of this costs anything. A frame that no flow wants is
-//! dropped here: it was a copy, the network stack of the host has the frame.
+//! There is a receiver as long as there is a flow; without one nothing of this costs anything. A
+//! frame that no flow wants is dropped here: it was a copy, the network stack of the host has the
+//! frame.
 //!
 //! Belongs to the receive side of the engine and is changed under its lock.
 
@@ -17,7 +18,8 @@ use roxe_transport::time::Instant;
 use roxe_wire::frame::{FrameKey, checksum};
 use std::sync::Arc;
 impl Engine {
-    /// From now on frames go by `rule`, too. ENOMEM beyond the limit of the device; errors of the raw link.
+    /// From now on frames go by `rule`, too. ENOMEM beyond the limit of the device; errors of the
+    /// raw link.
     pub fn add_rule(&self, rule: Rule<Target>) -> Result<RuleId, Error> {
         let mut rx = self.rx.lock();
         let slot = &mut rx.state().frames;

@@ -1,9 +1,11 @@
-//! How rings come to be, are read, and end: offers, acceptances, room that others wait for, processes that died.
+//! How rings come to be, are read, and end: offers, acceptances, room that others wait for,
+//! processes that died.
 //!
-//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket. Whoever receives next offers one
-//! ([`roxe_net::shm`]); when the other process has accepted it, packets to that slot go there, from the next visit to each
-//! queue pair on. A young ring is only read when the sockets are empty, so nothing overtakes what went before. Rings end under
-//! the receive lock.
+//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket.
+//! Whoever receives next offers one ([`roxe_net::shm`]); when the other process has accepted it,
+//! packets to that slot go there, from the next visit to each queue pair on. A young ring is only
+//! read when the sockets are empty, so nothing overtakes what went before. Rings end under the
+//! receive lock.
 
 use crate::engine::Engine;
 use crate::flow_control::Receiver;
@@ -27,8 +29,8 @@ use std::time::Duration;
 const FEW: usize = 16;
 /// The same for one whose mailbox was full.
 const BUSY: Duration = Duration::from_millis(5);
-/// Queue pairs that are served at a time when a ring has room again. Thousands may wait, and if all were served most would
-/// find it full once more.
+/// Queue pairs that are served at a time when a ring has room again. Thousands may wait, and if all
+/// were served most would find it full once more.
 const TURNS: usize = 64;
 
 impl Engine {
@@ -106,11 +108,13 @@ impl Engine {
             changed.extend((0..2).map_while(|_| what.hear(&mut gone)).map(|receiver| (*slot, receiver)));
         }
         if !changed.is_empty() {
-            // Before anybody hears of a ring: who sends without end because there is one must know that it has to use it.
+            // Before anybody hears of a ring: who sends without end because there is one must know
+            // that it has to use it.
             self.rings.version.fetch_add(2, Ordering::Release);
         }
         drop(out);
-        // Without the list: who holds the lock of a ring, because it writes there, may look for another one in the list.
+        // Without the list: who holds the lock of a ring, because it writes there, may look for
+        // another one in the list.
         gone.iter().for_each(|ring| ring.lock().close());
         if changed.iter().any(|(_, receiver)| *receiver == Receiver::Absent) {
             self.note_death(clock::now());
@@ -167,7 +171,8 @@ impl Engine {
         }
     }
 
-    /// Lets some of those who wait for room in `ring` have it, if there is. Whether others go on waiting.
+    /// Lets some of those who wait for room in `ring` have it, if there is. Whether others go on
+    /// waiting.
     fn offer_room(&self, ring: &SharedSender) -> bool {
         let mut sender = ring.lock();
         if !sender.is_half_free() {

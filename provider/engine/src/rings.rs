@@ -1,11 +1,13 @@
-//! Rings to and from other processes of this host: who has one, how they come to be, and how they end.
+//! Rings to and from other processes of this host: who has one, how they come to be, and how they
+//! end.
 //!
-//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket. Whoever receives next offers one
-//! ([`roxe_net::shm`]); when the other process has accepted it, packets to that slot go there, from the next visit to
-//! each queue pair on. A young ring is only read when the sockets are empty, so nothing overtakes what went before.
+//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket.
+//! Whoever receives next offers one ([`roxe_net::shm`]); when the other process has accepted it,
+//! packets to that slot go there, from the next visit to each queue pair on. A young ring is only
+//! read when the sockets are empty, so nothing overtakes what went before.
 //!
-//! A ring never loses packets: a queue pair that finds it full waits until the reader has made room. Rings end
-//! under the receive lock.
+//! A ring never loses packets: a queue pair that finds it full waits until the reader has made
+//! room. Rings end under the receive lock.
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
@@ -21,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// Rings of one process in each direction; with more peers than that, the others are reached by the socket. Each costs two
-/// descriptors and the memory of a ring.
+/// Rings of one process in each direction; with more peers than that, the others are reached by the
+/// socket. Each costs two descriptors and the memory of a ring.
 pub(crate) const MAX_RINGS: usize = 128;
 /// How soon a process that did not want a ring, or was not there, is asked again.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -211,8 +213,8 @@ impl Rings {
         self.out.lock().insert(slot, what);
     }
 
-    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`. Whether the background thread must be
-    /// woken: there is room by now, of which nobody will tell it.
+    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`. Whether the
+    /// background thread must be woken: there is room by now, of which nobody will tell it.
     #[must_use]
     pub(crate) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) -> bool {
         if has_written {
@@ -227,8 +229,8 @@ impl Rings {
         self.is_asleep() && sender.is_half_free_or_waits()
     }
 
-    /// Before the background thread sleeps: from now on writers wake it, and so do readers of full rings. Whether something
-    /// has come already.
+    /// Before the background thread sleeps: from now on writers wake it, and so do readers of full
+    /// rings. Whether something has come already.
     pub(crate) fn prepare_sleep(&self) -> bool {
         let prepare = |found, ring: &Arc<Inbound>| ring.reader.prepare_sleep() | found;
         self.is_on && {
@@ -239,7 +241,8 @@ impl Rings {
         }
     }
 
-    /// Whether the background thread sleeps: asked after somebody was listed, who may have been overlooked when it lay down.
+    /// Whether the background thread sleeps: asked after somebody was listed, who may have been
+    /// overlooked when it lay down.
     pub(crate) fn is_asleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.sleeps.load(Ordering::Relaxed)
@@ -272,16 +275,16 @@ impl Rings {
         self.inbound_version.fetch_add(1, Ordering::Release);
     }
 
-    /// The locks, for the fork handlers, in the order they are taken. Those of single rings are only taken under locks of
-    /// queue pairs and of the receive side.
+    /// The locks, for the fork handlers, in the order they are taken. Those of single rings are
+    /// only taken under locks of queue pairs and of the receive side.
     pub(crate) fn raw(&self) -> [&dyn Lockable; 3] {
         [&self.out, &self.inbound, &self.full]
     }
 }
 
 impl Out {
-    /// What its line says: how packets get there from now on. A ring that is not read any more is put into `gone`, for the
-    /// caller to close once it has let go of the list.
+    /// What its line says: how packets get there from now on. A ring that is not read any more is
+    /// put into `gone`, for the caller to close once it has let go of the list.
     pub(crate) fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, control) | Self::Ready(_, control)) = self else { return None };
         match control.poll() {

@@ -1,4 +1,5 @@
-//! A run: some packets to one queue pair out of one receive, as the engine hands them to it; and packets that share a header.
+//! A run: some packets to one queue pair out of one receive, as the engine hands them to it; and
+//! packets that share a header.
 //!
 //! Touches nothing.
 
@@ -33,8 +34,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Which IPv4 identification the next packet probably has. Senders like us number the packets of a run from
-/// 0; others count on from packet to packet.
+/// Which IPv4 identification the next packet probably has. Senders like us number the packets of a
+/// run from 0; others count on from packet to packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdentGuess {
     /// The last identification of a sender that counts.
@@ -50,7 +51,8 @@ impl IdentGuess {
         self.sums.retarget(net);
     }
 
-    /// Whether the ICRC of `packet`, which is in the run that began last, is right for some identification.
+    /// Whether the ICRC of `packet`, which is in the run that began last, is right for some
+    /// identification.
     #[inline]
     pub fn verify(&mut self, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
@@ -66,7 +68,8 @@ impl IdentGuess {
 pub struct RxTools<'a> {
     /// Guesses identifications.
     pub ident: &'a mut IdentGuess,
-    /// The addresses of the device. A sender that has one is on this host and keeps a window for datagrams.
+    /// The addresses of the device. A sender that has one is on this host and keeps a window for
+    /// datagrams.
     pub locals: &'a [Gid],
     /// Whether the packets shall find no receive (a fault).
     pub starved: bool,
@@ -75,8 +78,8 @@ pub struct RxTools<'a> {
 }
 
 impl RxTools<'_> {
-    /// Whether packets from `src` that are behind a gap have probably overtaken what is missing: by a socket nothing is lost on
-    /// this host, but some may take the way over another process.
+    /// Whether packets from `src` that are behind a gap have probably overtaken what is missing: by
+    /// a socket nothing is lost on this host, but some may take the way over another process.
     pub fn may_overtake(&self, src: Gid) -> bool {
         self.may_overtake && self.locals.contains(&src)
     }
@@ -124,8 +127,8 @@ impl<'a> Joined<'a> {
         is_whole.then_some(Self { first: first.header, len, payload })
     }
 
-    /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all; `None`: there is not as much
-    /// room.
+    /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all;
+    /// `None`: there is not as much room.
     pub(crate) fn part(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
         let Self { mut first, len, payload } = *self;
         let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);

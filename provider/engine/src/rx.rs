@@ -1,7 +1,8 @@
-//! Packets on their way in: from the sockets to the queue pairs, and what follows from a batch of them.
+//! Packets on their way in: from the sockets to the queue pairs, and what follows from a batch of
+//! them.
 //!
-//! Everything here runs under the engine's receive lock, which is tried and never waited for on a data path, so holding
-//! it across the sends that a batch causes stops nobody.
+//! Everything here runs under the engine's receive lock, which is tried and never waited for on a
+//! data path, so holding it across the sends that a batch causes stops nobody.
 
 mod from_rings;
 mod intercepted;
@@ -28,7 +29,8 @@ use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::sync::Arc;
 
-/// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few enough to answer soon.
+/// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few
+/// enough to answer soon.
 const BUDGET: usize = 8;
 /// Visits for which a ring counts as young.
 pub(crate) const YOUNG: u32 = 256;
@@ -49,8 +51,8 @@ pub(crate) enum Way {
 }
 
 impl Engine {
-    /// Takes what has arrived, up to a budget, and does all that follows from it. `all`: also look at sockets that had no
-    /// traffic yet. Whether anything was there.
+    /// Takes what has arrived, up to a budget, and does all that follows from it. `all`: also look
+    /// at sockets that had no traffic yet. Whether anything was there.
     pub(crate) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
@@ -85,7 +87,8 @@ impl Engine {
         found
     }
 
-    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was read or sent stays in a socket.
+    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was
+    /// read or sent stays in a socket.
     pub(crate) fn clear_kept(&self) {
         if let Some(rx) = self.rx.try_lock() {
             rx.sources.links.iter().for_each(|link| link.clear_kept());
@@ -102,14 +105,16 @@ impl Engine {
         }
     }
 
-    /// Receives from one link. After a lone small packet it comes back at once: the program waits for it.
+    /// Receives from one link. After a lone small packet it comes back at once: the program waits
+    /// for it.
     #[inline]
     fn drain_link(&self, link: &Arc<UdpLink>, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         for count in 0..BUDGET {
             let meta = match link.recv_with(buf, &mut state.control) {
                 Ok(Some(meta)) => meta,
                 Ok(None) => return count > 0,
-                // An error the network reported for something sent earlier; reading it has cleared it.
+                // An error the network reported for something sent earlier; reading it has cleared
+                // it.
                 Err(_) => {
                     self.counters().receive_errors.add(1);
                     return count > 0;
@@ -120,7 +125,8 @@ impl Engine {
                 self.keep_out(state, link, &meta, bytes, now);
                 continue;
             }
-            // Steering tries every address, also those that nobody uses: looking there cost 0.4 us of each message.
+            // Steering tries every address, also those that nobody uses: looking there cost 0.4 us
+            // of each message.
             if bytes.first() != Some(&steer::PROBE) {
                 link.set_hot();
             }
@@ -141,7 +147,8 @@ impl Engine {
         uncancelled(|| state.source_ports.keep_out(link, now));
     }
 
-    /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or a sender never stops.
+    /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or
+    /// a sender never stops.
     fn empty_sockets(&self, links: &[Arc<UdpLink>], buf: &mut [u8], state: &mut RxState, now: Instant) {
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some()
@@ -294,8 +301,8 @@ impl Engine {
         state.touch(qp, report);
     }
 
-    /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a program that ends as soon as
-    /// it is told must not take an answer with it.
+    /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a
+    /// program that ends as soon as it is told must not take an answer with it.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
         let mut touched = std::mem::take(&mut state.touched);
         for Touched { qp, report } in touched.drain(..) {

@@ -1,4 +1,5 @@
-//! The receive side of an engine, as its lock guards it: where packets come from, and what changes while they are handed out.
+//! The receive side of an engine, as its lock guards it: where packets come from, and what changes
+//! while they are handed out.
 //!
 //! Touches nothing.
 
@@ -21,10 +22,11 @@ use std::sync::Arc;
 use std::time::Duration;
 /// Sockets without traffic are looked at on every n-th visit.
 pub(crate) const COLD: u32 = 16;
-/// While packets come by rings, or before timers run, all sockets are looked at this often: a look costs three system calls, as
-/// much as a message takes from one process to another and back.
+/// While packets come by rings, or before timers run, all sockets are looked at this often: a look
+/// costs three system calls, as much as a message takes from one process to another and back.
 pub(crate) const BESIDE_RINGS: Duration = Duration::from_micros(20);
-/// Visits that find packets before timers run all the same: what was there when these became due has been taken by then.
+/// Visits that find packets before timers run all the same: what was there when these became due
+/// has been taken by then.
 pub(crate) const MAX_OVERDUE: u32 = 256;
 /// Largest datagram: 64 KB of packets, or the same behind a frame header.
 pub(crate) const BUFFER: usize = (64 << 10) + 4096;
@@ -57,7 +59,8 @@ pub(crate) struct Sources {
     pub(crate) links_version: u32,
     pub(crate) rings: Vec<Arc<Inbound>>,
     pub(crate) rings_version: u32,
-    /// Visits for which the sockets are emptied before the rings: a young ring shall not overtake them.
+    /// Visits for which the sockets are emptied before the rings: a young ring shall not overtake
+    /// them.
     pub(crate) young_visits: u32,
 }
 
@@ -137,8 +140,8 @@ impl Rx {
 }
 
 impl RxState {
-    /// Whether this visit looks at all sockets. While a timer `is_due` not every visit does: of 10,000 queue pairs one is due
-    /// every 7 us.
+    /// Whether this visit looks at all sockets. While a timer `is_due` not every visit does: of
+    /// 10,000 queue pairs one is due every 7 us.
     pub(crate) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
         let is_time = if self.prefers_rings || is_due {
@@ -152,14 +155,15 @@ impl RxState {
         is_time
     }
 
-    /// Whether something is left from earlier visits that other processes are to get, or filters will have to be renewed.
+    /// Whether something is left from earlier visits that other processes are to get, or filters
+    /// will have to be renewed.
     #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
         !self.forward_queue.is_empty() || self.source_ports.due().is_some()
     }
 
-    /// Whether timers may run that were due before this visit. Not if it may not have found all packets: more of them may be
-    /// there, or answers to those.
+    /// Whether timers may run that were due before this visit. Not if it may not have found all
+    /// packets: more of them may be there, or answers to those.
     pub(crate) fn ends_overdue(&mut self, may_find_more: bool) -> bool {
         self.overdue += 1;
         let ends = !may_find_more || self.overdue >= MAX_OVERDUE;
@@ -169,8 +173,9 @@ impl RxState {
         ends
     }
 
-    /// Whether rings are left alone: what they bring has overtaken packets that went another way, or its receives, and is to
-    /// wait where its writer notices. Packets by other ways are looked for at every visit then.
+    /// Whether rings are left alone: what they bring has overtaken packets that went another way,
+    /// or its receives, and is to wait where its writer notices. Packets by other ways are looked
+    /// for at every visit then.
     pub(crate) fn rests(&mut self) -> bool {
         self.crowded.take_if(|qp| !qp.is_crowded());
         self.prefers_rings &= self.crowded.is_none();

@@ -1,7 +1,9 @@
-//! What is due when, what waits to be done, who is there to do it, and how the background thread is woken.
+//! What is due when, what waits to be done, who is there to do it, and how the background thread is
+//! woken.
 //!
-//! One place says when the next thing is due (`Scheduler::next_deadline`), and one word which services have something to do
-//! (`Ready`): a poll that finds nothing asks these two and no service. Touches the thread's doorbell.
+//! One place says when the next thing is due (`Scheduler::next_deadline`), and one word which
+//! services have something to do (`Ready`): a poll that finds nothing asks these two and no
+//! service. Touches the thread's doorbell.
 
 use crate::poll_policy::idle;
 use crate::poller::Poller;
@@ -159,7 +161,8 @@ impl Scheduler {
         self.wait_for(deadline, Due::Requests);
     }
 
-    /// A process of this host has died: its names are taken away, once the kernel has closed all that it had.
+    /// A process of this host has died: its names are taken away, once the kernel has closed all
+    /// that it had.
     pub fn note_death(&self, now: Instant) {
         self.wait_for(now.after(CLOSING), Due::DeadNames);
     }
@@ -228,7 +231,8 @@ impl Scheduler {
         self.idle_visits.store(0, Ordering::Relaxed);
     }
 
-    /// A program that polls in vain for long lets others run: the peer it waits for may need this very processor.
+    /// A program that polls in vain for long lets others run: the peer it waits for may need this
+    /// very processor.
     pub(crate) fn yield_when_idle(&self, now: Instant) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
         if visits == 0 {

@@ -1,7 +1,9 @@
-//! The end of the process: peers hear of connections that the program did not end, and other processes get what came here
-//! for them. A kernel does both for a program that just stops; without us nobody would answer its peers for minutes.
+//! The end of the process: peers hear of connections that the program did not end, and other
+//! processes get what came here for them. A kernel does both for a program that just stops; without
+//! us nobody would answer its peers for minutes.
 //!
-//! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of it.
+//! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of
+//! it.
 
 use crate::engine::Engine;
 use crate::progress::DRAIN_ROUNDS;
@@ -18,11 +20,12 @@ const MAIL_LIMIT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Engine {
-    /// Peers hear of connections that the program did not end, and other processes get what came here for them. Bounded in
-    /// time.
+    /// Peers hear of connections that the program did not end, and other processes get what came
+    /// here for them. Bounded in time.
     pub fn shut_down(&self) {
         if self.is_started() {
-            // Our last packets, too, may have come to our own socket; peers get them before they hear of the end.
+            // Our last packets, too, may have come to our own socket; peers get them before they
+            // hear of the end.
             if let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
                 self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             }
@@ -31,7 +34,8 @@ impl Engine {
         }
     }
 
-    /// Receives until nothing is left, and sends on what is for others until their mailboxes have taken it.
+    /// Receives until nothing is left, and sends on what is for others until their mailboxes have
+    /// taken it.
     fn deliver_mail(&self) {
         let deadline = clock::now().after(MAIL_LIMIT);
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {

@@ -1,4 +1,5 @@
-//! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the child of a fork.
+//! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the
+//! child of a fork.
 
 use crate::engine::Engine;
 use crate::interceptor::Interceptor;
@@ -19,8 +20,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once, Weak};
 
 impl Engine {
-    /// Starts the engine if need be, and sees to it that it has an address. What fails here is for the user of the host to
-    /// mend.
+    /// Starts the engine if need be, and sees to it that it has an address. What fails here is for
+    /// the user of the host to mend.
     pub fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
         if self.links.udp.read().is_empty() {
@@ -47,7 +48,8 @@ impl Engine {
         }
         self.interceptor().map_or(Ok(()), Interceptor::resume)?;
         let poller = self.ensure_thread(&mut starting)?;
-        // Before the sockets, which may bring packets of others at once: they are sent on from here.
+        // Before the sockets, which may bring packets of others at once: they are sent on from
+        // here.
         let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
         claimed.inspect_err(|_| self.forget_sockets())?;
         // Who needs an address is told why there is none.
@@ -73,7 +75,8 @@ impl Engine {
             return Ok(poller);
         }
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
-        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the device is opened.
+        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the
+        // device is opened.
         let heard =
             LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
         let me = Weak::clone(&self.me);
@@ -85,15 +88,16 @@ impl Engine {
         Ok(poller)
     }
 
-    /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone when this returns.
+    /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone
+    /// when this returns.
     pub fn release(self: Arc<Self>) {
         let (me, thread) = (Arc::downgrade(&self), self.thread.read().clone());
         drop(self);
         thread.into_iter().for_each(|thread| thread.join_if(|| me.strong_count() == 0));
     }
 
-    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is reported to whoever
-    /// wants to use it.
+    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is
+    /// reported to whoever wants to use it.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
         self.look_at_host();
         let mut failure = None;
@@ -151,8 +155,8 @@ impl Engine {
         self.fabric.clear();
     }
 
-    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device starts the thread again,
-    /// the next queue pair all of the engine.
+    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device
+    /// starts the thread again, the next queue pair all of the engine.
     pub fn abandon(&self) {
         self.started.store(false, Ordering::Release);
         *self.starting.lock() = None;

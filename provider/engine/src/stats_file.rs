@@ -1,9 +1,11 @@
-//! `ROXE_STATS_FILES=FOLDER`: what a process has counted, in a file of its own, for whoever prints it if the process cannot:
-//! one that a signal ends, or that leaves by `_exit`, as children of a fork do.
+//! `ROXE_STATS_FILES=FOLDER`: what a process has counted, in a file of its own, for whoever prints
+//! it if the process cannot: one that a signal ends, or that leaves by `_exit`, as children of a
+//! fork do.
 //!
-//! `roxe run --stats` names the folder. The file is named after the process and the device and holds the line that is to be
-//! printed. The process holds its lock (`man flock`), which the system takes from it when it ends, and removes the file when it
-//! has printed the line itself. Touches the file.
+//! `roxe run --stats` names the folder. The file is named after the process and the device and
+//! holds the line that is to be printed. The process holds its lock (`man flock`), which the system
+//! takes from it when it ends, and removes the file when it has printed the line itself. Touches
+//! the file.
 
 use crate::counters::Counters;
 use roxe_base::lock::{Mutex, rank};
@@ -34,7 +36,8 @@ impl StatsFile {
         Self { folder: folder.into(), device: device.into(), open: Mutex::default() }
     }
 
-    /// Writes what was counted. Where that fails the process prints what it can at its end, and nobody else does.
+    /// Writes what was counted. Where that fails the process prints what it can at its end, and
+    /// nobody else does.
     pub fn write(&self, counters: &Counters) {
         let mut open = self.open.lock();
         if open.is_none() {
@@ -61,8 +64,8 @@ impl StatsFile {
         }
     }
 
-    /// In the child of a fork: the file is the parent's. A thread that the child lacks may have been writing: then the child has
-    /// no file.
+    /// In the child of a fork: the file is the parent's. A thread that the child lacks may have
+    /// been writing: then the child has no file.
     pub fn abandon(&self) {
         if let Some(mut open) = self.open.try_lock() {
             *open = None;
@@ -70,8 +73,8 @@ impl StatsFile {
     }
 }
 
-/// What is printed of one device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`; `how` the process ended, unless that is
-/// empty, stands behind its number.
+/// What is printed of one device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`; `how` the
+/// process ended, unless that is empty, stands behind its number.
 pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     let used = counters.iter().filter(|(_, value)| *value != 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();

@@ -1,8 +1,9 @@
 //! Queue pairs by number.
 //!
-//! A process owns one or more slots of 4096 numbers each ([`roxe_net::slot`]). Within a slot numbers are drawn at random,
-//! so that a peer cannot guess them. A number that was given back rests: peers may remember for a while that it had a
-//! connection with them, and refuse another one as stale. Finding a QP is a scan over the few slots and one index.
+//! A process owns one or more slots of 4096 numbers each ([`roxe_net::slot`]). Within a slot
+//! numbers are drawn at random, so that a peer cannot guess them. A number that was given back
+//! rests: peers may remember for a while that it had a connection with them, and refuse another one
+//! as stale. Finding a QP is a scan over the few slots and one index.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
 use roxe_base::lock::{Lockable, RwLock, rank};
@@ -76,8 +77,9 @@ impl Owned {
         }
     }
 
-    /// Of the unused numbers three quarters may rest, so that the others can still not be guessed: a process with few queue
-    /// pairs uses a number again when 3,000 others have been given back after it.
+    /// Of the unused numbers three quarters may rest, so that the others can still not be guessed:
+    /// a process with few queue pairs uses a number again when 3,000 others have been given back
+    /// after it.
     fn wake(&mut self) {
         let most = (self.numbers.len() - self.used) * 3 / 4;
         while self.resting.len() > most {
@@ -105,7 +107,8 @@ impl QpTable {
         let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };
         match owned.numbers.get(index_of(qpn)) {
             Some(Number::Used(qp)) => {
-                // Before its count is changed: that waits for the first line, and the others come meanwhile.
+                // Before its count is changed: that waits for the first line, and the others come
+                // meanwhile.
                 prefetch_at(Arc::as_ptr(qp).addr(), PREFETCHED);
                 Lookup::Found(Arc::clone(qp))
             }
@@ -159,7 +162,8 @@ impl QpTable {
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
-    /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists the queue pairs.
+    /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists
+    /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
         let slots = self.slots.write();
         let qps = slots.iter().flat_map(Owned::qps).map(Arc::clone).collect();

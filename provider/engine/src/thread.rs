@@ -1,11 +1,12 @@
-//! The background thread, how it comes and goes; and what threads ask of the system. **Unsafe room**: pthread_sigmask,
-//! pthread_timedjoin_np, sched_setattr, getrusage.
+//! The background thread, how it comes and goes; and what threads ask of the system. **Unsafe
+//! room**: pthread_sigmask, pthread_timedjoin_np, sched_setattr, getrusage.
 //!
-//! Other cards have no thread, so programs do between two verbs what is only safe with none about. Libfabric writes jumps
-//! over functions of libc (madvise, mmap, munmap ...) right after it has looked at a device: a thread of ours that was
-//! inside one of them, to get its first memory or to give back its last, came back into the middle of a jump (seen as a
-//! SIGSEGV, in 2 of 90 runs of `fi_pingpong -e dgram`). So who starts the thread waits until it has what it
-//! needs, and who closes the device for the last time waits until it is gone. Knows nothing of what engines do.
+//! Other cards have no thread, so programs do between two verbs what is only safe with none about.
+//! Libfabric writes jumps over functions of libc (madvise, mmap, munmap ...) right after it has
+//! looked at a device: a thread of ours that was inside one of them, to get its first memory or to
+//! give back its last, came back into the middle of a jump (seen as a SIGSEGV, in 2 of 90 runs of
+//! `fi_pingpong -e dgram`). So who starts the thread waits until it has what it needs, and who
+//! closes the device for the last time waits until it is gone. Knows nothing of what engines do.
 
 use crate::poller::Poller;
 use roxe_base::cancel::uncancelled;
@@ -17,10 +18,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The longest wait for the thread to come, and to go. Both take microseconds, up to a tenth of a second where namespaces come
-/// and go. But a thread may need the lock of the dynamic loader, and a program that opens or closes a device in a constructor
-/// or destructor of a library has that. With glibc 2.36 a thread needs it to come. Tests hold no such lock, and want to see the
-/// thread gone however busy the machine is.
+/// The longest wait for the thread to come, and to go. Both take microseconds, up to a tenth of a
+/// second where namespaces come and go. But a thread may need the lock of the dynamic loader, and a
+/// program that opens or closes a device in a constructor or destructor of a library has that. With
+/// glibc 2.36 a thread needs it to come. Tests hold no such lock, and want to see the thread gone
+/// however busy the machine is.
 const TO_COME: Duration = Duration::from_millis(100);
 const TO_GO: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
 
@@ -35,7 +37,8 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    /// Starts it, to do `prepare` and then `body`; returns when the first is done, or takes longer than [`TO_COME`].
+    /// Starts it, to do `prepare` and then `body`; returns when the first is done, or takes longer
+    /// than [`TO_COME`].
     pub(crate) fn start(
         poller: Poller,
         prepare: impl FnOnce() + Send + 'static,
@@ -75,8 +78,8 @@ impl Thread {
         turn()
     }
 
-    /// For who has let go of the engine, with no lock held: if nobody has it any more, which `is_over` says correctly between
-    /// two turns, this waits until the thread is gone.
+    /// For who has let go of the engine, with no lock held: if nobody has it any more, which
+    /// `is_over` says correctly between two turns, this waits until the thread is gone.
     pub(crate) fn join_if(&self, is_over: impl FnOnce() -> bool) {
         self.join_within(TO_GO, is_over);
     }
@@ -97,8 +100,8 @@ fn join(handle: JoinHandle<()>, limit: Duration) {
     // The call knows no other clock than that of the wall.
     let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
     let thread = handle.into_pthread_t();
-    // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until` outlives the call, and
-    // nobody wants its result.
+    // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until`
+    // outlives the call, and nobody wants its result.
     uncancelled(|| unsafe {
         if libc::pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const until) != 0 {
             libc::pthread_detach(thread);
@@ -106,13 +109,16 @@ fn join(handle: JoinHandle<()>, limit: Duration) {
     });
 }
 
-/// Runs `f` on a new thread that takes no signals: handlers of the program belong on threads of the program.
+/// Runs `f` on a new thread that takes no signals: handlers of the program belong on threads of the
+/// program.
 fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    // SAFETY: an all-zero signal set is valid memory for the calls that fill it; both masks outlive the calls.
+    // SAFETY: an all-zero signal set is valid memory for the calls that fill it; both masks outlive
+    // the calls.
     unsafe {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // Faults of the thread itself must reach their handlers (a registered page may be gone, see `guard`).
+        // Faults of the thread itself must reach their handlers (a registered page may be gone, see
+        // `guard`).
         for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
             libc::sigdelset(&raw mut all, fault);
         }
@@ -123,15 +129,16 @@ fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::R
     }
 }
 
-/// Asks the scheduler to run the calling thread in short slices, so that it comes to run soon after a wake-up although
-/// programs spin on every processor: with two spinning programs on two processors the typical `ib_write_lat -s 8` went
-/// from 4,000 us to between 30 and 580, on a busy machine both times; 560 on a quiet one. Kernels before 6.12 take the
-/// wish and do not know it; a refusal changes nothing.
+/// Asks the scheduler to run the calling thread in short slices, so that it comes to run soon after
+/// a wake-up although programs spin on every processor: with two spinning programs on two
+/// processors the typical `ib_write_lat -s 8` went from 4,000 us to between 30 and 580, on a busy
+/// machine both times; 560 on a quiet one. Kernels before 6.12 take the wish and do not know it; a
+/// refusal changes nothing.
 pub(crate) fn prefer_short_slices() {
     /// The shortest slice the kernel grants, nanoseconds.
     const SLICE: u64 = 100_000;
-    // SAFETY: `attr` is a complete sched_attr of the size told to the kernel, which writes it and then reads it; 0 is
-    // the calling thread.
+    // SAFETY: `attr` is a complete sched_attr of the size told to the kernel, which writes it and
+    // then reads it; 0 is the calling thread.
     unsafe {
         let mut attr: libc::sched_attr = std::mem::zeroed();
         let size = size_of::<libc::sched_attr>() as libc::c_uint;
@@ -144,9 +151,11 @@ pub(crate) fn prefer_short_slices() {
     }
 }
 
-/// How often somebody else has had the processor although the calling thread would have gone on, or had offered it.
+/// How often somebody else has had the processor although the calling thread would have gone on, or
+/// had offered it.
 pub(crate) fn preemptions() -> u64 {
-    // SAFETY: all zero is a valid value, and the kernel writes a complete one. A refusal leaves a count that stands still.
+    // SAFETY: all zero is a valid value, and the kernel writes a complete one. A refusal leaves a
+    // count that stands still.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);

@@ -1,9 +1,11 @@
-//! Packets on their way out: one staging buffer per thread, filled by the transport, sealed and sent in runs.
+//! Packets on their way out: one staging buffer per thread, filled by the transport, sealed and
+//! sent in runs.
 //!
-//! A run is what one system call sends: packets of one size (the last may be shorter) to one process. The size bounds are
-//! those of a segmented UDP send. Copying into the buffer and sending from there beats gathering from application memory,
-//! and the ICRC is that of the copy, so memory that changes meanwhile cannot spoil it. Where the processor can, payloads
-//! are summed up while they are copied, and sealing only adds the headers.
+//! A run is what one system call sends: packets of one size (the last may be shorter) to one
+//! process. The size bounds are those of a segmented UDP send. Copying into the buffer and sending
+//! from there beats gathering from application memory, and the ICRC is that of the copy, so memory
+//! that changes meanwhile cannot spoil it. Where the processor can, payloads are summed up while
+//! they are copied, and sealing only adds the headers.
 
 mod frames;
 mod intercepted;
@@ -27,8 +29,9 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes and packets of a batch: a run that began in the first half is never cut short by its end. More would not fit the
-/// second level cache beside the program's data, which cost 13 % at 1 MB messages.
+/// Bytes and packets of a batch: a run that began in the first half is never cut short by its end.
+/// More would not fit the second level cache beside the program's data, which cost 13 % at 1 MB
+/// messages.
 const BUFFER: usize = 2 * MAX_BYTES;
 const MAX_PACKETS: usize = 2 * MAX_SEGMENTS;
 
@@ -139,7 +142,8 @@ impl Batch {
         self.copied = copied;
     }
 
-    /// Whether a packet of `len` bytes on the way of the newest packet is of the size and the way of the newest run.
+    /// Whether a packet of `len` bytes on the way of the newest packet is of the size and the way
+    /// of the newest run.
     fn continues_run(&self, len: usize) -> bool {
         let (Some(first), Some(last)) = (self.packets.get(self.newest), self.packets.last()) else { return false };
         first.av == last.av && last.len == first.len && len <= first.len
@@ -176,8 +180,9 @@ impl Batch {
         self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
     }
 
-    /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it comes from, `cached` is
-    /// the link that one used last. What cannot be sent is lost and counted, as on any network.
+    /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
+    /// comes from, `cached` is the link that one used last. What cannot be sent is lost and
+    /// counted, as on any network.
     pub fn flush(&mut self, fabric: &Fabric, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
         if let Some(interceptor) = fabric.interceptor() {
             self.flush_intercepted(fabric, interceptor, ordinal, cached, None);
@@ -411,7 +416,8 @@ mod tests {
         assert_eq!(runs(&batch, 64), [0..2, 2..17]);
         batch.clear();
         (0..10).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));
-        // What comes behind a packet that began a run and was taken back counts as another run of the same packets.
+        // What comes behind a packet that began a run and was taken back counts as another run of
+        // the same packets.
         push(&mut batch, &av(1), 0x1000, 5000);
         batch.retract();
         (10..20).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));

@@ -9,14 +9,16 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
-/// The threads of the program that wait for events, and what they met. Advice, but for who looks around.
+/// The threads of the program that wait for events, and what they met. Advice, but for who looks
+/// around.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     /// How many wait, asleep or not.
     pub(crate) waiting: AtomicU32,
     /// Those of them that receive at this moment.
     pub(crate) looking: AtomicU32,
-    /// When the last one of these found what it waited for, nanoseconds; 0 if one gave up after that.
+    /// When the last one of these found what it waited for, nanoseconds; 0 if one gave up after
+    /// that.
     pub(crate) last_catch: AtomicU64,
     /// Whether the next ones shall be patient.
     pub(crate) are_patient: AtomicBool,

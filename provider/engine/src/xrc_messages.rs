@@ -1,7 +1,8 @@
 //! What XRC targets and queues of different processes tell each other, on its way out.
 //!
-//! Queue pairs post under their locks; whoever holds the receive lock sends it through the mailboxes. Bounded: a message that
-//! finds no room is lost, and whoever waits for the answer posts it again. Touches nothing.
+//! Queue pairs post under their locks; whoever holds the receive lock sends it through the
+//! mailboxes. Bounded: a message that finds no room is lost, and whoever waits for the answer posts
+//! it again. Touches nothing.
 
 use roxe_base::lock::rank;
 use roxe_base::queue::Queue;

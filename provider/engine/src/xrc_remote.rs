@@ -1,4 +1,5 @@
-//! What XRC targets and queues of different processes tell each other: sent by whoever holds the receive side, and taken in.
+//! What XRC targets and queues of different processes tell each other: sent by whoever holds the
+//! receive side, and taken in.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;

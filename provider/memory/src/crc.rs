@@ -1,9 +1,11 @@
-//! CRC-32 of packets, with instructions that multiply 512 bits at once where the processor has them. **Unsafe room**: loads.
+//! CRC-32 of packets, with instructions that multiply 512 bits at once where the processor has
+//! them. **Unsafe room**: loads.
 //!
-//! V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction. For a packet of 1 KB this
-//! takes less than half the time of crc32fast, which was a quarter of all that a receiver did with one. For one of 64 bytes it
-//! takes a fifth of the instructions, with 128 bits at once. Headers go through the same multiplications: looked up byte by
-//! byte they cost 44 to 50 cycles of a packet, and the multiplications 30, which need no tables in the cache.
+//! V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction.
+//! For a packet of 1 KB this takes less than half the time of crc32fast, which was a quarter of all
+//! that a receiver did with one. For one of 64 bytes it takes a fifth of the instructions, with 128
+//! bits at once. Headers go through the same multiplications: looked up byte by byte they cost 44
+//! to 50 cycles of a packet, and the multiplications 30, which need no tables in the cache.
 
 #[cfg(not(target_arch = "x86_64"))]
 pub use roxe_wire::icrc::Tables as Folding;
@@ -24,8 +26,8 @@ mod x86 {
     /// Bytes of 128 bits.
     const LANE: usize = 16;
 
-    /// What is multiplied with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256 and 128 bits, what
-    /// reduces 64 bits, the polynomial with its reciprocal, and a mask.
+    /// What is multiplied with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512,
+    /// 384, 256 and 128 bits, what reduces 64 bits, the polynomial with its reciprocal, and a mask.
     pub(crate) static FOLD: [[u64; 2]; 9] = [
         ahead(2048),
         ahead(1024),

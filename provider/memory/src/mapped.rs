@@ -1,6 +1,8 @@
-//! Whether memory is mapped with the rights that a registration needs; pages of the card's own, and of a descriptor.
+//! Whether memory is mapped with the rights that a registration needs; pages of the card's own, and
+//! of a descriptor.
 //!
-//! The kernel answers by making the pages present, as pinning them for hardware would. Touches no contents.
+//! The kernel answers by making the pages present, as pinning them for hardware would. Touches no
+//! contents.
 
 use roxe_base::error::Error;
 use std::ffi::c_void;
@@ -8,7 +10,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
-/// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`; makes them present.
+/// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`;
+/// makes them present.
 pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
     if length == 0 {
         return Ok(());
@@ -42,7 +45,8 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
     }
 }
 
-/// Memory that the program knows no address of, mapped until this is dropped: a part of a file or dma-buf, or the card's own.
+/// Memory that the program knows no address of, mapped until this is dropped: a part of a file or
+/// dma-buf, or the card's own.
 #[derive(Debug)]
 pub struct Mapping {
     /// Where the part begins.
@@ -53,8 +57,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `length` bytes from `offset`. EBADF: no descriptor; EACCES: not opened for this; EINVAL: of a kind that cannot be
-    /// mapped, no bytes, or bytes beyond the end.
+    /// Maps `length` bytes from `offset`. EBADF: no descriptor; EACCES: not opened for this;
+    /// EINVAL: of a kind that cannot be mapped, no bytes, or bytes beyond the end.
     pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
         let inside = offset & (page_size() - 1);
         let outside = || Error::invalid(format!("{length} bytes from {offset} on are not inside of descriptor {fd}"));
@@ -72,8 +76,8 @@ impl Mapping {
         Ok(Self { addr: first + inside, first, length: pages })
     }
 
-    /// Maps `length` zeroed bytes, not 0, that a fork shares with the child instead of copying them. No page is present
-    /// before it is used. ENOMEM if the system has no room.
+    /// Maps `length` zeroed bytes, not 0, that a fork shares with the child instead of copying
+    /// them. No page is present before it is used. ENOMEM if the system has no room.
     pub fn of_nothing(length: u64) -> Result<Self, Error> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let length = length as usize;
@@ -125,7 +129,8 @@ fn maps() -> Result<String, Error> {
     std::fs::read_to_string("/proc/self/maps").map_err(|e| Error::os("cannot read /proc/self/maps", &e))
 }
 
-/// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and with the rights.
+/// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and
+/// with the rights.
 fn is_listed(maps: &str, first: u64, end: u64, write: bool) -> bool {
     let mut reached = first;
     for line in maps.lines() {

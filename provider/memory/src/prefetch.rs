@@ -1,7 +1,8 @@
 //! Bringing what is about to be used into the cache. **Unsafe room**: one instruction.
 //!
-//! A visit to a queue pair that nothing was done with for a while meets some twenty cache lines that lie in no cache, one after
-//! the other, as each is needed. Asked for at once they come together.
+//! A visit to a queue pair that nothing was done with for a while meets some twenty cache lines
+//! that lie in no cache, one after the other, as each is needed. Asked for at once they come
+//! together.
 
 /// Bytes that processors move at a time.
 const LINE: usize = 64;

@@ -1,4 +1,5 @@
-//! One entry of the table of keys: a region of memory or a window, who may use it, and what an access under it has to meet.
+//! One entry of the table of keys: a region of memory or a window, who may use it, and what an
+//! access under it has to meet.
 //!
 //! Touches memory through the copies that callers hand in only.
 
@@ -11,8 +12,8 @@ use roxe_transport::wr::{Access, Bind};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-/// Names a protection domain on every access to memory. Never reused while anything of the domain is alive: the number
-/// would have to go round 2^32 first.
+/// Names a protection domain on every access to memory. Never reused while anything of the domain
+/// is alive: the number would have to go round 2^32 first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PdId(NonZeroU32);
 
@@ -62,7 +63,8 @@ pub enum Users {
     Peers(PdId),
     /// The peer of this queue pair.
     Qp(ObjectId),
-    /// Lists of this domain, and there is no memory: reading gives zeros, what is written is forgotten.
+    /// Lists of this domain, and there is no memory: reading gives zeros, what is written is
+    /// forgotten.
     Null(PdId),
     /// Nobody: a window that is not bound.
     Nobody,
@@ -85,7 +87,8 @@ impl From<PdId> for Reach {
 }
 
 impl Region {
-    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of `pd`.
+    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of
+    /// `pd`.
     #[inline]
     pub(crate) fn resolve(&self, pd: PdId, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
         // clause: WINDOW-REMOTE-ONLY
@@ -95,7 +98,8 @@ impl Region {
         self.locate(va, len, access)
     }
 
-    /// Where `len` bytes at `va` are, if the region or window holds them and grants `access` to peers of `reach`.
+    /// Where `len` bytes at `va` are, if the region or window holds them and grants `access` to
+    /// peers of `reach`.
     // clause: CHECK-KEY
     #[inline]
     pub(crate) fn resolve_remote(&self, reach: Reach, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
@@ -147,7 +151,8 @@ impl Region {
         if !self.access.contains(access) {
             return Err(MemError::Access);
         }
-        // Neither subtraction wraps where the comparison before it held; a range that wraps is too long.
+        // Neither subtraction wraps where the comparison before it held; a range that wraps is too
+        // long.
         let offset = va.checked_sub(self.base).ok_or(MemError::Range)?;
         // clause: CHECK-KEY-OVERFLOW
         let room = self.length.checked_sub(offset).ok_or(MemError::Range)?;

@@ -1,4 +1,5 @@
-//! Every access that a local list or a peer makes under a key: the check of key, domain, rights and range, and the copy.
+//! Every access that a local list or a peer makes under a key: the check of key, domain, rights and
+//! range, and the copy.
 //!
 //! Touches the application's memory through [`crate::guard`] only.
 
@@ -12,7 +13,8 @@ use roxe_wire::RKey;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection domain each.
+/// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection
+/// domain each.
 #[derive(Debug)]
 pub struct Regions<'t>(ShardedReadGuard<'t, Slots<Region>>);
 
@@ -104,7 +106,8 @@ impl Regions<'_> {
         })
     }
 
-    /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA §9.7.4.1.6).
+    /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA
+    /// §9.7.4.1.6).
     #[inline]
     pub fn check_remote(
         &self,
@@ -126,7 +129,8 @@ impl Regions<'_> {
         self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
     }
 
-    /// As [`Regions::read_remote`], and the sum of the first bytes if the copy computes it on the way.
+    /// As [`Regions::read_remote`], and the sum of the first bytes if the copy computes it on the
+    /// way.
     #[inline]
     pub fn read_remote_summed(
         &self,
@@ -188,8 +192,8 @@ impl Regions<'_> {
         Ok(copy(addr)?)
     }
 
-    /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which `va` does not say
-    /// when the region's `iova` is odd: that is `Range`.
+    /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which
+    /// `va` does not say when the region's `iova` is odd: that is `Range`.
     pub fn atomic_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
         let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
         if !addr.is_multiple_of(8) {
@@ -199,7 +203,8 @@ impl Regions<'_> {
         Ok(guard::atomic(addr, op)?)
     }
 
-    /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for [`Self::atomic_remote`].
+    /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for
+    /// [`Self::atomic_remote`].
     pub fn store_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
         let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_WRITE)?;
         if !addr.is_multiple_of(8) {
@@ -209,8 +214,8 @@ impl Regions<'_> {
         Ok(guard::store(addr, data)?)
     }
 
-    /// FLUSH of a range (address and length) or a whole region for a peer. Nothing lies between the stores for peers and the
-    /// other processors but the store buffer of this one.
+    /// FLUSH of a range (address and length) or a whole region for a peer. Nothing lies between the
+    /// stores for peers and the other processors but the store buffer of this one.
     pub fn flush_remote(
         &self,
         reach: impl Into<Reach>,
@@ -227,9 +232,9 @@ impl Regions<'_> {
     }
 }
 
-/// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the element cut to the
-/// stretch's first byte and the range of the data that belongs there. Elements that no byte falls into are not looked
-/// at. `Range` if the list is too short.
+/// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the
+/// element cut to the stretch's first byte and the range of the data that belongs there. Elements
+/// that no byte falls into are not looked at. `Range` if the list is too short.
 fn walk(
     sges: &[Sge],
     offset: u32,

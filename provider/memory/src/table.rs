@@ -1,7 +1,8 @@
 //! The table of keys of one context: regions and windows come, change and go here.
 //!
-//! An access reads under a lock that is held at least until the last byte is copied, so that whoever removes or replaces an
-//! entry returns only when no access under it is under way. Touches no memory of the program.
+//! An access reads under a lock that is held at least until the last byte is copied, so that
+//! whoever removes or replaces an entry returns only when no access under it is under way. Touches
+//! no memory of the program.
 
 use crate::region::{Reach, Region, Users};
 use crate::regions::Regions;
@@ -18,7 +19,8 @@ use roxe_wire::RKey;
 /// The regions of a context by key.
 #[derive(Debug)]
 pub struct MemoryTable {
-    /// Every thread reads it all the time: each has a part of the lock of its own, whose cache line does not travel.
+    /// Every thread reads it all the time: each has a part of the lock of its own, whose cache line
+    /// does not travel.
     regions: Sharded<rank::Memory, Slots<Region>>,
 }
 
@@ -34,9 +36,9 @@ impl MemoryTable {
         Self { regions: Sharded::new(Slots::new((MAX_MR + MAX_MW) as usize)) }
     }
 
-    /// The regions, for as long as the value lives: any number of accesses. Locking for each packet made the processor wait
-    /// for the stores of its payload, a quarter of the time that sending 1 MB through a ring took. Whoever holds them may not
-    /// ask this table for anything else.
+    /// The regions, for as long as the value lives: any number of accesses. Locking for each packet
+    /// made the processor wait for the stores of its payload, a quarter of the time that sending 1
+    /// MB through a ring took. Whoever holds them may not ask this table for anything else.
     #[inline]
     pub fn hold(&self) -> Regions<'_> {
         Regions::new(self.regions.read())
@@ -52,7 +54,8 @@ impl MemoryTable {
         self.change().insert(region)
     }
 
-    /// Lets `key` stand for something else. Returns when no access to what it stood for is under way any more.
+    /// Lets `key` stand for something else. Returns when no access to what it stood for is under
+    /// way any more.
     pub fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
         let mut regions = self.change();
         let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
@@ -61,7 +64,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY while windows are bound.
+    /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY
+    /// while windows are bound.
     pub fn remove(&self, key: u32) -> Result<(), Error> {
         let mut regions = self.change();
         regions.get(key).map_or(Ok(()), Region::check_free)?;
@@ -70,7 +74,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Kills the key of a region and closes the windows bound to it. Returns when no access under any of them is under way.
+    /// Kills the key of a region and closes the windows bound to it. Returns when no access under
+    /// any of them is under way.
     pub fn revoke(&self, key: u32) {
         let mut regions = self.change();
         if regions.get(key).is_some_and(|region| region.check_free().is_err()) {
@@ -82,7 +87,8 @@ impl MemoryTable {
 }
 
 impl MemoryTable {
-    /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier binding is under way.
+    /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier
+    /// binding is under way.
     pub fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
         let mut regions = self.change();
         let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
@@ -119,7 +125,8 @@ impl MemoryTable {
         close_all(&mut self.change(), |entry| entry.users == Users::Qp(qp));
     }
 
-    /// Closes a window for good; returns when no access through it is under way. `key` is any key that it had.
+    /// Closes a window for good; returns when no access through it is under way. `key` is any key
+    /// that it had.
     pub fn remove_window(&self, key: u32) {
         let mut regions = self.change();
         let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };

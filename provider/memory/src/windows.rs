@@ -1,7 +1,9 @@
-//! Memory windows in the table of keys: closing them, and counting them at the region that they are bound to.
+//! Memory windows in the table of keys: closing them, and counting them at the region that they are
+//! bound to.
 //!
-//! A window has a slot of the table for as long as it lives; binding fills the slot with the part of the region that it opens,
-//! so that a peer's access finds windows and regions alike. Touches the table only.
+//! A window has a slot of the table for as long as it lives; binding fills the slot with the part
+//! of the region that it opens, so that a peer's access finds windows and regions alike. Touches
+//! the table only.
 
 use crate::region::{Region, Window};
 use roxe_base::table::Slots;

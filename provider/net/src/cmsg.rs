@@ -1,7 +1,8 @@
-//! Control messages of `sendmsg` and `recvmsg` as plain bytes: a writer and an iterator, both without pointers.
+//! Control messages of `sendmsg` and `recvmsg` as plain bytes: a writer and an iterator, both
+//! without pointers.
 //!
-//! A message is a `cmsghdr` (length including itself, level, type), its data, and padding to the size of a pointer
-//! (`man cmsg`). Touches nothing.
+//! A message is a `cmsghdr` (length including itself, level, type), its data, and padding to the
+//! size of a pointer (`man cmsg`). Touches nothing.
 
 use libc::c_int;
 use std::mem::size_of;
@@ -33,7 +34,8 @@ impl Control {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// The whole buffer, for the kernel to write into; tell how much it wrote with [`Control::set_len`].
+    /// The whole buffer, for the kernel to write into; tell how much it wrote with
+    /// [`Control::set_len`].
     pub(crate) fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
         &mut self.bytes
     }

@@ -1,4 +1,5 @@
-//! What the system drops at a socket, which it counts in one number whatever the reason. Touches the socket.
+//! What the system drops at a socket, which it counts in one number whatever the reason. Touches
+//! the socket.
 
 use crate::sys;
 use std::ops::Add;

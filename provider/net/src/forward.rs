@@ -1,9 +1,10 @@
 //! Frames that processes on one interface put into each other's mailboxes ([`crate::slot`]).
 //!
-//! Six kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from the socket, the answer to
-//! a steering probe, offers of rings through shared memory, and XRC requests for XRC queues of other processes with what came
-//! of them. A frame is a fixed header and a body; numbers are in the byte order of this machine, because a frame never
-//! leaves it. Touches nothing.
+//! Six kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from
+//! the socket, the answer to a steering probe, offers of rings through shared memory, and XRC
+//! requests for XRC queues of other processes with what came of them. A frame is a fixed header and
+//! a body; numbers are in the byte order of this machine, because a frame never leaves it. Touches
+//! nothing.
 
 use crate::link::RxMeta;
 use crate::slot::Slot;
@@ -27,7 +28,8 @@ pub enum Frame {
         /// As the flow control of the engine counts them.
         bytes: u32,
     },
-    /// The probe `nonce` for `index` arrived here; the body lists the slots of this process, two bytes each.
+    /// The probe `nonce` for `index` arrived here; the body lists the slots of this process, two
+    /// bytes each.
     ProbeSeen {
         /// Nonce of the probe.
         nonce: u64,
@@ -50,8 +52,8 @@ pub enum Frame {
 /// What a target in one process asks the process of an XRC queue to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XrcRequestKind {
-    /// Execute the packet in the body, behind the addresses it came from and went to (16 bytes each). The path MTU of the
-    /// connection is this.
+    /// Execute the packet in the body, behind the addresses it came from and went to (16 bytes
+    /// each). The path MTU of the connection is this.
     Execute(PathMtu),
     /// Read memory: the body is rkey (4 bytes), length (4), address (8).
     Read,
@@ -90,7 +92,8 @@ const XRC_REQUEST: u8 = 4;
 const XRC_RESULT: u8 = 5;
 const RING: u8 = 6;
 
-/// Version of the format of rings, second byte of their header: offers of another version are ignored.
+/// Version of the format of rings, second byte of their header: offers of another version are
+/// ignored.
 const RING_FORMAT: u8 = 2;
 
 /// Kinds of XRC requests, second byte of their header. The third one is the path MTU.
@@ -281,7 +284,8 @@ mod tests {
         }
     }
 
-    /// Every kind, with every second byte, and the others from the edges: what is read is what would be written.
+    /// Every kind, with every second byte, and the others from the edges: what is read is what
+    /// would be written.
     #[test]
     fn a_frame_that_is_parsed_and_written_again_is_the_same() {
         for (kind, second) in (0..=8).flat_map(|kind| (0..=u8::MAX).map(move |second| (kind, second))) {

@@ -1,12 +1,15 @@
-//! The raw link: whole Ethernet frames from and to one network interface (`man 7 packet`). Needs CAP_NET_RAW.
+//! The raw link: whole Ethernet frames from and to one network interface (`man 7 packet`). Needs
+//! CAP_NET_RAW.
 //!
-//! A [`FrameSender`] only sends: it is bound to no protocol, so the kernel gives it nothing. A [`FrameReceiver`] gets a copy
-//! of every frame that comes in; the network stack of the host sees them all the same. What leaves the interface comes back
-//! to it if it is for a group or for the interface itself, as on a card with local loopback: only so can queue pairs of
-//! one device reach each other. On the loopback interface every frame comes in anyway, so there what leaves is left out.
+//! A [`FrameSender`] only sends: it is bound to no protocol, so the kernel gives it nothing. A
+//! [`FrameReceiver`] gets a copy of every frame that comes in; the network stack of the host sees
+//! them all the same. What leaves the interface comes back to it if it is for a group or for the
+//! interface itself, as on a card with local loopback: only so can queue pairs of one device reach
+//! each other. On the loopback interface every frame comes in anyway, so there what leaves is left
+//! out.
 //!
-//! Why not the channels of `pnet_datalink`: they move one frame per system call, and do not show the VLAN tag that the
-//! kernel takes out of a frame.
+//! Why not the channels of `pnet_datalink`: they move one frame per system call, and do not show
+//! the VLAN tag that the kernel takes out of a frame.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -71,7 +74,8 @@ impl FrameSender {
         Ok(Self { socket, queue: Arc::new(TxQueue::new(Arc::clone(room))) })
     }
 
-    /// Hands the first few of `frames` to the system and returns how many; an error is about the first one.
+    /// Hands the first few of `frames` to the system and returns how many; an error is about the
+    /// first one.
     pub fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, SendError> {
         let socket = self.socket.as_raw_fd();
         sys::send(socket, frames).map_err(|e| match e.kind() {
@@ -90,8 +94,8 @@ impl FrameSender {
         &self.queue
     }
 
-    /// Sends what waits, as far as there is room, and says of each frame what came of it. The queue pairs that waited, once
-    /// nothing is left.
+    /// Sends what waits, as far as there is room, and says of each frame what came of it. The queue
+    /// pairs that waited, once nothing is left.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
         self.queue.drain(|_, frame| self.send(std::iter::once(frame)).map(drop), report)
     }
@@ -118,7 +122,8 @@ pub struct FrameReceiver {
     slot: usize,
     /// Where the frames of the last call are.
     frames: Vec<Range<usize>>,
-    /// What was longer than the interface carries: the kernel joins TCP segments where it can, and shows those as one.
+    /// What was longer than the interface carries: the kernel joins TCP segments where it can, and
+    /// shows those as one.
     oversized: u64,
 }
 
@@ -190,13 +195,15 @@ impl FrameReceiver {
         self.frames.iter().filter_map(|place| self.area.get(place.clone()))
     }
 
-    /// How many were left out since the last call because they were longer than the interface carries.
+    /// How many were left out since the last call because they were longer than the interface
+    /// carries.
     pub fn take_oversized(&mut self) -> u64 {
         std::mem::take(&mut self.oversized)
     }
 }
 
-/// Puts the VLAN tag back behind the addresses of a frame, which starts [`TAG_LEN`] bytes into `room`.
+/// Puts the VLAN tag back behind the addresses of a frame, which starts [`TAG_LEN`] bytes into
+/// `room`.
 fn put_back(room: &mut [u8], tag: [u8; TAG_LEN]) {
     if room.len() >= TAG_LEN + ADDRESSES {
         room.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
@@ -222,8 +229,8 @@ fn explain(cause: &io::Error) -> Error {
     }
 }
 
-/// Which of the frames that pass the interface are kept: those that come in, and those that leave for a group or for the
-/// interface itself.
+/// Which of the frames that pass the interface are kept: those that come in, and those that leave
+/// for a group or for the interface itself.
 // clause: RAW-LOOPBACK
 fn filter(interface: &Interface) -> Vec<sock_filter> {
     const PACKET_OUTGOING: u32 = 4;

@@ -1,8 +1,9 @@
 //! The names of multicast groups. Touches nothing.
 //!
-//! A group is an IPv6 multicast address, or an IPv4 one written as `::ffff:a.b.c.d` (what Linux uses for RoCEv2) or as
-//! `ff0e::ffff:a.b.c.d` (what it uses for RoCEv1, and programs go on to use). The last form is an IPv6 address of its own,
-//! too: a sender with an IPv4 address means the IPv4 group by it, and a receiver listens for both.
+//! A group is an IPv6 multicast address, or an IPv4 one written as `::ffff:a.b.c.d` (what Linux
+//! uses for RoCEv2) or as `ff0e::ffff:a.b.c.d` (what it uses for RoCEv1, and programs go on to
+//! use). The last form is an IPv6 address of its own, too: a sender with an IPv4 address means the
+//! IPv4 group by it, and a receiver listens for both.
 
 use roxe_wire::Gid;
 use std::net::Ipv4Addr;

@@ -1,36 +1,44 @@
-//! How packets travel. A link moves *runs*: packets of one size with one source and one destination. Links know no queue pairs.
+//! How packets travel. A link moves *runs*: packets of one size with one source and one
+//! destination. Links know no queue pairs.
 //!
-//! | modules | what they are |
-//! |---|---|
-//! | [`link`] | what all links say of a run: where it came from, where it goes, what became of it |
-//! | [`udp`] | the link through the network: a UDP socket |
-//! | `segments`, [`tx_queue`] | of a UDP socket: destinations that take segmented sends; runs that wait for room in its send buffer |
-//! | [`drops`], [`rcvbuf_cost`] | of a UDP socket: what the kernel dropped; what a packet occupies in a receive buffer |
-//! | [`rx_retention`], `tx_retention` | of a UDP socket: datagrams that stay in kernel queues, so that their pages are reused while in a cache |
-//! | [`shm`] | the link through shared memory: rings between processes of one user |
-//! | [`frames`] | whole Ethernet frames, for raw packet queue pairs |
-//! | [`slot`], [`service`] | who owns a range of queue pair numbers, and who listens for a service |
-//! | [`runtime_dir`], [`named`], `socket_file` | the folder where processes of one user find each other, and the sockets with names in it |
-//! | [`forward`] | frames that processes of one host send to each other's mailboxes |
-//! | [`steer`], `bpf` | the kernel program that hands a packet to the process that owns its queue pair |
-//! | [`source_ports`], `port_names`, `source_filter`, [`udp_table`] | which source ports of this host are of this user, and dropping packets from others |
-//! | [`group`], [`link_events`] | addresses of multicast groups; changes of the system's interfaces |
-//! | `cmsg`, `sys` | control messages, and the system calls on sockets |
+//! - [`link`]: what all links say of a run: where it came from, where it goes, what became of it
+//! - [`udp`]: the link through the network: a UDP socket
+//! - `segments`, [`tx_queue`]: of a UDP socket: destinations that take segmented sends; runs that
+//!   wait for room in its send buffer
+//! - [`drops`], [`rcvbuf_cost`]: of a UDP socket: what the kernel dropped; what a packet occupies
+//!   in a receive buffer
+//! - [`rx_retention`], `tx_retention`: of a UDP socket: datagrams that stay in kernel queues, so
+//!   that their pages are reused while in a cache
+//! - [`shm`]: the link through shared memory: rings between processes of one user
+//! - [`frames`]: whole Ethernet frames, for raw packet queue pairs
+//! - [`slot`], [`service`]: who owns a range of queue pair numbers, and who listens for a service
+//! - [`runtime_dir`], [`named`], `socket_file`: the folder where processes of one user find each
+//!   other, and the sockets with names in it
+//! - [`forward`]: frames that processes of one host send to each other's mailboxes
+//! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
+//!   pair
+//! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
+//!   host are of this user, and dropping packets from others
+//! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
+//! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
 //! # The way of a run
 //!
-//! By UDP: [`udp::UdpLink::send`] hands a run to the kernel in one call, which cuts it into packets; if the send buffer is full,
-//! the run waits in a [`tx_queue::TxQueue`]. At the receiver the kernel asks the program of [`steer`] which process gets the
-//! packet, and [`udp::UdpLink::recv_with`] receives what it has joined again. [`source_ports::SourcePorts::admit`] drops what
-//! another user of this host sent. A packet for a queue pair of another process goes on to its mailbox ([`forward`]).
+//! By UDP: [`udp::UdpLink::send`] hands a run to the kernel in one call, which cuts it into
+//! packets; if the send buffer is full, the run waits in a [`tx_queue::TxQueue`]. At the receiver
+//! the kernel asks the program of [`steer`] which process gets the packet, and
+//! [`udp::UdpLink::recv_with`] receives what it has joined again.
+//! [`source_ports::SourcePorts::admit`] drops what another user of this host sent. A packet for a
+//! queue pair of another process goes on to its mailbox ([`forward`]).
 //!
-//! Through shared memory: [`shm::Writer::slot`] lends the room in the ring where a packet is built, and
-//! [`shm::Writer::publish`] hands the run over. [`shm::Reader::next`] shows it where it is, and then frees its room.
+//! Through shared memory: [`shm::Writer::slot`] lends the room in the ring where a packet is built,
+//! and [`shm::Writer::publish`] hands the run over. [`shm::Reader::next`] shows it where it is, and
+//! then frees its room.
 //!
 //! # Unsafe code
 //!
-//! In `sys` and `frames::sys` (system calls that `socket2` does not have) and in `shm::memory` (memory that another process
-//! changes).
+//! In `sys` and `frames::sys` (system calls that `socket2` does not have) and in `shm::memory`
+//! (memory that another process changes).
 #![deny(unsafe_code)]
 
 mod bpf;

@@ -1,8 +1,11 @@
-//! Runs of equal-sized packets, as all links move them: where a run came from, where it goes, and what became of it.
+//! Runs of equal-sized packets, as all links move them: where a run came from, where it goes, and
+//! what became of it.
 //!
-//! There is no trait over the links, because they have no operation in common: [`crate::udp::UdpLink`] copies a run into and
-//! out of buffers of the caller, a ring ([`crate::shm`]) shows the packets where they are and lends room to build them in, and
-//! [`crate::frames`] moves batches of frames that have no address besides their own headers. They share these types.
+//! There is no trait over the links, because they have no operation in common:
+//! [`crate::udp::UdpLink`] copies a run into and out of buffers of the caller, a ring
+//! ([`crate::shm`]) shows the packets where they are and lends room to build them in, and
+//! [`crate::frames`] moves batches of frames that have no address besides their own headers. They
+//! share these types.
 //!
 //! Touches nothing.
 
@@ -11,11 +14,13 @@ use std::os::fd::RawFd;
 
 /// UDP port of RoCEv2, host order (IANA).
 pub const ROCE_PORT: u16 = 4791;
-/// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 − 8).
+/// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 −
+/// 8).
 pub const MAX_BYTES: usize = 65_507;
 /// Most packets of one send. Kernels before 6.9 refuse more.
 pub const MAX_SEGMENTS: usize = 64;
-/// TTL of packets whose address vector does not say (0) or would not leave the host (1), as hardware does.
+/// TTL of packets whose address vector does not say (0) or would not leave the host (1), as
+/// hardware does.
 pub const HOP_LIMIT: u8 = 64;
 
 /// The hop limit that a packet has on the wire, where its address vector says `asked`.
@@ -86,11 +91,13 @@ impl TxMeta {
 /// Why a run was not sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// The link did not take several packets at once. They go one by one: [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) says so for a while.
+    /// The link did not take several packets at once. They go one by one:
+    /// [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) says so for a while.
     NoSegments,
     /// The send buffer of this socket is full.
     Full(RawFd),
-    /// The send buffer and the queue behind it ([`crate::tx_queue`]) are full: the packets are dropped.
+    /// The send buffer and the queue behind it ([`crate::tx_queue`]) are full: the packets are
+    /// dropped.
     QueueFull,
     /// The packets are dropped, as if the network had lost them.
     Lost,

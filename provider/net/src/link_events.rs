@@ -1,7 +1,8 @@
-//! Changes of the system's interfaces: a socket that becomes readable when a link or an address changes (rtnetlink).
+//! Changes of the system's interfaces: a socket that becomes readable when a link or an address
+//! changes (rtnetlink).
 //!
-//! Of a message only the interface is looked at. Whoever hears that his own changed asks the system what it is like now,
-//! so a message that was lost because too many came does no harm.
+//! Of a message only the interface is looked at. Whoever hears that his own changed asks the system
+//! what it is like now, so a message that was lost because too many came does no harm.
 
 use crate::sys;
 use socket2::{Domain, Protocol, Socket, Type};

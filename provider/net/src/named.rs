@@ -1,10 +1,12 @@
-//! Unix datagram sockets with names in the runtime directory: whoever binds a name has what it stands for.
+//! Unix datagram sockets with names in the runtime directory: whoever binds a name has what it
+//! stands for.
 //!
-//! A name is claimed by `link(2)`, which is atomic and refuses a name that exists: the socket is bound at a random name
-//! first, so whatever has its real name is a socket that somebody has, or had. The kernel closes it when the process
-//! dies, however it dies; then a connection to its name is refused. Names carry the network namespace, because processes
-//! in different ones may share the folder and must never meet. The address that the kernel shows to everybody in
-//! `/proc/net/unix` is the random name.
+//! A name is claimed by `link(2)`, which is atomic and refuses a name that exists: the socket is
+//! bound at a random name first, so whatever has its real name is a socket that somebody has, or
+//! had. The kernel closes it when the process dies, however it dies; then a connection to its name
+//! is refused. Names carry the network namespace, because processes in different ones may share the
+//! folder and must never meet. The address that the kernel shows to everybody in `/proc/net/unix`
+//! is the random name.
 
 use crate::runtime_dir::{self, RuntimeDir};
 use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
@@ -23,7 +25,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Version of what processes send each other by these sockets: those who speak another one are not met.
+/// Version of what processes send each other by these sockets: those who speak another one are not
+/// met.
 const VERSION: u32 = 2;
 /// Random names that are tried before giving up: a sweep may take one away before it is bound.
 const ATTEMPTS: u32 = 8;
@@ -58,7 +61,8 @@ impl Space {
     }
 }
 
-/// Which network namespace a socket is in: its cookie (Linux 5.14), or the inode that stands for that of this thread.
+/// Which network namespace a socket is in: its cookie (Linux 5.14), or the inode that stands for
+/// that of this thread.
 fn namespace_of(socket: &Socket) -> u64 {
     let inode = || fs::metadata("/proc/thread-self/ns/net").map(|meta| meta.ino());
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
@@ -143,7 +147,8 @@ impl Drop for NamedSocket {
     }
 }
 
-/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may change its peer.
+/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may
+/// change its peer.
 #[derive(Debug)]
 pub struct Probe {
     socket: Socket,
@@ -158,7 +163,8 @@ impl Probe {
         Ok(Self { socket, space })
     }
 
-    /// The names of this network namespace that begin with `prefix`, also those of processes that have died.
+    /// The names of this network namespace that begin with `prefix`, also those of processes that
+    /// have died.
     pub(super) fn names_that_begin_with(&self, prefix: &str) -> io::Result<Vec<String>> {
         let ours = self.space.path(&"");
         let ours = ours.file_name().unwrap_or_default().to_string_lossy();

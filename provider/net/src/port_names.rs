@@ -1,5 +1,6 @@
-//! Names in the runtime directory for source ports besides the RoCE port: a process leaves one for each port that it sends
-//! from to its own address, and receivers take the packets of that port for those of their user.
+//! Names in the runtime directory for source ports besides the RoCE port: a process leaves one for
+//! each port that it sends from to its own address, and receivers take the packets of that port for
+//! those of their user.
 
 use crate::named::NamedSocket;
 use crate::service::AddressPart;
@@ -28,7 +29,8 @@ impl fmt::Display for PortsOf {
     }
 }
 
-/// Says, as long as the result lives, that `port` of `address` is of this user. Do this before anything leaves from there.
+/// Says, as long as the result lives, that `port` of `address` is of this user. Do this before
+/// anything leaves from there.
 pub(super) fn claim(address: Gid, port: u16) -> io::Result<NamedSocket> {
     NamedSocket::bind(&PortName { address, port })
 }

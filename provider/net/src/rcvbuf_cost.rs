@@ -1,27 +1,30 @@
-//! What a packet occupies in the receive buffer of a UDP socket, as Linux accounts it (`truesize`, `SO_RCVBUF` in
-//! `man 7 socket`). Pure arithmetic; touches nothing.
+//! What a packet occupies in the receive buffer of a UDP socket, as Linux accounts it (`truesize`,
+//! `SO_RCVBUF` in `man 7 socket`). Pure arithmetic; touches nothing.
 
 use roxe_wire::{Kind, UcRequest};
 
-/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
+/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of
+/// bookkeeping.
 const OVERHEAD: u32 = 96;
 /// The least that any packet costs: a socket buffer comes in steps.
 const LEAST: u32 = 832;
 /// Payload of the longest packet that comes alone and costs no more than that.
 const SMALL: u32 = 128;
-/// What the payload of a longer one is to be rounded up with: headers, and what the kernel keeps behind them.
+/// What the payload of a longer one is to be rounded up with: headers, and what the kernel keeps
+/// behind them.
 const ALONE: u32 = 410;
 /// The kernel's description of a packet.
 const DESCRIPTION: u32 = 256;
 
-/// Bytes that a packet with this payload occupies at the receiver when the kernel joins it with others of its message.
+/// Bytes that a packet with this payload occupies at the receiver when the kernel joins it with
+/// others of its message.
 #[inline]
 pub fn charge(payload: u32) -> u32 {
     (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
 }
 
-/// Bytes that a packet occupies which is a whole message and mostly arrives alone: its buffer is a power of two, so that
-/// 4096 bytes occupy 8448.
+/// Bytes that a packet occupies which is a whole message and mostly arrives alone: its buffer is a
+/// power of two, so that 4096 bytes occupy 8448.
 #[inline]
 pub fn charge_alone(payload: u32) -> u32 {
     if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }

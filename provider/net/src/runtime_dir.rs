@@ -1,12 +1,14 @@
-//! The folder where the processes of one user on this host leave the names by which they find each other.
+//! The folder where the processes of one user on this host leave the names by which they find each
+//! other.
 //!
-//! Whoever can make, replace or open a name in it can take part in what those processes do with each other, so it belongs
-//! to our user and nobody else may enter it. All processes of a user must come to the same folder; the places are
-//! therefore fixed, and tried in the same order everywhere. Touches the file system.
+//! Whoever can make, replace or open a name in it can take part in what those processes do with
+//! each other, so it belongs to our user and nobody else may enter it. All processes of a user must
+//! come to the same folder; the places are therefore fixed, and tried in the same order everywhere.
+//! Touches the file system.
 //!
-//! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it and *dead* afterwards,
-//! for ever: only `RuntimeDir::sweep` takes a dead name away, one process at a time, so nobody can put a live one in
-//! its place between the look and the removal.
+//! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it
+//! and *dead* afterwards, for ever: only `RuntimeDir::sweep` takes a dead name away, one process at
+//! a time, so nobody can put a live one in its place between the look and the removal.
 
 use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};
 use roxe_base::exit::{Stage, at_exit};
@@ -21,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the kernel shows in place of a user that the namespace does not map, where it does not say otherwise.
+/// What the kernel shows in place of a user that the namespace does not map, where it does not say
+/// otherwise.
 const OVERFLOW_UID: u32 = 65_534;
 /// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
@@ -171,8 +174,9 @@ impl RuntimeDir {
     }
 }
 
-/// The folder where the processes of this user find each other, which nobody else can enter; made if need be. A program may
-/// keep something of its own there. EACCES: none can be used; the text says what was tried.
+/// The folder where the processes of this user find each other, which nobody else can enter; made
+/// if need be. A program may keep something of its own there. EACCES: none can be used; the text
+/// says what was tried.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
@@ -188,8 +192,8 @@ fn candidates(runtime: Option<OsString>, uid: u32) -> Vec<PathBuf> {
     named.into_iter().chain(fixed).filter(|path| seen.insert(path.clone())).collect()
 }
 
-/// Whether nobody but our user, and root, can rename or remove what is in the folder above `path`. If so: whether others
-/// keep things there, too.
+/// Whether nobody but our user, and root, can rename or remove what is in the folder above `path`.
+/// If so: whether others keep things there, too.
 fn check_parent(path: &Path, uid: u32) -> Result<bool, String> {
     let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
     if path.as_os_str().as_bytes().len() > room {
@@ -197,8 +201,9 @@ fn check_parent(path: &Path, uid: u32) -> Result<bool, String> {
     }
     let parent = path.parent().unwrap_or_else(|| Path::new("/"));
     let meta = fs::metadata(parent).map_err(|cause| format!("{}: {cause}", parent.display()))?;
-    // In a user namespace that does not map root, what is root's shows as the overflow uid; so does what is of others who
-    // are not mapped, but places that those choose are not among the candidates.
+    // In a user namespace that does not map root, what is root's shows as the overflow uid; so does
+    // what is of others who are not mapped, but places that those choose are not among the
+    // candidates.
     if ![uid, 0, overflow_uid()].contains(&meta.uid()) {
         return Err(format!("{} belongs to user {}", parent.display(), meta.uid()));
     }
@@ -206,7 +211,8 @@ fn check_parent(path: &Path, uid: u32) -> Result<bool, String> {
     if is_shared && !is_sticky { Err(format!("others can write in {}", parent.display())) } else { Ok(is_shared) }
 }
 
-/// Whether `uid` is a user of its own, and not what stands for all those that this user namespace does not map.
+/// Whether `uid` is a user of its own, and not what stands for all those that this user namespace
+/// does not map.
 fn is_mapped(uid: u32) -> bool {
     uid != overflow_uid() || fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_everybody(&map))
 }
@@ -217,8 +223,9 @@ fn maps_everybody(map: &str) -> bool {
     counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
-/// Whether this process runs as the user that stands for everybody whom a user namespace does not map (`man 7
-/// user_namespaces`): in a namespace that maps nobody else it could not tell others from itself, and no device works there.
+/// Whether this process runs as the user that stands for everybody whom a user namespace does not
+/// map (`man 7 user_namespaces`): in a namespace that maps nobody else it could not tell others
+/// from itself, and no device works there.
 pub fn is_overflow_user() -> bool {
     roxe_base::privilege::effective_uid() == overflow_uid()
 }

@@ -1,12 +1,14 @@
 //! Datagrams that have been read and stay in the queue of their socket for a while.
 //!
-//! The kernel gives the pages of a datagram to the next one as soon as it has been taken out of the queue. Their lines are in the
-//! cache of the processor that has just read them, and it takes the sender four times as long to write there as where nobody
-//! has looked lately. So large datagrams are peeked at (`SO_PEEK_OFF` moves on to the next), and leave the queue when they have
-//! been pushed out of that cache. A send of 60 KB took 12 us, and takes 7.
+//! The kernel gives the pages of a datagram to the next one as soon as it has been taken out of the
+//! queue. Their lines are in the cache of the processor that has just read them, and it takes the
+//! sender four times as long to write there as where nobody has looked lately. So large datagrams
+//! are peeked at (`SO_PEEK_OFF` moves on to the next), and leave the queue when they have been
+//! pushed out of that cache. A send of 60 KB took 12 us, and takes 7.
 //!
-//! A socket looks readable as long as something is kept: who is going to wait for it drops the retained datagrams first. Belongs to the
-//! receive side of the engine and is changed under its lock. Touches the socket, and counts.
+//! A socket looks readable as long as something is kept: who is going to wait for it drops the
+//! retained datagrams first. Belongs to the receive side of the engine and is changed under its
+//! lock. Touches the socket, and counts.
 
 use crate::sys::{self, Discarded};
 use libc::c_int;
@@ -15,9 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// A datagram of at least this many bytes belongs to a stream, and more of it is probably there.
 pub const STREAM: usize = 16 << 10;
-/// Bytes that are kept: the second level caches of today have 1 to 2 MB. With half of it a send takes 10 us.
+/// Bytes that are kept: the second level caches of today have 1 to 2 MB. With half of it a send
+/// takes 10 us.
 const KEPT: usize = 1 << 20;
-/// Nothing is kept where it would take more than this part of the receive buffer, which it has to share with what arrives.
+/// Nothing is kept where it would take more than this part of the receive buffer, which it has to
+/// share with what arrives.
 const SHARE: usize = 4;
 /// Most datagrams that are kept: to peek means to pass by all of them.
 const MAX_COUNT: usize = 64;
@@ -44,7 +48,8 @@ impl RxRetention {
     }
 
     fn with_limit(fd: RawFd, limit: usize) -> Self {
-        // Kernels before 4.7 cannot peek so; and what a sandbox does not let us take out must not be left there.
+        // Kernels before 4.7 cannot peek so; and what a sandbox does not let us take out must not
+        // be left there.
         let can = sys::discard(fd, 0, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
         Self { limit: if can { limit } else { 0 }, ..Self::default() }
     }
@@ -108,8 +113,8 @@ impl RxRetention {
     fn discard(&self, fd: RawFd, most: usize) {
         let (count, bytes) = (self.count.load(Relaxed), self.bytes.load(Relaxed));
         let take = || sys::discard(fd, count.min(most), 0);
-        // An error that waits in the socket comes instead of datagrams, and is gone then: those would be received once more. What
-        // is kept is there; if not, nothing is kept.
+        // An error that waits in the socket comes instead of datagrams, and is gone then: those
+        // would be received once more. What is kept is there; if not, nothing is kept.
         let gone = take().or_else(|_| take()).unwrap_or(Discarded { count, bytes });
         self.count.store(count.saturating_sub(gone.count), Relaxed);
         self.bytes.store(bytes.saturating_sub(gone.bytes), Relaxed);

@@ -1,16 +1,18 @@
 //! Whether the kernel cuts a send into packets (`UDP_SEGMENT`), by destination.
 //!
-//! A system without it refuses the option when a socket is opened, which is final. A single send may be refused as well: by a
-//! driver without checksum offload, by a path with IPsec, by an interface that is too narrow. That concerns one destination,
-//! and for some time only, as routes and interfaces change: packets go there one by one, and after some sends the kernel is
-//! asked again, each time it refuses after twice as many. Touches nothing.
+//! A system without it refuses the option when a socket is opened, which is final. A single send
+//! may be refused as well: by a driver without checksum offload, by a path with IPsec, by an
+//! interface that is too narrow. That concerns one destination, and for some time only, as routes
+//! and interfaces change: packets go there one by one, and after some sends the kernel is asked
+//! again, each time it refuses after twice as many. Touches nothing.
 
 use crate::link::MAX_SEGMENTS;
 use roxe_base::lock::{Mutex, rank};
 use roxe_wire::Gid;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Sends of one packet each after the first refusal: as many as the run that was refused had at most.
+/// Sends of one packet each after the first refusal: as many as the run that was refused had at
+/// most.
 const FIRST_PAUSE: u32 = MAX_SEGMENTS as u32;
 /// The longest pause, in sends: about a second of small packets.
 const LONGEST_PAUSE: u32 = 1 << 16;

@@ -1,9 +1,10 @@
 //! Which program has which service of the connection manager, without a daemon.
 //!
-//! As with slots ([`crate::slot`]), whoever has something holds a Unix datagram socket with its name ([`crate::named`]);
-//! nobody else has it then, and the death of the process ends it. There are two kinds of names: that of a
-//! *claim* says that a program has bound a service at an address; that of a *mailbox* takes the requests for a service which
-//! reach other processes of the same interface.
+//! As with slots ([`crate::slot`]), whoever has something holds a Unix datagram socket with its
+//! name ([`crate::named`]); nobody else has it then, and the death of the process ends it. There
+//! are two kinds of names: that of a *claim* says that a program has bound a service at an address;
+//! that of a *mailbox* takes the requests for a service which reach other processes of the same
+//! interface.
 
 use crate::cmsg::Control;
 use crate::named::{NamedSocket, Probe};
@@ -51,7 +52,8 @@ impl fmt::Display for Scope {
     }
 }
 
-/// An address as a part of a file's name: those of IPv6 have always 32 digits, which is shorter than the longest text.
+/// An address as a part of a file's name: those of IPv6 have always 32 digits, which is shorter
+/// than the longest text.
 pub(super) struct AddressPart(pub(super) Gid);
 
 impl fmt::Display for AddressPart {
@@ -148,7 +150,8 @@ impl ServiceSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Takes one frame of the same user out of the mailbox without waiting, as [`SlotSocket::recv_with`] does.
+    /// Takes one frame of the same user out of the mailbox without waiting, as
+    /// [`SlotSocket::recv_with`] does.
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
         slot::recv_from_same_user(self.fd(), buf, control)

@@ -1,13 +1,18 @@
-//! The link through shared memory, between two processes of one user: a `ring` for each direction that is used.
+//! The link through shared memory, between two processes of one user: a `ring` for each direction
+//! that is used.
 //!
 //! How a ring begins and ends:
 //!
-//! 1. The process that wants to send makes the ring ([`Offer::new`]) and sends an offer to a slot's mailbox, with three
-//!    descriptors: the memory, one end of a [`ControlSocket`], and its [`Doorbell`].
-//! 2. The other process maps the memory ([`Inbound::accept`]) and answers on the control socket, with its own doorbell.
-//! 3. The writer learns that from [`ControlSocket::poll`], and writes; either side rings the other's doorbell when it sleeps.
-//! 4. A process that does not want the ring any more closes its control socket, and one that dies does so however it dies:
-//!    then the ring is gone on both sides, and whoever takes the slot later has never heard of it.
+//! 1. The process that wants to send makes the ring ([`Offer::new`]) and sends an offer to a slot's
+//!    mailbox, with three descriptors: the memory, one end of a [`ControlSocket`], and its
+//!    [`Doorbell`].
+//! 2. The other process maps the memory ([`Inbound::accept`]) and answers on the control socket,
+//!    with its own doorbell.
+//! 3. The writer learns that from [`ControlSocket::poll`], and writes; either side rings the
+//!    other's doorbell when it sleeps.
+//! 4. A process that does not want the ring any more closes its control socket, and one that dies
+//!    does so however it dies: then the ring is gone on both sides, and whoever takes the slot
+//!    later has never heard of it.
 //!
 //! Knows no queue pairs and no engine.
 
@@ -48,7 +53,8 @@ impl Doorbell {
     }
 }
 
-/// One end of a socket pair that tells whether the process at the other end has and keeps its half of the ring.
+/// One end of a socket pair that tells whether the process at the other end has and keeps its half
+/// of the ring.
 #[derive(Debug)]
 pub struct ControlSocket(Socket);
 
@@ -127,9 +133,9 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell` wakes this process, and
-    /// `watch` adds the control socket to what this process waits on. EINVAL: the memory or a descriptor is not as this
-    /// library makes them.
+    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell`
+    /// wakes this process, and `watch` adds the control socket to what this process waits on.
+    /// EINVAL: the memory or a descriptor is not as this library makes them.
     pub fn accept(
         size: usize,
         descriptors: Vec<OwnedFd>,

@@ -1,9 +1,10 @@
 //! Which process owns which queue pair numbers, without a daemon.
 //!
-//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds a Unix datagram socket with a name
-//! made of interface and slot ([`crate::named`]): the claim is atomic, and ends when the process dies, however it dies. The
-//! same socket is the slot's mailbox for frames of [`crate::forward`]. Nobody but our user can have such a name or send to
-//! it; what the kernel says came from another user all the same (root's) is thrown away.
+//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds a Unix
+//! datagram socket with a name made of interface and slot ([`crate::named`]): the claim is atomic,
+//! and ends when the process dies, however it dies. The same socket is the slot's mailbox for
+//! frames of [`crate::forward`]. Nobody but our user can have such a name or send to it; what the
+//! kernel says came from another user all the same (root's) is thrown away.
 
 use crate::cmsg::Control;
 use crate::named::{NamedSocket, Probe};
@@ -63,7 +64,8 @@ pub struct SlotSocket {
 }
 
 impl SlotSocket {
-    /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are taken.
+    /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are
+    /// taken.
     pub fn claim(ifindex: u32) -> io::Result<Self> {
         match Self::claim_any(ifindex) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -107,18 +109,20 @@ impl SlotSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Sends `header` and `body` as one frame to the owner of `to`, without waiting. `ECONNREFUSED`: nobody owns it;
-    /// `EAGAIN`: its mailbox is full.
+    /// Sends `header` and `body` as one frame to the owner of `to`, without waiting.
+    /// `ECONNREFUSED`: nobody owns it; `EAGAIN`: its mailbox is full.
     pub fn send(&self, to: Slot, header: &[u8], body: &[u8]) -> io::Result<()> {
         self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
     }
 
-    /// Sends `header` and `body` as one frame to the mailbox `name`, with the errors of [`SlotSocket::send`].
+    /// Sends `header` and `body` as one frame to the mailbox `name`, with the errors of
+    /// [`SlotSocket::send`].
     pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
         self.send_with(name, [header, body], &Control::new())
     }
 
-    /// Sends `header` with descriptors for the other process, with the errors of [`SlotSocket::send`].
+    /// Sends `header` with descriptors for the other process, with the errors of
+    /// [`SlotSocket::send`].
     pub fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(fds);
@@ -135,8 +139,9 @@ impl SlotSocket {
         })
     }
 
-    /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors that came along; frames of
-    /// others are thrown away. For `control` see [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
+    /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors
+    /// that came along; frames of others are thrown away. For `control` see
+    /// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         recv_with_descriptors(self.fd(), buf, control)
@@ -170,7 +175,8 @@ pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8], control: &mut Contr
     Ok(recv_with_descriptors(fd, buf, control)?.map(|(len, _)| len))
 }
 
-/// Receives one datagram and its descriptors without waiting, skipping those of other users, whose descriptors are closed.
+/// Receives one datagram and its descriptors without waiting, skipping those of other users, whose
+/// descriptors are closed.
 #[inline]
 fn recv_with_descriptors(
     fd: RawFd,

@@ -1,7 +1,7 @@
 //! Unix datagram sockets that are bound to files of a folder.
 //!
-//! What [`crate::runtime_dir`] (which folder, and what may be removed from it) and [`crate::named`] (which names there are)
-//! share. Touches the file system.
+//! What [`crate::runtime_dir`] (which folder, and what may be removed from it) and [`crate::named`]
+//! (which names there are) share. Touches the file system.
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of the path of a Unix socket, without the zero at its end (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
-/// Bytes of the longest file name of a socket: `2-`, a network namespace of 32 bits (the kernel counts them), `-`, and
-/// the longest name, which is that of a service at an address of IPv6 (`svc`, interface, service, address).
+/// Bytes of the longest file name of a socket: `2-`, a network namespace of 32 bits (the kernel
+/// counts them), `-`, and the longest name, which is that of a service at an address of IPv6
+/// (`svc`, interface, service, address).
 pub(super) const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 
 /// A path whose file is removed when this is dropped.
@@ -43,7 +44,8 @@ pub(super) fn datagram_socket() -> io::Result<Socket> {
     Socket::new(Domain::UNIX, Type::DGRAM, None)
 }
 
-/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound datagram socket.
+/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound
+/// datagram socket.
 pub(super) fn is_dead(probe: &Socket, path: &Path) -> bool {
     let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
     connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)

@@ -1,8 +1,10 @@
-//! A program for the kernel that keeps packets of other users of this host out of a socket ([`crate::source_ports`]).
+//! A program for the kernel that keeps packets of other users of this host out of a socket
+//! ([`crate::source_ports`]).
 //!
-//! What our process drops has taken the place of something else in the receive buffer. With this program the kernel drops it
-//! before. It knows the addresses of this host, and from which ports of its own address packets may come; it lets pass what
-//! has no address of this host, and may let pass more than is ours, as what comes is looked at again. Touches nothing.
+//! What our process drops has taken the place of something else in the receive buffer. With this
+//! program the kernel drops it before. It knows the addresses of this host, and from which ports of
+//! its own address packets may come; it lets pass what has no address of this host, and may let
+//! pass more than is ours, as what comes is looked at again. Touches nothing.
 
 use crate::bpf::{AND, DROP, JUMP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::ROCE_PORT;
@@ -10,15 +12,17 @@ use libc::sock_filter;
 use roxe_wire::Gid;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Where the network header is, and in it the source address, in a program whose other offsets are from the UDP header on.
+/// Where the network header is, and in it the source address, in a program whose other offsets are
+/// from the UDP header on.
 const NETWORK: u32 = libc::SKF_NET_OFF.cast_unsigned();
 const SRC_V4: u32 = NETWORK.wrapping_add(12);
 const SRC_V6: u32 = NETWORK.wrapping_add(8);
 /// Where the UDP header has the source port.
 const SRC_PORT: u32 = 0;
 
-/// The program for a socket with the address `own`, to which packets from there come from the ports `ours`, and from the other
-/// addresses of this `host` and of loopback from the RoCE port only. `None`: it would be too long.
+/// The program for a socket with the address `own`, to which packets from there come from the ports
+/// `ours`, and from the other addresses of this `host` and of loopback from the RoCE port only.
+/// `None`: it would be too long.
 pub(super) fn program(own: Gid, ours: &[u16], host: &[Gid]) -> Option<Vec<sock_filter>> {
     let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, ROCE_PORT.into(), 0, 1), PASS];
     push_if_from(&mut code, own, op(JUMP, 0));
@@ -62,8 +66,8 @@ mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
     use std::os::fd::AsRawFd;
 
-    /// Which of `from` (address, and whether its port is one of ours) reach a socket at `own` with the program for it, when
-    /// 127.0.0.0/8 and ::1 are the only addresses that can be sent from.
+    /// Which of `from` (address, and whether its port is one of ours) reach a socket at `own` with
+    /// the program for it, when 127.0.0.0/8 and ::1 are the only addresses that can be sent from.
     fn passed(own: IpAddr, host: &[IpAddr], from: &[(IpAddr, bool)]) -> Option<Vec<bool>> {
         let socket = UdpSocket::bind((own, 0)).ok()?;
         socket.set_nonblocking(true).unwrap();

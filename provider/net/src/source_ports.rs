@@ -1,18 +1,22 @@
-//! Which source ports of this host are ours: packets of other users of the host are kept from our queue pairs.
+//! Which source ports of this host are ours: packets of other users of the host are kept from our
+//! queue pairs.
 //!
-//! RoCEv2 knows no sender but an address, and everybody on this host may send from its addresses. What nobody can do is to
-//! bind a port that another user has. So a packet that comes from an address of this host has to come from the RoCE port,
-//! which at an address that we have is ours, or from one that a process of our user has for sending to its own address and
-//! left a name for in the runtime directory (`tx_retention`). Remote hosts, real cards and the kernel's rxe use any source
-//! port; what comes from them is not looked at here.
+//! RoCEv2 knows no sender but an address, and everybody on this host may send from its addresses.
+//! What nobody can do is to bind a port that another user has. So a packet that comes from an
+//! address of this host has to come from the RoCE port, which at an address that we have is ours,
+//! or from one that a process of our user has for sending to its own address and left a name for in
+//! the runtime directory (`tx_retention`). Remote hosts, real cards and the kernel's rxe use any
+//! source port; what comes from them is not looked at here.
 //!
-//! The name of a port that is not known is looked for once every `PERIOD`, which takes no time to wait and a system call:
-//! who floods us from all ports costs one call for each of them, and no memory beyond two bits.
+//! The name of a port that is not known is looked for once every `PERIOD`, which takes no time to
+//! wait and a system call: who floods us from all ports costs one call for each of them, and no
+//! memory beyond two bits.
 //!
-//! What is dropped here has taken the place of something else in the receive buffer. So after one packet of another user the
-//! kernel is told which ports are ours (`source_filter`), by the names that there are at the time, and drops the
-//! others itself. It is told anew every `PERIOD`, and left alone again when it has dropped nothing for so long.
-//! Touches the names, and the program of the socket.
+//! What is dropped here has taken the place of something else in the receive buffer. So after one
+//! packet of another user the kernel is told which ports are ours (`source_filter`), by the names
+//! that there are at the time, and drops the others itself. It is told anew every `PERIOD`, and
+//! left alone again when it has dropped nothing for so long. Touches the names, and the program of
+//! the socket.
 
 use crate::link::{ROCE_PORT, RxMeta};
 use crate::named::Probe;
@@ -26,8 +30,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long what was found of a port is believed: so long packets of one that was opened meanwhile may be lost, and what
-/// another user sends from one that was closed meanwhile may be taken.
+/// How long what was found of a port is believed: so long packets of one that was opened meanwhile
+/// may be lost, and what another user sends from one that was closed meanwhile may be taken.
 const PERIOD: Duration = Duration::from_millis(20);
 /// Words of a set of ports.
 const WORDS: usize = (1 << 16) / 64;
@@ -83,8 +87,8 @@ impl SourcePorts {
         meta.src == meta.dst && self.is_ours(meta.src, meta.src_port, now)
     }
 
-    /// A packet of another user has come by `link`: from now on the kernel drops those, for some time. If it cannot be told,
-    /// they are dropped here.
+    /// A packet of another user has come by `link`: from now on the kernel drops those, for some
+    /// time. If it cannot be told, they are dropped here.
     #[cold]
     pub fn keep_out(&mut self, link: &Arc<UdpLink>, now: Instant) {
         if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < PERIOD) {

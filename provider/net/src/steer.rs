@@ -1,22 +1,24 @@
 //! Making the kernel hand each packet to the process that owns its queue pair.
 //!
-//! All processes of a user bind the same address and port with `SO_REUSEPORT`; the kernel numbers these sockets 0, 1, 2,
-//! ... and asks a small classic BPF program which number gets a packet. Our program looks the slot of the destination QPN
-//! up in a tree. Two facts make it interesting: nobody tells a socket its number, and when a socket closes the last one
-//! takes over its number. So the numbers are *measured*: the program sends a packet whose first byte is [`PROBE`] (an
-//! opcode that RoCE does not use) to the socket whose number stands in the packet, and whoever receives it reports its
-//! slots to the mailbox of the process that asks.
+//! All processes of a user bind the same address and port with `SO_REUSEPORT`; the kernel numbers
+//! these sockets 0, 1, 2, ... and asks a small classic BPF program which number gets a packet. Our
+//! program looks the slot of the destination QPN up in a tree. Two facts make it interesting:
+//! nobody tells a socket its number, and when a socket closes the last one takes over its number.
+//! So the numbers are *measured*: the program sends a packet whose first byte is [`PROBE`] (an
+//! opcode that RoCE does not use) to the socket whose number stands in the packet, and whoever
+//! receives it reports its slots to the mailbox of the process that asks.
 //!
 //! ```text
-//! session: bind a name that is the builder's (so there is one at a time) → count the sockets in /proc/net/udp
+//! session: bind a name that is the builder's (so there is one at a time)
+//!          → count the sockets in /proc/net/udp
 //!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
 //! ```
 //!
-//! The first round relies on the program that is already attached. If one process answers for two numbers, or nobody for
-//! any (there was no program, and the kernel chose by hash), a program with the probe rule is attached and the round
-//! repeated. The slots of processes that do not answer are left out: what is for them goes to one
-//! that does. A session runs when a process joins, when packets for others keep arriving, and when
-//! packets of this process are not answered.
+//! The first round relies on the program that is already attached. If one process answers for two
+//! numbers, or nobody for any (there was no program, and the kernel chose by hash), a program with
+//! the probe rule is attached and the round repeated. The slots of processes that do not answer are
+//! left out: what is for them goes to one that does. A session runs when a process joins, when
+//! packets for others keep arriving, and when packets of this process are not answered.
 //!
 //! While all processes run this is only about speed, because the engine forwards what it gets for
 //! others. A stopped process forwards nothing, and what is for a slot or a number that the program
@@ -50,7 +52,8 @@ pub const PROBE: u8 = 0xfe;
 const PROBE_LEN: usize = 16;
 /// How long a session waits for answers in each of its two rounds.
 const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
-/// How long to wait when another process is building, and how often: it may have been stopped in the middle.
+/// How long to wait when another process is building, and how often: it may have been stopped in
+/// the middle.
 const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
 /// Shortest and longest pause between sessions that packets for other processes cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
@@ -63,7 +66,8 @@ const MAX_SLOTS: usize = 800;
 /// kernel chooses by hash.
 const NOBODY: u32 = u32::MAX;
 
-/// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background thread.
+/// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background
+/// thread.
 #[derive(Debug)]
 pub struct Steering {
     link: Arc<UdpLink>,
@@ -83,7 +87,8 @@ pub struct Steering {
 /// One measurement of the numbers.
 #[derive(Debug)]
 struct Session {
-    /// Keeps others from building at the same time; `None`: the builder does not come to an end, so this one goes ahead.
+    /// Keeps others from building at the same time; `None`: the builder does not come to an end, so
+    /// this one goes ahead.
     _builder: Option<NamedSocket>,
     mailbox: NamedSocket,
     /// Names the mailbox.
@@ -182,7 +187,8 @@ impl Steering {
             return None;
         }
         if session.round == 1 && (session.has_doubles() || late && session.is_silent()) {
-            // There was no program: the kernel chose one process for all probes, and that may be a stopped one.
+            // There was no program: the kernel chose one process for all probes, and that may be a
+            // stopped one.
             self.link.attach_steering(&mut program(&session.map())).ok()?;
             session.round = 2;
             session.ask(&self.link, now);
@@ -200,8 +206,9 @@ impl Steering {
 }
 
 impl Session {
-    /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell apart.
-    /// `EADDRINUSE`: another process is the builder, and `yields` says to wait until it is done.
+    /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell
+    /// apart. `EADDRINUSE`: another process is the builder, and `yields` says to wait until it is
+    /// done.
     fn begin(link: &UdpLink, ifindex: u32, yields: bool, now: Instant) -> io::Result<Option<Self>> {
         let count = count_bound(link.gid())?;
         if count < 2 {
@@ -244,7 +251,8 @@ impl Session {
         }
     }
 
-    /// Whether all answers are there: one for every number, in the first round each by another process.
+    /// Whether all answers are there: one for every number, in the first round each by another
+    /// process.
     fn is_complete(&self) -> bool {
         self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
     }
@@ -254,16 +262,17 @@ impl Session {
         self.answers.iter().all(Vec::is_empty)
     }
 
-    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule, or there are fewer
-    /// sockets than numbers, and it chose by hash.
+    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule,
+    /// or there are fewer sockets than numbers, and it chose by hash.
     fn has_doubles(&self) -> bool {
         let mut firsts: Vec<_> = self.answers.iter().filter_map(|slots| slots.first()).collect();
         firsts.sort_unstable();
         firsts.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// What the answers say: sorted by slot, each slot once, with the lowest number its process answered for, since only
-    /// numbers that no socket has are given to somebody else. Nothing while the kernel may not follow the probe rule.
+    /// What the answers say: sorted by slot, each slot once, with the lowest number its process
+    /// answered for, since only numbers that no socket has are given to somebody else. Nothing
+    /// while the kernel may not follow the probe rule.
     fn map(&self) -> Vec<(Slot, u32)> {
         if self.round == 1 && self.has_doubles() {
             return Vec::new();
@@ -301,8 +310,8 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs that look at traffic
-/// may want to leave these out; they never leave the host.
+/// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs
+/// that look at traffic may want to leave these out; they never leave the host.
 pub fn is_probe(udp_payload: &[u8]) -> bool {
     matches!(udp_payload, [PROBE, _, 0, 0, rest @ ..] if rest.len() == PROBE_LEN - 4)
 }

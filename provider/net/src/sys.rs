@@ -1,9 +1,11 @@
 //! The system calls on sockets that no safe crate offers whole. **Unsafe room.**
 //!
-//! Each function is one call with its pointers made from slices that outlive it. Knows no packets and no policy.
+//! Each function is one call with its pointers made from slices that outlive it. Knows no packets
+//! and no policy.
 //!
-//! Datagrams, wake-ups and looks for names do not go through the C library, whose functions let a thread be cancelled inside
-//! of them (`man 7 pthreads`), where it may hold our locks, and take 70 instructions more.
+//! Datagrams, wake-ups and looks for names do not go through the C library, whose functions let a
+//! thread be cancelled inside of them (`man 7 pthreads`), where it may hold our locks, and take 70
+//! instructions more.
 
 use crate::cmsg::{CAPACITY, Control};
 use libc::{c_int, c_void, socklen_t};
@@ -13,7 +15,8 @@ use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Watches full send buffers of sockets until they have room again: an epoll descriptor of its own, which becomes readable then.
+/// Watches full send buffers of sockets until they have room again: an epoll descriptor of its own,
+/// which becomes readable then.
 #[derive(Debug)]
 pub struct SendRoom(OwnedFd);
 
@@ -60,7 +63,8 @@ pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
     check(rc as isize).map(drop)
 }
 
-/// How many datagrams the system has dropped before they reached the queue of a socket (`SK_MEMINFO_DROPS`).
+/// How many datagrams the system has dropped before they reached the queue of a socket
+/// (`SK_MEMINFO_DROPS`).
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
     /// Index of the number of drops among those of `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
@@ -96,7 +100,8 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     check(rc as isize).map(drop)
 }
 
-/// `struct sock_fprog` without padding: the kernel copies all of it, and valgrind reports bytes that nobody wrote.
+/// `struct sock_fprog` without padding: the kernel copies all of it, and valgrind reports bytes
+/// that nobody wrote.
 #[repr(C)]
 struct FilterProgram {
     len: u16,
@@ -112,7 +117,8 @@ pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_fi
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
     let program = FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() };
     let size = size_of_val(&program) as socklen_t;
-    // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads them.
+    // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads
+    // them.
     let rc = unsafe {
         let value = (&raw const program).cast::<c_void>();
         libc::setsockopt(fd, libc::SOL_SOCKET, name, value, size)
@@ -169,13 +175,14 @@ pub(super) fn send(
         header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
         header.msg_controllen = control.as_bytes().len();
     }
-    // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads them.
+    // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads
+    // them.
     let rc = unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, flags | libc::MSG_NOSIGNAL) };
     check(rc as isize)
 }
 
-/// Receives one datagram without waiting: its length and the address of the sender (zero for Unix sockets).
-/// `None`: nothing there.
+/// Receives one datagram without waiting: its length and the address of the sender (zero for Unix
+/// sockets). `None`: nothing there.
 #[inline]
 pub(super) fn recv(
     fd: RawFd,
@@ -226,8 +233,8 @@ pub(super) struct Discarded {
     pub(super) bytes: usize,
 }
 
-/// Takes up to `count` datagrams out of a queue of a socket, at most [`MAX_DISCARDED`]: that of errors with `MSG_ERRQUEUE` in
-/// `flags`.
+/// Takes up to `count` datagrams out of a queue of a socket, at most [`MAX_DISCARDED`]: that of
+/// errors with `MSG_ERRQUEUE` in `flags`.
 pub(super) fn discard(fd: RawFd, count: usize, flags: c_int) -> io::Result<Discarded> {
     // SAFETY: all-zero is valid: no name, no data, no control messages.
     let mut headers: [libc::mmsghdr; MAX_DISCARDED] = unsafe { zeroed() };
@@ -240,7 +247,8 @@ pub(super) fn discard(fd: RawFd, count: usize, flags: c_int) -> io::Result<Disca
     Ok(Discarded { count, bytes: headers.iter().take(count).map(|header| header.msg_len as usize).sum() })
 }
 
-/// Takes possession of the descriptors that came with a message. Ask once: whoever does not want them drops them.
+/// Takes possession of the descriptors that came with a message. Ask once: whoever does not want
+/// them drops them.
 pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
     let messages = control.iter().filter(|(level, kind, _)| (*level, *kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
     let fds = messages.flat_map(|(_, _, data)| data.chunks_exact(size_of::<RawFd>()));
@@ -266,7 +274,8 @@ pub(super) fn may_block(fd: RawFd) -> io::Result<bool> {
 fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
     match c_int::from(name.sin6_family) {
         libc::AF_INET => {
-            // SAFETY: a sockaddr_in6 is larger than a sockaddr_in, and as aligned; all fields of that may hold any bits.
+            // SAFETY: a sockaddr_in6 is larger than a sockaddr_in, and as aligned; all fields of
+            // that may hold any bits.
             let v4 = unsafe { &*(&raw const *name).cast::<libc::sockaddr_in>() };
             (Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into(), u16::from_be(v4.sin_port))
         }
@@ -286,19 +295,21 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
 }
 
-/// The number of the network namespace of a socket, which no other one has until the system starts again. ENOPROTOOPT: the
-/// kernel is older than Linux 5.14.
+/// The number of the network namespace of a socket, which no other one has until the system starts
+/// again. ENOPROTOOPT: the kernel is older than Linux 5.14.
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: c_int = 71;
     let mut cookie = 0u64;
     let mut len = size_of_val(&cookie) as socklen_t;
-    // SAFETY: the call writes at most `len` bytes to `cookie`, and how many they were to `len`; both are on this frame.
+    // SAFETY: the call writes at most `len` bytes to `cookie`, and how many they were to `len`;
+    // both are on this frame.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
     check(rc as isize).map(|_| cookie)
 }
 
-/// Why the last call of this thread failed, without an [`io::Error`], which would have to be dropped after every empty poll.
+/// Why the last call of this thread failed, without an [`io::Error`], which would have to be
+/// dropped after every empty poll.
 #[inline]
 fn errno() -> c_int {
     // SAFETY: the address is valid for as long as this thread exists.

@@ -2,12 +2,13 @@
 
 use crate::runtime_dir;
 
-/// Makes sure that `is_true` in the child of a fork, which is all that it does once the handlers of forks have done their part.
+/// Makes sure that `is_true` in the child of a fork, which is all that it does once the handlers of
+/// forks have done their part.
 pub(crate) fn in_child(is_true: impl Fn() -> bool) {
     let lock = runtime_dir::lock();
     lock.lock_raw();
-    // SAFETY: as the handlers of a fork do: the lock is taken before and released on both sides, and the child gives up what is
-    // the parent's. It ends with `_exit`.
+    // SAFETY: as the handlers of a fork do: the lock is taken before and released on both sides,
+    // and the child gives up what is the parent's. It ends with `_exit`.
     let pid = unsafe {
         let pid = libc::fork();
         lock.unlock_raw();

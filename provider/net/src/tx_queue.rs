@@ -1,9 +1,11 @@
-//! What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait behind it.
+//! What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait
+//! behind it.
 //!
-//! Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is copied here instead, up to
-//! `LIMIT`, and [`SendRoom`] tells the background thread when the socket takes packets again. Queue pairs ask before they
-//! build packets, so that a slow interface holds them up and nothing is lost; what is queued are the last packets before
-//! each has noticed. On the loopback interface no send buffer fills, and nobody takes the lock.
+//! Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is
+//! copied here instead, up to `LIMIT`, and [`SendRoom`] tells the background thread when the socket
+//! takes packets again. Queue pairs ask before they build packets, so that a slow interface holds
+//! them up and nothing is lost; what is queued are the last packets before each has noticed. On the
+//! loopback interface no send buffer fills, and nobody takes the lock.
 //!
 //! Touches the epoll descriptor of a [`SendRoom`]; the sends are the caller's.
 
@@ -15,7 +17,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Most bytes that wait: what eight threads have built when the socket is full, each a batch of 128 KB.
+/// Most bytes that wait: what eight threads have built when the socket is full, each a batch of 128
+/// KB.
 const LIMIT: usize = 1 << 20;
 
 /// What one send takes.
@@ -97,7 +100,8 @@ impl TxQueue {
             return Err(SendError::QueueFull);
         }
         if state.runs.is_empty() {
-            // There may be room by now; if not, the socket must be watched before anything is queued.
+            // There may be room by now; if not, the socket must be watched before anything is
+            // queued.
             match send(&run, bytes) {
                 Err(SendError::Full(fd)) => self.watch(fd)?,
                 other => return other.map(|()| Taken::Sent),
@@ -116,8 +120,8 @@ impl TxQueue {
         }
     }
 
-    /// There may be room: sends what waits by `send`, in its order, and says of each run what came of it. The queue pairs that
-    /// waited, once nothing is left.
+    /// There may be room: sends what waits by `send`, in its order, and says of each run what came
+    /// of it. The queue pairs that waited, once nothing is left.
     ///
     /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
     pub(crate) fn drain(
@@ -146,7 +150,8 @@ impl TxQueue {
         std::mem::take(&mut state.waiters)
     }
 
-    /// Registers `qpn` to be served when nothing waits any more. `None`: nothing does now. How many runs have left so far.
+    /// Registers `qpn` to be served when nothing waits any more. `None`: nothing does now. How many
+    /// runs have left so far.
     pub fn wait(&self, qpn: Qpn) -> Option<u64> {
         let mut state = self.state.lock();
         if state.runs.is_empty() {
@@ -161,7 +166,8 @@ impl TxQueue {
         self.state.lock().left
     }
 
-    /// Nothing has left for too long: datagrams are lost until something does, as nobody repeats them anyway.
+    /// Nothing has left for too long: datagrams are lost until something does, as nobody repeats
+    /// them anyway.
     pub fn set_stalled(&self) {
         let mut state = self.state.lock();
         state.is_stalled = !state.runs.is_empty();

@@ -1,13 +1,16 @@
 //! Sockets that send to this very host, and keep what they have sent for a while.
 //!
-//! The counterpart of [`crate::rx_retention`] for receive buffers that are too small for it: the kernel gives the pages of a
-//! datagram to the next one as soon as the receiver has taken it, and their lines are in its cache. Whoever asks the kernel for the time at
-//! which a datagram left (`SO_TIMESTAMPING`) gets the datagram back with it, which is no copy: its pages stay in use until it is
-//! taken out of the queue of errors. That queue is as long as the receive buffer of its socket, so there are several of them, in
-//! turns. A bare send of 60 KB took 12 us, and takes 9; messages of 1 MB gained a fifth, those of 64 KB 14 to 40 %.
+//! The counterpart of [`crate::rx_retention`] for receive buffers that are too small for it: the
+//! kernel gives the pages of a datagram to the next one as soon as the receiver has taken it, and
+//! their lines are in its cache. Whoever asks the kernel for the time at which a datagram left
+//! (`SO_TIMESTAMPING`) gets the datagram back with it, which is no copy: its pages stay in use
+//! until it is taken out of the queue of errors. That queue is as long as the receive buffer of its
+//! socket, so there are several of them, in turns. A bare send of 60 KB took 12 us, and takes 9;
+//! messages of 1 MB gained a fifth, those of 64 KB 14 to 40 %.
 //!
-//! All of them have one source port, so that whoever spreads packets by their ports keeps their order. It is not the RoCE port:
-//! nothing shall arrive here, and receivers know it by its name ([`crate::source_ports`]). Several threads may send at once. Touches the sockets.
+//! All of them have one source port, so that whoever spreads packets by their ports keeps their
+//! order. It is not the RoCE port: nothing shall arrive here, and receivers know it by its name
+//! ([`crate::source_ports`]). Several threads may send at once. Touches the sockets.
 
 use crate::bpf;
 use crate::cmsg::Control;
@@ -18,7 +21,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many sockets there are. With two of them 64 KB messages gained a third of what they gain with four; six are not better.
+/// How many sockets there are. With two of them 64 KB messages gained a third of what they gain
+/// with four; six are not better.
 const SOCKETS: usize = 4;
 /// Most datagrams that one of them keeps: together about as many bytes as a second level cache.
 const KEPT: usize = 6;
@@ -90,7 +94,8 @@ impl RetainingSocket {
             return;
         }
         if self.kept.fetch_add(1, Relaxed) >= self.most && self.discard(PORTION) == 0 {
-            // A system may not let us have them (`net.core.tstamp_allow_data`): then it costs a needless call every sixth time.
+            // A system may not let us have them (`net.core.tstamp_allow_data`): then it costs a
+            // needless call every sixth time.
             self.kept.store(1, Relaxed);
         }
         control.push(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &libc::SOF_TIMESTAMPING_TX_SOFTWARE.to_ne_bytes());

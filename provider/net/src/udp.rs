@@ -1,9 +1,10 @@
 //! The link through the network: an unprivileged UDP socket on port 4791.
 //!
-//! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`: only then does IPv4
-//! leave with DF and identification 0 (packet `i` of a segmented send with identification `i`), which the ICRC needs.
-//! It shares the port with other processes of the user by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check.
-//! Sending never waits: what finds the send buffer of a slow interface full is queued ([`crate::tx_queue`]).
+//! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`:
+//! only then does IPv4 leave with DF and identification 0 (packet `i` of a segmented send with
+//! identification `i`), which the ICRC needs. It shares the port with other processes of the user
+//! by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check. Sending never waits: what finds
+//! the send buffer of a slow interface full is queued ([`crate::tx_queue`]).
 
 mod socket;
 #[cfg(test)]
@@ -46,7 +47,8 @@ pub struct UdpLink {
     drops: Drops,
     /// Received datagrams that stay in the queue of the socket.
     rx_retention: RxRetention,
-    /// Where received datagrams are not retained: the sockets that send to this very address. Opened by the first long run.
+    /// Where received datagrams are not retained: the sockets that send to this very address.
+    /// Opened by the first long run.
     tx_retention: OnceLock<Option<OwnTxRetention>>,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
@@ -60,8 +62,8 @@ struct OwnTxRetention {
 }
 
 impl UdpLink {
-    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program that does not share
-    /// the port, has it.
+    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program
+    /// that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let address = socket_addr(gid, ifindex);
         let socket = bare_socket(address, ifindex, BUFFER)?;
@@ -87,8 +89,9 @@ impl UdpLink {
         })
     }
 
-    /// Opens the multicast address `group` on the interface `ifindex`, and lets the network know (IGMP, MLD) until this is
-    /// dropped. The kernel gives every such socket of the host a copy of a packet. Nothing is sent from here.
+    /// Opens the multicast address `group` on the interface `ifindex`, and lets the network know
+    /// (IGMP, MLD) until this is dropped. The kernel gives every such socket of the host a copy of
+    /// a packet. Nothing is sent from here.
     // clause: UD-MULTICAST
     pub fn join(group: Gid, ifindex: u32, gro: bool) -> io::Result<Self> {
         let link = Self::open(group, ifindex, false, gro)?;
@@ -99,8 +102,9 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which received datagrams are retained
-    /// ([`crate::rx_retention`]); where it is too small for that, sent ones are (`tx_retention`).
+    /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which
+    /// received datagrams are retained ([`crate::rx_retention`]); where it is too small for that,
+    /// sent ones are (`tx_retention`).
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
@@ -119,8 +123,8 @@ impl UdpLink {
         &self.queue
     }
 
-    /// Sends what waits, as far as there is room, and says of each run what came of it. The queue pairs that waited, once
-    /// nothing is left.
+    /// Sends what waits, as far as there is room, and says of each run what came of it. The queue
+    /// pairs that waited, once nothing is left.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
         self.queue.drain(|run, bytes| self.send_now(run, bytes), report)
     }
@@ -135,14 +139,15 @@ impl UdpLink {
         Some(&own.tx_retention)
     }
 
-    /// Whether [`UdpLink::open_tx_retention`] is worth it for a run of `len` bytes to `dst`. Nobody works that out where there are
-    /// some, or can be none.
+    /// Whether [`UdpLink::open_tx_retention`] is worth it for a run of `len` bytes to `dst`. Nobody
+    /// works that out where there are some, or can be none.
     #[inline]
     pub fn lacks_tx_retention(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
         self.tx_retention.get().is_none() && dst == self.gid && len() >= STREAM
     }
 
-    /// From now on sends to its own address by sockets that retain what they send, if the system lets it open them.
+    /// From now on sends to its own address by sockets that retain what they send, if the system
+    /// lets it open them.
     pub fn open_tx_retention(&self) {
         self.tx_retention.get_or_init(|| self.make_tx_retention().ok());
     }
@@ -165,7 +170,8 @@ impl UdpLink {
         self.gid
     }
 
-    /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own overhead).
+    /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own
+    /// overhead).
     pub fn rcvbuf(&self) -> usize {
         self.rcvbuf
     }
@@ -180,8 +186,8 @@ impl UdpLink {
         self.socket.as_raw_fd()
     }
 
-    /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is readable as long as it is there.
-    /// Nor is anything kept of what was sent.
+    /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is
+    /// readable as long as it is there. Nor is anything kept of what was sent.
     pub fn clear_kept(&self) {
         self.rx_retention.clear(self.fd());
         self.tx_retention_for(self.gid).map(TxRetention::clear);
@@ -202,8 +208,9 @@ impl UdpLink {
         self.drops.look(self.fd())
     }
 
-    /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room here. Under the lock of the
-    /// receive side, as [`UdpLink::end_filter`], which is due after an error.
+    /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room
+    /// here. Under the lock of the receive side, as [`UdpLink::end_filter`], which is due after an
+    /// error.
     pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         self.drops.look(self.fd());
         self.drops.set_filtered(true);
@@ -229,7 +236,8 @@ impl UdpLink {
         }
     }
 
-    /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for each packet.
+    /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for
+    /// each packet.
     pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
@@ -252,10 +260,11 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // What comes back to this very host takes no room here. A retaining socket cannot be waited for: its error
-                // queue always has something to read.
+                // What comes back to this very host takes no room here. A retaining socket cannot
+                // be waited for: its error queue always has something to read.
                 Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
-                // What kernels and drivers answer that cannot segment (no support, or no checksum offload).
+                // What kernels and drivers answer that cannot segment (no support, or no checksum
+                // offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
                     self.segments.note_refused(to.dst);
                     return Err(SendError::NoSegments);
@@ -328,8 +337,9 @@ impl UdpLink {
 
 /// The path of packets.
 impl UdpLink {
-    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes. What is in `control` means
-    /// nothing before and after: most polls find nothing, and a new buffer for each is one to clear.
+    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes.
+    /// What is in `control` means nothing before and after: most polls find nothing, and a new
+    /// buffer for each is one to clear.
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
         let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
@@ -346,8 +356,8 @@ impl UdpLink {
         self.recv_with(buf, &mut Control::new())
     }
 
-    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most [`MAX_BYTES`](crate::link::MAX_BYTES)
-    /// and [`UdpLink::max_segments`] packets. Never waits.
+    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most
+    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. Never waits.
     #[inline]
     pub fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))

@@ -1,5 +1,5 @@
-//! What `/proc/net/udp` and `/proc/net/udp6` say of the RoCE port: how many sockets have it at an address, and whose they are.
-//! Touches these files.
+//! What `/proc/net/udp` and `/proc/net/udp6` say of the RoCE port: how many sockets have it at an
+//! address, and whose they are. Touches these files.
 
 use crate::link::ROCE_PORT;
 use roxe_wire::Gid;
@@ -7,8 +7,9 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 
-/// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when others open and close
-/// sockets meanwhile, so it is read more than once; a number too many does no harm.
+/// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when
+/// others open and close sockets meanwhile, so it is read more than once; a number too many does no
+/// harm.
 pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     let mut count = 0;
     for _ in 0..3 {
@@ -27,7 +28,8 @@ fn read(gid: Gid) -> io::Result<String> {
     fs::read_to_string(if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" })
 }
 
-/// The users of the sockets in `table` that are bound to one of `locals`: the second and the eighth column.
+/// The users of the sockets in `table` that are bound to one of `locals`: the second and the eighth
+/// column.
 fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> + 'a {
     table.lines().filter_map(move |line| {
         let mut columns = line.split_whitespace().skip(1);
@@ -36,7 +38,8 @@ fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> 
     })
 }
 
-/// How the table shows the RoCE port of `gid`. The kernel prints addresses as 32-bit words in the byte order of the machine.
+/// How the table shows the RoCE port of `gid`. The kernel prints addresses as 32-bit words in the
+/// byte order of the machine.
 fn local(gid: Gid) -> String {
     let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
     let address = match gid.to_ip() {

@@ -1,21 +1,22 @@
 //! The same work over roxe's links beside what else this machine offers, interleaved in one run.
 //!
 //! ```text
-//! cargo bench -p roxe-tests --bench compare [-- [--quick | --rxe] [--free] [--seconds N] [WORD...]]
+//! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
 //!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time
-//!   WORD...       only lines that have every WORD in their name, such as 'ib_write_bw' 'udp' '64 KB'
+//!   WORD...       only lines that have every WORD in their name: 'ib_write_bw' 'udp' '64 KB'
 //! ```
 //!
-//! Stock perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-shaped yardstick (`yardstick.rs`), UCX
-//! and libfabric. Machines drift by a quarter within minutes: every line runs once in every round, medians and ratios
-//! count. What others took of the processors meanwhile is measured too: a disturbed run is repeated, and a figure that
-//! only has disturbed runs says so. A program that fails makes the benchmark fail; it never counts as a slow one.
-//! As root all of it happens in a network namespace of its own. Servers run on one processor, clients on another, whoever
-//! they are, with all their threads.
-//! The result is printed and lies in `target/bench/`.
+//! Stock perftest over roxe's links, raw UDP and TCP, a ring in shared memory, a RoCE-shaped
+//! yardstick (`yardstick.rs`), UCX and libfabric. Machines drift by a quarter within minutes: every
+//! line runs once in every round, medians and ratios count. What others took of the processors
+//! meanwhile is measured too: a disturbed run is repeated, and a figure that only has disturbed
+//! runs says so. A program that fails makes the benchmark fail; it never counts as a slow one. As
+//! root all of it happens in a network namespace of its own. Servers run on one processor, clients
+//! on another, whoever they are, with all their threads. The result is printed and lies in
+//! `target/bench/`.
 
 mod line;
 mod peer;

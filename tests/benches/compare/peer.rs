@@ -1,11 +1,13 @@
-//! The second process of what we measure without other people's programs: this very program in another role.
+//! The second process of what we measure without other people's programs: this very program in
+//! another role.
 
 use roxe_tests::measure::load;
 use roxe_tests::measure::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A copy of this program in a role; it says on its first line where it listens, and is killed when dropped.
+/// A copy of this program in a role; it says on its first line where it listens, and is killed when
+/// dropped.
 pub(crate) struct Peer {
     child: Child,
     lines: BufReader<ChildStdout>,

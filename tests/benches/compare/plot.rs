@@ -1,4 +1,5 @@
-//! What came out as a picture (SVG): for every program a panel, figures over message sizes, one line for each way to do it.
+//! What came out as a picture (SVG): for every program a panel, figures over message sizes, one
+//! line for each way to do it.
 
 use crate::line::{Unit, human};
 use crate::rounds::Measured;

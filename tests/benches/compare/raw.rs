@@ -1,4 +1,5 @@
-//! What the system itself does between two processes over the loopback interface: datagrams and TCP, there and back and one way.
+//! What the system itself does between two processes over the loopback interface: datagrams and
+//! TCP, there and back and one way.
 
 use crate::peer::{Peer, say};
 use crate::sys;
@@ -50,7 +51,8 @@ pub(crate) fn udp_echo() -> io::Result<()> {
     }
 }
 
-/// Half the median round trip of 8 bytes in a TCP connection without delay, microseconds; both sides spin.
+/// Half the median round trip of 8 bytes in a TCP connection without delay, microseconds; both
+/// sides spin.
 pub(crate) fn tcp_latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["tcp-echo"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
@@ -109,7 +111,8 @@ pub(crate) fn half_round_trip(
     Ok(Sample { figure, average: series.mean() })
 }
 
-/// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with one.
+/// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with
+/// one.
 pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["udp-sink"])?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -122,7 +125,8 @@ pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     peer.line()?.parse().map_err(io::Error::other)
 }
 
-/// Counts what arrives and says the rate between the first and the last datagram once the stream pauses.
+/// Counts what arrives and says the rate between the first and the last datagram once the stream
+/// pauses.
 pub(crate) fn udp_sink() -> io::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     sys::set_rcvbuf(&socket, BUFFER)?;

@@ -1,4 +1,5 @@
-//! What shared memory itself can do between two processes: a ring that one copies into and the other out of; both spin.
+//! What shared memory itself can do between two processes: a ring that one copies into and the
+//! other out of; both spin.
 
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, half_round_trip};
@@ -9,7 +10,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What is copied at once, and how many of these a ring holds: together half of a second-level cache.
+/// What is copied at once, and how many of these a ring holds: together half of a second-level
+/// cache.
 const CHUNK: usize = 32 << 10;
 const CHUNKS: usize = 16;
 /// Bytes that programs send over and over.
@@ -45,8 +47,9 @@ impl Rings {
     /// Puts `part` into a ring once there is room.
     fn put(&self, back: bool, part: &[u8]) {
         let ring = self.ring(back).as_ptr();
-        // SAFETY: the rings live as long as `self`; both words are atomics; the producer alone touches the chunk between
-        // `emptied` and `filled`, which the words say is this one; `part` is no longer than a chunk.
+        // SAFETY: the rings live as long as `self`; both words are atomics; the producer alone
+        // touches the chunk between `emptied` and `filled`, which the words say is this one; `part`
+        // is no longer than a chunk.
         unsafe {
             let at = (*ring).filled.0.load(Ordering::Relaxed);
             while at - (*ring).emptied.0.load(Ordering::Acquire) == CHUNKS {

@@ -1,4 +1,5 @@
-//! Rounds: every line once, one after the other, again and again, so that a slow minute of the machine slows all of them.
+//! Rounds: every line once, one after the other, again and again, so that a slow minute of the
+//! machine slows all of them.
 
 use crate::line::Line;
 use crate::work::{self, Sample};

@@ -1,8 +1,9 @@
-//! roxe beside the Linux kernel's rxe: the same programs of perftest, two processes in one guest, over either.
+//! roxe beside the Linux kernel's rxe: the same programs of perftest, two processes in one guest,
+//! over either.
 //!
-//! The guest is emulated, so its figures are small; what says something are their ratios, which compare how much work a
-//! message is. rxe holds port 4791 of all addresses, so roxe has a network namespace of its own in the guest. Needs what
-//! `tests/tests/kernel_rxe.rs` needs.
+//! The guest is emulated, so its figures are small; what says something are their ratios, which
+//! compare how much work a message is. rxe holds port 4791 of all addresses, so roxe has a network
+//! namespace of its own in the guest. Needs what `tests/tests/kernel_rxe.rs` needs.
 
 use crate::line::{Line, Link, Unit, Verbs, Work};
 use crate::rounds::{self, Measured, Rounds};
@@ -21,8 +22,8 @@ const INSIDE: &str = "ip netns exec roxe ";
 const PROCESSORS: u32 = 2;
 /// Longest time for a pair of programs; emulated ones start slowly.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What perftest says when it could not compare its two clocks, and then has no figures. On an emulated processor that has a
-/// busy machine below it happens.
+/// What perftest says when it could not compare its two clocks, and then has no figures. On an
+/// emulated processor that has a busy machine below it happens.
 const NO_CLOCK: &str = "Correlation coefficient";
 /// How often such a run is repeated.
 const TRIES: usize = 4;
@@ -60,7 +61,8 @@ fn lines() -> Vec<Line> {
     .collect()
 }
 
-/// Puts roxe where the guest finds it, as where it was built may be hidden there, and makes its namespace.
+/// Puts roxe where the guest finds it, as where it was built may be hidden there, and makes its
+/// namespace.
 fn install(guest: &Guest) -> io::Result<()> {
     let roxe = build::roxe();
     for name in ["roxe", "libroxe.so"] {
@@ -97,7 +99,8 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
     work::figure(&output, line.size, line.unit)
 }
 
-/// Runs a server in the guest and, once it is `ready`, a client; what the client printed. Both must end well.
+/// Runs a server in the guest and, once it is `ready`, a client; what the client printed. Both must
+/// end well.
 fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String, String> {
     let deadline = Instant::now() + LIMIT;
     let run = || {

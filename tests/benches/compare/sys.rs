@@ -1,4 +1,5 @@
-//! The few system calls that the standard library does not have: socket options, and memory that two processes share.
+//! The few system calls that the standard library does not have: socket options, and memory that
+//! two processes share.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +7,8 @@ use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
-/// Segments of a datagram that is longer than this leave as datagrams of their own; 0 switches that off.
+/// Segments of a datagram that is longer than this leave as datagrams of their own; 0 switches that
+/// off.
 pub(crate) fn set_segment(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
     set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
 }
@@ -23,8 +25,8 @@ pub(crate) fn set_rcvbuf(socket: &UdpSocket, bytes: usize) -> io::Result<()> {
 
 fn set_option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: usize) -> io::Result<()> {
     let value = libc::c_int::try_from(value).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open for the life of `socket`, and the kernel reads four bytes from `value`, which is
-    // a C int on this stack.
+    // SAFETY: the descriptor is open for the life of `socket`, and the kernel reads four bytes from
+    // `value`, which is a C int on this stack.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -39,7 +41,8 @@ pub(crate) struct Shared {
 impl Shared {
     /// New memory, all zero.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        // SAFETY: the name is a C string; without flags the descriptor is inherited, which is what it is for.
+        // SAFETY: the name is a C string; without flags the descriptor is inherited, which is what
+        // it is for.
         let fd = unsafe { libc::memfd_create(c"roxe-bench".as_ptr(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -52,7 +55,8 @@ impl Shared {
 
     /// The memory behind an inherited descriptor.
     pub(crate) fn inherited(fd: libc::c_int, len: usize) -> io::Result<Self> {
-        // SAFETY: the parent opened this descriptor for us and says so on the command line; nothing else here owns it.
+        // SAFETY: the parent opened this descriptor for us and says so on the command line; nothing
+        // else here owns it.
         Self::map(unsafe { File::from_raw_fd(fd) }, len)
     }
 

@@ -64,10 +64,11 @@ pub(crate) fn first_guess(line: &Line) -> u64 {
     }
 }
 
-/// Messages for the next run, which shall take `each`, after one of `messages` that took `wall` with starting and ending.
+/// Messages for the next run, which shall take `each`, after one of `messages` that took `wall`
+/// with starting and ending.
 ///
-/// The sample says how many that are. But others may have been in the way of one run and not of the next, so it is believed in
-/// steps, and not at all after a run that took far too long.
+/// The sample says how many that are. But others may have been in the way of one run and not of the
+/// next, so it is believed in steps, and not at all after a run that took far too long.
 pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Duration), each: Duration) -> u64 {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (size, messages) = (line.size as f64, messages as f64);
@@ -110,7 +111,8 @@ pub(crate) fn went_by(link: Link, output: &str) -> Result<(), String> {
     if fits { Ok(()) } else { Err(format!("{by_ring} of {sent} packets by shared memory over {link}\n{output}")) }
 }
 
-/// The arguments that server and client of a program of perftest have in common, but for the port and the GID.
+/// The arguments that server and client of a program of perftest have in common, but for the port
+/// and the GID.
 pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
@@ -128,7 +130,8 @@ pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
 
 /// What a client of perftest found.
 pub(crate) fn figure(output: &str, size: usize, unit: Unit) -> Result<Sample, String> {
-    // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest, typical, average.
+    // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest,
+    // typical, average.
     let row = perftest::rows(output).pop().filter(|row| row.size == size as u64);
     let sample = row.and_then(|row| {
         let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
@@ -147,7 +150,8 @@ fn ucx(test: &str, tls: &str, size: usize, unit: Unit, messages: u64) -> Result<
     let envs = [("UCX_TLS", tls), ("UCX_LOG_LEVEL", "error")];
     let place = Place { bare: true, envs: envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into(), ..Place::default() };
     let output = run([&args, &format!("{args} 127.0.0.1")], "ucx_perftest", &place, port)?;
-    // Messages; typical, average and overall time; average and overall MiB per second; average and overall messages.
+    // Messages; typical, average and overall time; average and overall MiB per second; average and
+    // overall messages.
     let sample = perftest::rows(&output).pop().and_then(|row| {
         let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
         Some(match unit {
@@ -164,7 +168,8 @@ fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64
     let place = Place { bare: true, ..Place::default() };
     let output =
         run([&format!("{args} -B {port}"), &format!("{args} -P {port} 127.0.0.1")], "fi_pingpong", &place, port)?;
-    // The last line ends with MB per second, microseconds and million messages, all one way and on average.
+    // The last line ends with MB per second, microseconds and million messages, all one way and on
+    // average.
     let words: Vec<f64> = output
         .lines()
         .rfind(|line| line.contains('='))

@@ -1,9 +1,11 @@
-//! What RDMA WRITE over UDP can reach on this machine: right headers, right ICRCs, real acknowledgements, and nothing else.
+//! What RDMA WRITE over UDP can reach on this machine: right headers, right ICRCs, real
+//! acknowledgements, and nothing else.
 //!
-//! One process writes messages of one size into the memory of another, a window ahead of the acknowledgements. A message
-//! is a FIRST packet alone and then runs of packets of equal size, each run one segmented send out of a staging buffer;
-//! the other side takes runs as they arrive, checks every packet and copies it to its place. There are no queues, no keys,
-//! no retries: a packet that is lost or wrong ends the measurement with an error.
+//! One process writes messages of one size into the memory of another, a window ahead of the
+//! acknowledgements. A message is a FIRST packet alone and then runs of packets of equal size, each
+//! run one segmented send out of a staging buffer; the other side takes runs as they arrive, checks
+//! every packet and copies it to its place. There are no queues, no keys, no retries: a packet that
+//! is lost or wrong ends the measurement with an error.
 
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, would_block};
@@ -197,7 +199,8 @@ struct Memory {
 impl Memory {
     /// Takes the packets of one receive. Whether one of them asks for an acknowledgement.
     fn take_run(&mut self, run: &[u8]) -> io::Result<bool> {
-        // Runs have no other lengths: a packet with a RETH is alone, and those without are cut from the front.
+        // Runs have no other lengths: a packet with a RETH is alone, and those without are cut from
+        // the front.
         let mut asked = false;
         for (index, packet) in run.chunks(segment_of(run)).enumerate() {
             asked |= self.take(packet, index)?;

@@ -1,8 +1,9 @@
-//! Models of the handshakes between threads and processes: the files of the provider themselves, over loom's atomics, run in
-//! every order in which their threads could run, with every store that each of their loads could see.
+//! Models of the handshakes between threads and processes: the files of the provider themselves,
+//! over loom's atomics, run in every order in which their threads could run, with every store that
+//! each of their loads could see.
 //!
-//! `cargo test -p roxe-models` takes seconds. What a missing fence leads to is proved by the mutants whose names begin with
-//! `loom` (`tests/mutants/run loom`).
+//! `cargo test -p roxe-models` takes seconds. What a missing fence leads to is proved by the
+//! mutants whose names begin with `loom` (`tests/mutants/run loom`).
 
 #![cfg(test)]
 

@@ -1,4 +1,5 @@
-//! The wake-ups of a ring: no reader sleeps while there is a record, no writer waits while there is room.
+//! The wake-ups of a ring: no reader sleeps while there is a record, no writer waits while there is
+//! room.
 
 #[path = "../../../provider/net/src/shm/wakeup.rs"]
 mod wakeup;

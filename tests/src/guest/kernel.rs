@@ -1,6 +1,7 @@
 //! The guest's kernel and its first file system, made once and kept under the target folder.
 //!
-//! Touches the package manager (only to fetch a kernel; nothing is installed), the target folder and child processes.
+//! Touches the package manager (only to fetch a kernel; nothing is installed), the target folder
+//! and child processes.
 
 use super::Unavailable;
 use crate::build;
@@ -14,11 +15,13 @@ use std::process::{Command, Stdio};
 /// The first process of the guest.
 const INIT: &str = include_str!("../../guest/init");
 
-/// Modules the guest needs; what they depend on is added. Those that a kernel has built in do no harm here.
+/// Modules the guest needs; what they depend on is added. Those that a kernel has built in do no
+/// harm here.
 const MODULES: &str = "virtio_pci virtio_net virtio_rng virtio_console 9pnet_virtio 9p overlay crc32_generic crc32_pclmul \
                        rdma_rxe rdma_ucm ib_umad ib_uverbs sch_netem sch_prio sch_ingress cls_u32 act_mirred ifb";
 
-/// Programs on this machine, each with the Debian package that has it. The guest runs this machine's programs, too.
+/// Programs on this machine, each with the Debian package that has it. The guest runs this
+/// machine's programs, too.
 const PROGRAMS: [(&str, &str); 12] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("/bin/busybox", "busybox-static"),
@@ -54,7 +57,8 @@ pub(super) fn folder() -> PathBuf {
 }
 
 impl Kernel {
-    /// Checks that a guest can run here, fetches a kernel unless that was done before, and packs the initramfs.
+    /// Checks that a guest can run here, fetches a kernel unless that was done before, and packs
+    /// the initramfs.
     ///
     /// Needs the network the first time. Two callers at once take turns.
     pub fn prepare() -> Result<Self, Unavailable> {
@@ -122,7 +126,8 @@ impl Kernel {
             // No configuration: the options this machine gives its own modules are not the guest's.
             ask.args(["-C", "/dev/null", "-S", &self.version, "-d"]).arg(root).args(["--show-depends", module]);
             ask.stderr(Stdio::null());
-            // A module that this kernel does not have is built in or merged into another: its text is then empty.
+            // A module that this kernel does not have is built in or merged into another: its text
+            // is then empty.
             let text = String::from_utf8_lossy(&ask.output()?.stdout).into_owned();
             for line in text.lines() {
                 match line.strip_prefix("insmod ").map(|rest| PathBuf::from(rest.trim())) {
@@ -185,7 +190,8 @@ pub(super) fn remove_tree(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Runs a command to its end; what it said on standard output, or an error with what it said on standard error.
+/// Runs a command to its end; what it said on standard output, or an error with what it said on
+/// standard error.
 pub(super) fn said(command: &mut Command) -> io::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|e| io::Error::other(format!("{name}: {e}")))?;

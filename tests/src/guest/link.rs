@@ -1,7 +1,8 @@
 //! The network between this process and its guest, in a namespace of its own.
 //!
-//! The whole test process moves into a fresh network namespace by starting itself again. Nothing in it has a name that
-//! two runs could fight for, and all of it is gone with the last process, however that one ended.
+//! The whole test process moves into a fresh network namespace by starting itself again. Nothing in
+//! it has a name that two runs could fight for, and all of it is gone with the last process,
+//! however that one ended.
 
 use super::kernel::said;
 use std::ffi::OsString;
@@ -25,15 +26,16 @@ pub const GUEST_V6: &str = "fd77::11";
 pub const MTU: u32 = 4500;
 /// The guest's end of the link.
 pub(super) const TAP: &str = "tap0";
-/// Packets that may wait for the guest. UC and UD send as fast as they can, and a clean link to a slow processor must
-/// not lose any of it: several messages of 1 MiB at the smallest MTU.
+/// Packets that may wait for the guest. UC and UD send as fast as they can, and a clean link to a
+/// slow processor must not lose any of it: several messages of 1 MiB at the smallest MTU.
 const QUEUE: u32 = 50_000;
 
 /// Set in a process that [`enter`] has started again.
 const INSIDE: &str = "ROXE_TEST_NAMESPACE";
 
-/// Returns in a process with a network namespace of its own: at once if it is one, else in a copy of this process that
-/// takes its place, with the same arguments. Call it before anything else is started.
+/// Returns in a process with a network namespace of its own: at once if it is one, else in a copy
+/// of this process that takes its place, with the same arguments. Call it before anything else is
+/// started.
 pub fn enter() -> io::Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(());
@@ -43,7 +45,8 @@ pub fn enter() -> io::Result<()> {
     Err(Command::new("unshare").args(["--net", "--"]).arg(program).args(args).env(INSIDE, "1").exec())
 }
 
-/// Whether this process may make network namespaces and send raw packets in them: root, unless a container forbids it.
+/// Whether this process may make network namespaces and send raw packets in them: root, unless a
+/// container forbids it.
 pub fn is_root() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     let may_unshare = || {
@@ -56,8 +59,8 @@ pub fn is_root() -> bool {
     *MAY.get_or_init(|| unsafe { libc::geteuid() } == 0 && may_unshare())
 }
 
-/// As root, moves into a network namespace in which nothing but this process and its children sends packets, over
-/// loopback. Others stay where they are. Call it before anything else is started.
+/// As root, moves into a network namespace in which nothing but this process and its children sends
+/// packets, over loopback. Others stay where they are. Call it before anything else is started.
 pub fn isolate() -> io::Result<()> {
     if !is_root() {
         return Ok(());
@@ -66,7 +69,8 @@ pub fn isolate() -> io::Result<()> {
     said(Command::new("ip").args(["link", "set", "lo", "up"])).map(drop)
 }
 
-/// Adds an interface that is up and has this IPv4 address, in the namespace that [`isolate`] entered.
+/// Adds an interface that is up and has this IPv4 address, in the namespace that [`isolate`]
+/// entered.
 pub fn add_bridge(name: &str, address: &str) -> io::Result<()> {
     if std::env::var_os(INSIDE).is_none() {
         return Err(io::Error::other("that takes root"));

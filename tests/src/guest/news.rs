@@ -1,4 +1,5 @@
-//! What the guest tells over its port: that it obeys, and which commands have ended. Touches the port and a thread.
+//! What the guest tells over its port: that it obeys, and which commands have ended. Touches the
+//! port and a thread.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -61,7 +62,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until `wanted` is among what was told; not beyond the deadline, and not for what nobody will tell.
+    /// Waits until `wanted` is among what was told; not beyond the deadline, and not for what
+    /// nobody will tell.
     fn find<T>(&self, deadline: Instant, wanted: impl Fn(&Told) -> Option<T>) -> io::Result<Option<T>> {
         let mut told = self.lock();
         loop {

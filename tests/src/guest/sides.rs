@@ -1,4 +1,5 @@
-//! One program here under roxe and one in the guest over rxe, started in either order, bounded in time, always ended.
+//! One program here under roxe and one in the guest over rxe, started in either order, bounded in
+//! time, always ended.
 
 use super::{Guest, Job, link};
 use crate::build;
@@ -49,7 +50,8 @@ impl Drop for Local {
 }
 
 impl Process {
-    /// Starts a command line on `side`. `envs` are for roxe; the guest's programs have no use for them.
+    /// Starts a command line on `side`. `envs` are for roxe; the guest's programs have no use for
+    /// them.
     pub fn start(guest: &Guest, side: Side, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
         match side {
             Side::Rxe => Ok(Self::Rxe(guest.start(&format!("exec {command}"))?)),
@@ -135,7 +137,8 @@ impl Local {
 pub fn await_listener(guest: &Guest, side: Side, port: u16, server: &mut Process) -> io::Result<()> {
     let deadline = Instant::now() + LISTEN_LIMIT;
     if side == Side::Rxe {
-        // Column 2 is the local address, column 4 the state; 0A is LISTEN. Bounded by the limit of guest.run.
+        // Column 2 is the local address, column 4 the state; 0A is LISTEN. Bounded by the limit of
+        // guest.run.
         let listens = format!("grep -Eqh '^ *[0-9]+: [0-9A-F]+:{port:04X} [^ ]+ 0A' /proc/net/tcp /proc/net/tcp6");
         let tries = LISTEN_LIMIT.as_secs() * 10;
         guest.run(&format!("for i in $(seq {tries}); do {listens} && break; sleep 0.1; done"))?;
@@ -160,7 +163,8 @@ pub fn run_pair(
     await_listener(guest, server_side, port, &mut first)?;
     let second = Process::start(guest, client_side, client, envs)?;
     let client = second.wait(guest, deadline)?;
-    // A client that failed leaves its server waiting for ever: give it a moment to say why, no more.
+    // A client that failed leaves its server waiting for ever: give it a moment to say why, no
+    // more.
     let patience = if client.ok { PARTING } else { Duration::from_secs(1) };
     let server = first.wait(guest, Instant::now() + patience)?;
     Ok([server, client])

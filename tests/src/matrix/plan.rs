@@ -1,4 +1,5 @@
-//! Which cells there are: all of them, a slice for every push, or those whose name contains some words.
+//! Which cells there are: all of them, a slice for every push, or those whose name contains some
+//! words.
 
 use super::{Cell, Condition, Direction, Group, Ip, Service};
 
@@ -21,8 +22,8 @@ pub fn all() -> Vec<Planned> {
     groups().map(|group| (group, cells(&MTUS, |_| true))).collect()
 }
 
-/// A slice for every push: each group with all services and operations, one MTU each in turn. Each group does small,
-/// edge and 64 KiB messages, and the clean ones 1 MiB.
+/// A slice for every push: each group with all services and operations, one MTU each in turn. Each
+/// group does small, edge and 64 KiB messages, and the clean ones 1 MiB.
 pub fn slice() -> Vec<Planned> {
     let mut mtus = MTUS.iter().cycle();
     groups()
@@ -31,7 +32,8 @@ pub fn slice() -> Vec<Planned> {
         .collect()
 }
 
-/// Those cells of `plan` whose full name contains every one of `words`. A group without any is left out.
+/// Those cells of `plan` whose full name contains every one of `words`. A group without any is left
+/// out.
 pub fn only(plan: Vec<Planned>, words: &[String]) -> Vec<Planned> {
     let named = |group: &Group, cell: &Cell| {
         let name = format!("{group} {cell}");
@@ -72,7 +74,8 @@ fn cells(mtus: &[u32], wanted: impl Fn(&Cell) -> bool) -> Vec<Cell> {
 mod tests {
     use super::*;
 
-    /// Issue 3, item 2, counted by hand: per group RC 5 x 7 x 3 + 2 x 3, UC 4 x 7 x 3, UD 2 x 7 x 3; twelve groups.
+    /// Issue 3, item 2, counted by hand: per group RC 5 x 7 x 3 + 2 x 3, UC 4 x 7 x 3, UD 2 x 7 x
+    /// 3; twelve groups.
     #[test]
     fn every_cell_is_there_once() {
         let plan = all();

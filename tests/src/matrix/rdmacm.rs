@@ -15,10 +15,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest time for one client, or for all that run at once. The guest's processor is emulated; a lost packet costs up to
-/// the acknowledgement timeout of the kernel's connection manager, about a second, and a lost connection message 4 s.
+/// Longest time for one client, or for all that run at once. The guest's processor is emulated; a
+/// lost packet costs up to the acknowledgement timeout of the kernel's connection manager, about a
+/// second, and a lost connection message 4 s.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How many exchanges run at once where packets are lost and they mostly wait: more would make the emulated processor late.
+/// How many exchanges run at once where packets are lost and they mostly wait: more would make the
+/// emulated processor late.
 const LANES: usize = 6;
 /// How long servers may take until they are ready, on a processor that others keep busy.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -49,8 +51,8 @@ struct Limit {
 /// What `-R` of perftest comes to when a lost message makes its server late.
 const TOO_EARLY: &str = "perftest's client connects before its server listens, and tries again with what it has freed";
 
-/// With `-R`, server and client of perftest agree over a first connection that the one listens again and the other
-/// connects again, and do both at once.
+/// With `-R`, server and client of perftest agree over a first connection that the one listens
+/// again and the other connects again, and do both at once.
 fn is_too_early(client: &Outcome) -> bool {
     const REFUSED: [&str; 2] = ["RDMA_CM_EVENT_REJECTED; error: 8.", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
     // What it says after that, if it does not crash, is of its second try.
@@ -212,7 +214,8 @@ impl Meeting {
         Ok([servers, clients])
     }
 
-    /// Waits for a client: until its deadline, or a while after the servers have ended, from whom it will hear no more.
+    /// Waits for a client: until its deadline, or a while after the servers have ended, from whom
+    /// it will hear no more.
     fn client(
         &self,
         guest: &Guest,
@@ -259,8 +262,8 @@ impl Meeting {
         }
     }
 
-    /// Until the servers have ended, or those that stay have told of the end of their clients; not for long if the
-    /// clients are not `good`.
+    /// Until the servers have ended, or those that stay have told of the end of their clients; not
+    /// for long if the clients are not `good`.
     fn await_farewells(&self, guest: &Guest, servers: &mut [Process], good: bool) -> io::Result<()> {
         let exchange = &self.exchange;
         let deadline = Instant::now() + if good { PARTING } else { Duration::from_secs(1) };
@@ -300,8 +303,8 @@ impl Meeting {
         }
     }
 
-    /// What the programs must say. Of 20 clients in the guest that each send their DREQ once and end, 3 % loss lets one leave
-    /// unheard every other time, and more than three in 0.3 % of all.
+    /// What the programs must say. Of 20 clients in the guest that each send their DREQ once and
+    /// end, 3 % loss lets one leave unheard every other time, and more than three in 0.3 % of all.
     fn says(&self) -> Says {
         match self.exchange.says {
             Says::PingsOfMany { pings, .. } if self.condition.lossy() && self.direction == Direction::RxeToRoxe => {
@@ -311,8 +314,8 @@ impl Meeting {
         }
     }
 
-    /// Whether it came to nothing by a loss that no program, card or kernel makes good, or because the emulated processor was
-    /// kept waiting for longer than a request is repeated.
+    /// Whether it came to nothing by a loss that no program, card or kernel makes good, or because
+    /// the emulated processor was kept waiting for longer than a request is repeated.
     fn bad_luck(&self, servers: &[Outcome], clients: &[Outcome]) -> bool {
         clients.iter().any(is_too_early) || self.condition.lossy() && lost_goodbye(servers, clients)
     }
@@ -325,9 +328,10 @@ impl Meeting {
     }
 }
 
-/// Whether one side has ended well, and the other only never heard of it. Who ends a connection lets go of its queue pair, and
-/// then nobody repeats an acknowledgement that was lost. A peer in the guest waits for it for ever: rxe takes the retry
-/// count of 7 that these programs ask for as endless. Who destroys its id in the guest does not repeat a DREQ either.
+/// Whether one side has ended well, and the other only never heard of it. Who ends a connection
+/// lets go of its queue pair, and then nobody repeats an acknowledgement that was lost. A peer in
+/// the guest waits for it for ever: rxe takes the retry count of 7 that these programs ask for as
+/// endless. Who destroys its id in the guest does not repeat a DREQ either.
 fn lost_goodbye(servers: &[Outcome], clients: &[Outcome]) -> bool {
     let finished = |ends: &[Outcome]| ends.iter().all(|end| end.ok);
     (finished(servers) || finished(clients)) && servers.iter().chain(clients).all(judge::merely_waited)
@@ -345,8 +349,9 @@ fn all_ended(guest: &Guest, servers: &mut [Process]) -> io::Result<bool> {
 /// Name of the file that servers may leave behind.
 const COPY: &str = "copy";
 
-/// That file as `side` names it. Here it is in the folder that both sides share; there it is not, because rcopy writes to
-/// mapped memory, and what the guest maps of that folder it cannot write to.
+/// That file as `side` names it. Here it is in the folder that both sides share; there it is not,
+/// because rcopy writes to mapped memory, and what the guest maps of that folder it cannot write
+/// to.
 fn copy_of(guest: &Guest, side: Side, port: u16) -> PathBuf {
     match side {
         Side::Roxe => guest.folder().join(format!("{COPY}.{port}")),

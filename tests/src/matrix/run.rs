@@ -17,22 +17,26 @@ use std::time::{Duration, Instant};
 /// Sources of the program both sides run.
 const CELLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/cells");
 
-/// What the guest's netem does to RoCEv2 packets of each direction: every 33rd is lost, every 20th overtakes others.
+/// What the guest's netem does to RoCEv2 packets of each direction: every 33rd is lost, every 20th
+/// overtakes others.
 const NETEM: &str = "loss 3% delay 1ms reorder 5% 50%";
 
-/// What roxe's fault rules do in condition [`Condition::Faults`], both directions. Headers stay whole: tshark shall find
-/// nothing malformed in a capture, and a packet whose header is damaged is that.
+/// What roxe's fault rules do in condition [`Condition::Faults`], both directions. Headers stay
+/// whole: tshark shall find nothing malformed in a capture, and a packet whose header is damaged is
+/// that.
 const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.5%; corrupt icrc 0.5%";
 
-/// The client's options for a link that loses nothing. 1 MiB may wait in front of the emulated processor for longer than
-/// the usual acknowledgement timeouts; here it is 0.5 s.
+/// The client's options for a link that loses nothing. 1 MiB may wait in front of the emulated
+/// processor for longer than the usual acknowledgement timeouts; here it is 0.5 s.
 const CLEAN: &str = "--ack-timeout 17";
 
-/// The client's options for a link with losses towards rxe: the timeout is 0.27 s, twice the acknowledgement delay that rxe
-/// announces. With half of that its emulated processor, when others keep it waiting, is asked again too often.
+/// The client's options for a link with losses towards rxe: the timeout is 0.27 s, twice the
+/// acknowledgement delay that rxe announces. With half of that its emulated processor, when others
+/// keep it waiting, is asked again too often.
 const LOSSY_TO_RXE: &str = "--lossy --ack-timeout 16";
 
-/// The same from rxe, which waits for its timer after most losses, so that it must be short: 0.13 s.
+/// The same from rxe, which waits for its timer after most losses, so that it must be short: 0.13
+/// s.
 const LOSSY_FROM_RXE: &str = "--lossy --ack-timeout 15";
 
 /// Longest time for one cell; the test program's own limit.
@@ -275,7 +279,8 @@ fn choice(cells: &[Cell]) -> String {
     choice
 }
 
-/// A size as the test program takes it: relative to the MTU near it, so that one list serves every MTU.
+/// A size as the test program takes it: relative to the MTU near it, so that one list serves every
+/// MTU.
 fn size_word(cell: &Cell) -> String {
     match i64::from(cell.size) - i64::from(cell.mtu) {
         -1 => "mtu-1".to_owned(),

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 /// Longest time for one pair; the guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often a pair is tried that ends as [`lost_goodbye`] says: 12 of 40 runs of `ibv_srq_pingpong` did, which ends while one
-/// of its queue pairs may wait for a retry that the others did not need, and 2 of 32 of `ibv_rc_pingpong`.
+/// How often a pair is tried that ends as [`lost_goodbye`] says: 12 of 40 runs of
+/// `ibv_srq_pingpong` did, which ends while one of its queue pairs may wait for a retry that the
+/// others did not need, and 2 of 32 of `ibv_rc_pingpong`.
 pub(super) const TRIES: usize = 8;
 
 /// A stock program with its options.
@@ -92,7 +93,8 @@ impl Stock {
             Direction::RxeToRoxe => (Side::Roxe, Side::Rxe),
         };
         let server = self.command(runner, server_side, port)?;
-        // The pingpongs' servers listen on IPv4 only; the GID, not this address, says what the packets travel on.
+        // The pingpongs' servers listen on IPv4 only; the GID, not this address, says what the
+        // packets travel on.
         let client = format!("{} {}", self.command(runner, client_side, port)?, run::address(server_side, Ip::V4));
         sides::run_pair(&runner.guest, client_side, (&server, &client), port, &envs, LIMIT)
     }
@@ -112,7 +114,8 @@ impl Stock {
     }
 }
 
-/// All of them. UC and UD lose messages for good, and these programs then wait for ever: RC only under loss.
+/// All of them. UC and UD lose messages for good, and these programs then wait for ever: RC only
+/// under loss.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();
     for condition in [Condition::Clean, Condition::Netem] {
@@ -168,9 +171,9 @@ const PERFTESTS: [(&str, &str); 12] = [
     ("ib_send_lat", "-F -c UD -s 64 -n 100"),
 ];
 
-/// Whether one side finished well and the other only missed the acknowledgement of its last message. The pingpongs end
-/// without a word to each other: when that acknowledgement is lost, nobody is there to repeat it. Ours then gives up; rxe takes
-/// the retry count of 7 as endless.
+/// Whether one side finished well and the other only missed the acknowledgement of its last
+/// message. The pingpongs end without a word to each other: when that acknowledgement is lost,
+/// nobody is there to repeat it. Ours then gives up; rxe takes the retry count of 7 as endless.
 fn lost_goodbye([server, client]: &[Outcome; 2]) -> bool {
     let finished = |o: &Outcome| o.ok && iterations(&o.output).is_ok();
     let gave_up = |o: &Outcome| o.output.contains("transport retry counter exceeded") || o.output.ends_with(KILLED);
@@ -191,8 +194,9 @@ fn figures(output: &str) -> Result<(), String> {
     one_line(output, |figures| figures.iter().skip(1).any(|figure| *figure > 0.0))
 }
 
-/// In the guest it prints the line too when all its messages have gone, their number first; but 0.00 as speed where it could
-/// not tell how fast its clock goes, as when the guest was kept from running meanwhile.
+/// In the guest it prints the line too when all its messages have gone, their number first; but
+/// 0.00 as speed where it could not tell how fast its clock goes, as when the guest was kept from
+/// running meanwhile.
 fn messages(output: &str) -> Result<(), String> {
     one_line(output, |figures| figures.first().is_some_and(|count| *count > 0.0))
 }

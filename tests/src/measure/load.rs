@@ -1,17 +1,18 @@
 //! How much others disturbed what was measured.
 //!
-//! Two things together make a disturbance: what the processors did (`/proc/stat`) less what this process and its children did
-//! is what others did; and our processes waited for a processor (`/proc/PID/schedstat`). Others alone may have taken what we
-//! left to them, and waiting alone may be for another thread of ours. Children count when they have been waited for, so
-//! all of them must have ended at both ends of the interval, but for one that is named.
+//! Two things together make a disturbance: what the processors did (`/proc/stat`) less what this
+//! process and its children did is what others did; and our processes waited for a processor
+//! (`/proc/PID/schedstat`). Others alone may have taken what we left to them, and waiting alone may
+//! be for another thread of ours. Children count when they have been waited for, so all of them
+//! must have ended at both ends of the interval, but for one that is named.
 
 use std::fs;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Up to this share of the machine's time others may take: it is what the system does by itself, and what the coarse
-/// clock of `/proc/stat` (10 ms) makes up.
+/// Up to this share of the machine's time others may take: it is what the system does by itself,
+/// and what the coarse clock of `/proc/stat` (10 ms) makes up.
 pub const OTHERS: f64 = 0.08;
 /// Up to this share of the time our processes may wait for a processor, all together.
 pub const WAITING: f64 = 0.05;
@@ -37,7 +38,8 @@ impl Foreign {
 /// How long children waited for a processor, nanoseconds since this process began.
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts what a child waited for a processor, or its first thread did. Call it once for each, before the child is reaped.
+/// Counts what a child waited for a processor, or its first thread did. Call it once for each,
+/// before the child is reaped.
 pub fn note(child: u32) {
     let waited = waited(&format!("/proc/{child}/schedstat")).unwrap_or(0);
     WAITED.fetch_add(waited, Ordering::Relaxed);
@@ -91,7 +93,8 @@ impl Interval {
         Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds })
     }
 
-    /// What the children, this process's first thread and the process `beside` have waited, nanoseconds.
+    /// What the children, this process's first thread and the process `beside` have waited,
+    /// nanoseconds.
     fn waited(beside: Option<u32>) -> u64 {
         let beside = beside.map_or(0, waited_of_all);
         WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + beside
@@ -112,7 +115,8 @@ impl Machine {
         Self::parse(&text, ticks_per_second()).ok_or_else(|| io::Error::other("/proc/stat is not understood"))
     }
 
-    /// The first line: user, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen.
+    /// The first line: user, nice, system, idle, waiting for disks, interrupts, soft interrupts,
+    /// stolen.
     fn parse(text: &str, per_second: f64) -> Option<Self> {
         let ticks: Vec<f64> =
             text.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -142,7 +146,8 @@ fn ours(beside: Option<u32>) -> io::Result<f64> {
 /// Processor seconds of a process with all its threads.
 fn of_process(pid: u32) -> io::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Behind the name, which may hold anything: state, ten numbers, and the time in the program and in the system.
+    // Behind the name, which may hold anything: state, ten numbers, and the time in the program and
+    // in the system.
     let words = text.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
     let ticks: Vec<f64> = words.skip(11).take(2).filter_map(|word| word.parse().ok()).collect();
     Ok(ticks.iter().sum::<f64>() / ticks_per_second())

@@ -1,7 +1,8 @@
-//! Which processor a process runs on: servers on one, clients on another, and all threads of a process on the same.
+//! Which processor a process runs on: servers on one, clients on another, and all threads of a
+//! process on the same.
 //!
-//! Left to themselves, two processes that spin may share a processor for a whole measurement while the other is idle or does
-//! somebody else's work; which figure comes out is then a matter of luck.
+//! Left to themselves, two processes that spin may share a processor for a whole measurement while
+//! the other is idle or does somebody else's work; which figure comes out is then a matter of luck.
 
 use crate::pair;
 use std::io;
@@ -29,7 +30,8 @@ impl End {
     }
 }
 
-/// From now on every process of the benchmark has its processor, if `wanted` and if the machine has two. This one is a client.
+/// From now on every process of the benchmark has its processor, if `wanted` and if the machine has
+/// two. This one is a client.
 pub fn begin(wanted: bool) -> io::Result<bool> {
     let possible = thread::available_parallelism()?.get() >= 2 && pair::installed("taskset");
     let pinned = *PINNED.get_or_init(|| wanted && possible);
@@ -51,7 +53,8 @@ pub fn always(end: End) -> Vec<String> {
 
 fn pin_self(processor: usize) -> io::Result<()> {
     let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
-    // SAFETY: zeros are the empty set; the number is 0 or 1, which every set has room for; the kernel reads the set whole.
+    // SAFETY: zeros are the empty set; the number is 0 or 1, which every set has room for; the
+    // kernel reads the set whole.
     let rc = unsafe {
         libc::CPU_SET(processor, set.assume_init_mut());
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set.as_ptr())

@@ -19,7 +19,8 @@ pub enum Says {
     Words(&'static [&'static str]),
     /// cmtime: the client prints what each step took.
     Steps,
-    /// Programs of rsockets: each end that does not stay prints one line of results, with this in its first column.
+    /// Programs of rsockets: each end that does not stay prints one line of results, with this in
+    /// its first column.
     Row(&'static str),
     /// perftest: each end prints one line, for this number of iterations.
     Figures(u32),
@@ -44,8 +45,8 @@ const REFUSALS: [&str; 3] =
 /// What was seen was not right; the text says how.
 pub type Judged = Result<(), String>;
 
-/// Whether a program ended well, or was at least still there and complained of nothing but that its last message was not
-/// acknowledged.
+/// Whether a program ended well, or was at least still there and complained of nothing but that its
+/// last message was not acknowledged.
 pub fn merely_waited(end: &Outcome) -> bool {
     let unacknowledged = |line: &str| line.contains("status 12");
     (end.ok || end.output.ends_with(KILLED)) && complaints(end).all(unacknowledged)
@@ -57,8 +58,8 @@ pub fn refusal(end: &Outcome) -> Option<&'static str> {
 }
 
 impl Says {
-    /// Whether servers and clients have ended well and said what they must. A server that `stays` must have been there to
-    /// the end.
+    /// Whether servers and clients have ended well and said what they must. A server that `stays`
+    /// must have been there to the end.
     pub fn judge(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
         let ended_well = |end: &Outcome| if stays { end.output.ends_with(KILLED) } else { end.ok };
         let judge = || {
@@ -73,7 +74,8 @@ impl Says {
         judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
     }
 
-    /// Whether a server that stays has told all it will tell of its clients; those that tell nothing have.
+    /// Whether a server that stays has told all it will tell of its clients; those that tell
+    /// nothing have.
     pub fn has_seen_all(self, output: &str, clients: usize) -> bool {
         match self {
             Self::PingsOfMany { .. } => output.matches(LEFT).count() >= clients,
@@ -100,9 +102,10 @@ impl Says {
     }
 }
 
-/// Whether it is an rping that has done all and then lost a race with itself (mended in rdma-core 59): its thread for events
-/// asks for the next one when the main thread has ended their channel already, and ends the process with an error. As both
-/// threads end it, what roxe prints at the end may be missing.
+/// Whether it is an rping that has done all and then lost a race with itself (mended in rdma-core
+/// 59): its thread for events asks for the next one when the main thread has ended their channel
+/// already, and ends the process with an error. As both threads end it, what roxe prints at the end
+/// may be missing.
 pub fn lost_its_race(end: &Outcome) -> bool {
     let mut lines = end.output.lines().rev();
     end.command.contains("rping -c")
@@ -110,8 +113,8 @@ pub fn lost_its_race(end: &Outcome) -> bool {
         && lines.next().is_some_and(|line| line.starts_with("rdma_get_cm_event: "))
 }
 
-/// The command and the last of what it printed. rping's lines can have 60,000 letters; how a program ended stands at the
-/// end of one.
+/// The command and the last of what it printed. rping's lines can have 60,000 letters; how a
+/// program ended stands at the end of one.
 fn shown(end: &Outcome) -> String {
     const ENOUGH: usize = 25;
     let lines: Vec<String> = end.output.lines().map(shortened).collect();
@@ -148,7 +151,8 @@ fn contains(end: &Outcome, words: &[&str]) -> Judged {
     }
 }
 
-/// `ping data: rdma-ping-N: ABC...`: the N are 0, 1, 2 and so on, and the letters begin with the N-th from A on.
+/// `ping data: rdma-ping-N: ABC...`: the N are 0, 1, 2 and so on, and the letters begin with the
+/// N-th from A on.
 fn pings(end: &Outcome, count: usize) -> Judged {
     let lines = end.output.lines().filter_map(|line| line.split_once("ping data: rdma-ping-"));
     let lines: Vec<&str> = lines.map(|(_, rest)| rest).collect();
@@ -161,8 +165,8 @@ fn pings(end: &Outcome, count: usize) -> Judged {
     }
 }
 
-/// Whether `line` is what rping sends the `n`-th time: letters from `A` (65) to `z` (122), over and over, from one place
-/// further on each time.
+/// Whether `line` is what rping sends the `n`-th time: letters from `A` (65) to `z` (122), over and
+/// over, from one place further on each time.
 fn is_ping(n: usize, line: &str) -> bool {
     let Some(letters) = line.strip_prefix(&format!("{n}: ")) else { return false };
     let first = 65 + n % 58;
@@ -170,7 +174,8 @@ fn is_ping(n: usize, line: &str) -> bool {
     !letters.is_empty() && letters.bytes().enumerate().all(|(place, letter)| usize::from(letter) == expected(place))
 }
 
-/// A persistent rping server tells of every client that left. What it shows of their pings is lost with its buffer.
+/// A persistent rping server tells of every client that left. What it shows of their pings is lost
+/// with its buffer.
 fn ends_of(end: &Outcome, clients: usize, unheard: usize) -> Judged {
     match end.output.matches(LEFT).count() {
         seen if seen <= clients && seen + unheard >= clients => Ok(()),

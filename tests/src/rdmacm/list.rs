@@ -58,8 +58,8 @@ fn twins(tool: &str, args: &str, says: Says, packets: usize) -> Exchange {
     pair(format!("{tool} -b OWN {args}"), format!("{tool} -s SERVER {args}"), says, packets)
 }
 
-/// rping verifies each byte with `-V` and shows them with `-v`. A ping is a READ and a WRITE by the server and two SENDs
-/// by each.
+/// rping verifies each byte with `-V` and shows them with `-v`. A ping is a READ and a WRITE by the
+/// server and two SENDs by each.
 fn rpings(scale: Scale) -> Vec<Exchange> {
     let rping = |options: &str, count: usize| {
         let args = format!("-p PORT -V -v -C {count}{options}");
@@ -67,7 +67,8 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
         pair(server, client, Says::Pings(count), 3 * count)
     };
     let (long, short) = (scale.of(1000, 100), scale.of(100, 20));
-    // Twenty times as many in all, and on a link with losses each lost packet costs rxe a second or two.
+    // Twenty times as many in all, and on a link with losses each lost packet costs rxe a second or
+    // two.
     let each = scale.of(100, 5);
     let persistent = Exchange {
         server: "rping -s -P -a OWN -p PORT".to_owned(),
@@ -152,7 +153,8 @@ fn endpoints() -> Vec<Exchange> {
     };
     vec![
         pair("rdma_server -s OWN -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3),
-        // It listens on the address that stands for all of IPv4, like the next two, which cannot be told another.
+        // It listens on the address that stands for all of IPv4, like the next two, which cannot be
+        // told another.
         Exchange {
             ips: &[Ip::V4],
             note: ", any address",
@@ -163,7 +165,8 @@ fn endpoints() -> Vec<Exchange> {
     ]
 }
 
-/// The programs of rsockets, whose protocol has to be that of librdmacm between roxe and rxe. `-T v` verifies each byte.
+/// The programs of rsockets, whose protocol has to be that of librdmacm between roxe and rxe. `-T
+/// v` verifies each byte.
 pub fn sockets(scale: Scale) -> Vec<Exchange> {
     let many = scale.of(100, 10);
     let stream = |tool: &str, size: usize, options: &str| {
@@ -190,7 +193,8 @@ pub fn sockets(scale: Scale) -> Vec<Exchange> {
     list
 }
 
-/// Every program of perftest on every service it knows. Those that librdmacm or perftest cannot do say so themselves.
+/// Every program of perftest on every service it knows. Those that librdmacm or perftest cannot do
+/// say so themselves.
 fn perftests(scale: Scale) -> Vec<Exchange> {
     const TOOLS: [(&str, &[&str]); 8] = [
         ("ib_send_bw", &["RC", "UC", "UD", "XRC"]),

@@ -1,4 +1,5 @@
-//! Runs the programs on this machine, roxe with roxe: over the loopback device, or between two namespaces.
+//! Runs the programs on this machine, roxe with roxe: over the loopback device, or between two
+//! namespaces.
 
 use super::judge::{self, Judged};
 use super::{Carrier, Exchange, Ready, Words, group, group_table, members_in, take_copy};
@@ -68,8 +69,9 @@ impl Weather {
         self == Self::Clean || exchange.carrier != Carrier::Groups
     }
 
-    /// The fault rules of one side. Programs that look services up lose questions only: one whose answer is lost is asked
-    /// again, which is another question to the server's program, and it counts them.
+    /// The fault rules of one side. Programs that look services up lose questions only: one whose
+    /// answer is lost is asked again, which is another question to the server's program, and it
+    /// counts them.
     fn rules(self, carrier: Carrier, role: Role) -> Option<String> {
         match (self, carrier, role) {
             (Self::Loss(seed), Carrier::Reliable, _) => Some(format!("seed={seed}; drop tx 3%")),
@@ -205,7 +207,8 @@ impl Meeting<'_> {
         judged.map_or_else(Verdict::Failed, |()| Verdict::Passed)
     }
 
-    /// Those that ended by themselves tell how many packets they have received, and that faults were made.
+    /// Those that ended by themselves tell how many packets they have received, and that faults
+    /// were made.
     fn traffic(&self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
         let servers = if self.exchange.stays { &[] } else { servers };
         let mut all =
@@ -226,8 +229,8 @@ impl Meeting<'_> {
     }
 }
 
-/// Whether some process listens on `port` in the network namespace of the process `witness`: the Unix socket where others
-/// leave requests for it has both in its name.
+/// Whether some process listens on `port` in the network namespace of the process `witness`: the
+/// Unix socket where others leave requests for it has both in its name.
 pub fn listens(witness: u32, port: u16) -> bool {
     let Ok(cookie) = namespace_cookie(witness) else { return false };
     let (namespace, probe) = (format!("-{cookie:x}-svc-"), UnixDatagram::unbound());
@@ -240,7 +243,8 @@ pub fn listens(witness: u32, port: u16) -> bool {
     listeners.any(|entry| probe.as_ref().is_ok_and(|probe| probe.connect(entry.path()).is_ok()))
 }
 
-/// The number of the network namespace of a process (`SO_NETNS_COOKIE`), as a thread finds it that enters there.
+/// The number of the network namespace of a process (`SO_NETNS_COOKIE`), as a thread finds it that
+/// enters there.
 fn namespace_cookie(of: u32) -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let look = move || {

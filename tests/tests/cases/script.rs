@@ -246,8 +246,8 @@ impl<'a> Script<'a> {
         Ok(place)
     }
 
-    /// The next completion of an end is as the line says: number, status and, if it is a success, the
-    /// operation.
+    /// The next completion of an end is as the line says: number, status and, if it is a success,
+    /// the operation.
     fn completion(&mut self, line: &Line<'_>) -> Result<(), String> {
         let told = self.world.ask(&format!("{} {}", line.end, line.verb))?;
         let values: Vec<u32> = told.split(' ').map_while(|value| value.parse().ok()).collect();

@@ -1,8 +1,9 @@
-//! The system calls that a container has: what the default seccomp profile of Docker refuses to one without privileges, by
-//! Docker's own list of significant calls that are blocked (docs.docker.com, "Seccomp security profiles for Docker").
+//! The system calls that a container has: what the default seccomp profile of Docker refuses to one
+//! without privileges, by Docker's own list of significant calls that are blocked (docs.docker.com,
+//! "Seccomp security profiles for Docker").
 //!
-//! A classic BPF program of the kernel's `seccomp` (`man 2 seccomp`) over `struct seccomp_data`: number, architecture,
-//! instruction pointer, arguments.
+//! A classic BPF program of the kernel's `seccomp` (`man 2 seccomp`) over `struct seccomp_data`:
+//! number, architecture, instruction pointer, arguments.
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter, sock_fprog};
 use std::io;
@@ -87,7 +88,8 @@ fn filter() -> Vec<sock_filter> {
     program
 }
 
-/// Becomes the program `command`, which has these calls only, and so have its children. Returns only if that failed.
+/// Becomes the program `command`, which has these calls only, and so have its children. Returns
+/// only if that failed.
 pub(crate) fn become_contained(command: &[String]) -> io::Error {
     let Some((name, args)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let mut filter = filter();

@@ -1,5 +1,6 @@
-//! One end of a pair under load: four reliable queue pairs that do WRITEs, SENDs, READs, and WRITEs that are read back, as
-//! many at once as fit, and look at every byte that comes back. Touches the device.
+//! One end of a pair under load: four reliable queue pairs that do WRITEs, SENDs, READs, and WRITEs
+//! that are read back, as many at once as fit, and look at every byte that comes back. Touches the
+//! device.
 
 use roxe::{
     Access, CompletionQueue, Context, Endpoint, Error, MemoryRegion, Qpn, QueuePair, RemoteAddr, WcOpcode, WcStatus,
@@ -24,7 +25,8 @@ const RECEIVES: usize = 4 * DEPTH;
 /// Bytes of the largest WRITE and READ, and of a SEND.
 const LARGE: usize = 64 << 10;
 const SMALL: usize = 1 << 10;
-/// The memory of one queue pair: what it sends, where the peer writes, where READs land, where SENDs land.
+/// The memory of one queue pair: what it sends, where the peer writes, where READs land, where
+/// SENDs land.
 const SOURCE: usize = 0;
 const TARGET: usize = LARGE;
 const SINK: usize = 2 * LARGE;
@@ -62,7 +64,8 @@ pub(crate) struct Progress {
     pub(crate) outstanding: usize,
     /// Whether nothing is posted any more.
     pub(crate) quiet: bool,
-    /// For each queue pair how its first failed request ended, and when, as [`monotonic`] tells the time.
+    /// For each queue pair how its first failed request ended, and when, as [`monotonic`] tells the
+    /// time.
     pub(crate) failed: [Option<(WcStatus, u64)>; 4],
     /// What must never be seen.
     pub(crate) wrong: Option<String>,
@@ -279,7 +282,8 @@ impl Worker {
         let index = self.qpns.iter().position(|qpn| *qpn == completion.qp_num()).ok_or("a stranger's completion")?;
         let is_receive = completion.opcode() == WcOpcode::Recv;
         if completion.status() != WcStatus::Success {
-            // Receives are flushed when a request has failed: that is not how the queue pair failed.
+            // Receives are flushed when a request has failed: that is not how the queue pair
+            // failed.
             if !is_receive && completion.status() != WcStatus::WrFlushErr {
                 self.progress.failed[index].get_or_insert_with(|| (completion.status(), monotonic()));
             }
@@ -331,8 +335,8 @@ impl Worker {
     }
 }
 
-/// Where request `serial` reads or writes, and how much: from a few bytes to many packets. What DEPTH requests in a row
-/// touch does not overlap.
+/// Where request `serial` reads or writes, and how much: from a few bytes to many packets. What
+/// DEPTH requests in a row touch does not overlap.
 fn place(serial: usize) -> (usize, usize) {
     const SHARE: usize = LARGE / DEPTH;
     (serial % DEPTH * SHARE, [64, 4096, SHARE, 1000][serial / DEPTH % 4])

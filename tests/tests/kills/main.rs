@@ -1,6 +1,7 @@
-//! Peers that are killed or stopped at random moments under load, on both links. The survivor's requests fail within the time
-//! that its attributes promise, half as much again at most; who was stopped for less goes on as if nothing had been;
-//! nothing is left behind; and the survivor works with the next peer.
+//! Peers that are killed or stopped at random moments under load, on both links. The survivor's
+//! requests fail within the time that its attributes promise, half as much again at most; who was
+//! stopped for less goes on as if nothing had been; nothing is left behind; and the survivor works
+//! with the next peer.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test kills -- [--all] [--seed N] [WORD...]
@@ -9,9 +10,9 @@
 //!   WORD...    only what has one of them in its name, such as udp or killed
 //! ```
 //!
-//! A process that is ready to run and has no processor cannot tell of an error. So what the kernel says that the survivor's
-//! threads have waited for one (`/proc/PID/schedstat`) is added to the time that it may take; how often that was needed
-//! is printed.
+//! A process that is ready to run and has no processor cannot tell of an error. So what the kernel
+//! says that the survivor's threads have waited for one (`/proc/PID/schedstat`) is added to the
+//! time that it may take; how often that was needed is printed.
 
 mod load;
 mod peer;
@@ -93,9 +94,9 @@ impl How {
     }
 }
 
-/// How long a requester tries in vain, by its attributes: the first two times it waits for an acknowledgement as long as they
-/// ask for, then twice as long, then four times, but then for 250 ms at most (`transport/src/qp/retry.rs`; IBA §9.7.6.1.3
-/// allows up to four times each time).
+/// How long a requester tries in vain, by its attributes: the first two times it waits for an
+/// acknowledgement as long as they ask for, then twice as long, then four times, but then for 250
+/// ms at most (`transport/src/qp/retry.rs`; IBA §9.7.6.1.3 allows up to four times each time).
 fn promise() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
     let longest = one.max(Duration::from_millis(250));
@@ -145,8 +146,8 @@ impl Run {
         Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
-    /// After a last pair that ends in peace, nothing of all those processes is left: no name in the folder for them, no name
-    /// of a socket, no socket.
+    /// After a last pair that ends in peace, nothing of all those processes is left: no name in the
+    /// folder for them, no name of a socket, no socket.
     fn leave_nothing(&self, runtime: &Path) -> Result<(), String> {
         let mut lane = Lane::new(self, runtime, u64::MAX)?;
         lane.in_peace()?;
@@ -257,7 +258,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Both hear that the other does not answer: the one that went on while the other stood, and that one when it goes on.
+    /// Both hear that the other does not answer: the one that went on while the other stood, and
+    /// that one when it goes on.
     fn stop(&mut self, mut peer: Peer) -> Result<Vec<Failure>, String> {
         let waited = self.survivor.waited();
         peer.stop();
@@ -305,8 +307,8 @@ impl<'a> Lane<'a> {
         peer.end()
     }
 
-    /// The survivor's descriptors, rings and threads are as many as `before`: what belonged to a dead peer goes when that is
-    /// noticed, which the engine does from time to time.
+    /// The survivor's descriptors, rings and threads are as many as `before`: what belonged to a
+    /// dead peer goes when that is noticed, which the engine does from time to time.
     fn holds_no_more_than(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
         let (limit, begun) = (numbers(before), Instant::now());

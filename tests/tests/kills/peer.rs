@@ -1,5 +1,6 @@
-//! A process of a pair: this very program, started again. It obeys one command per line of its standard input, answers each
-//! with one line, and ends with its input. The test's side of that is here as well. Touches processes and signals.
+//! A process of a pair: this very program, started again. It obeys one command per line of its
+//! standard input, answers each with one line, and ends with its input. The test's side of that is
+//! here as well. Touches processes and signals.
 
 use crate::load::{End, Load, Phase, Progress};
 use roxe::Context;

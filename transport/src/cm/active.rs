@@ -82,7 +82,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer needs longer to decide on our REQ. Counts once: what comes after that wait is repeated as ever.
+    /// The peer needs longer to decide on our REQ. Counts once: what comes after that wait is
+    /// repeated as ever.
     // clause: CM-MRA
     pub(super) fn on_mra_of_req(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
         if self.state != State::ReqSent {

@@ -1,14 +1,15 @@
-//! Alternate paths by message: an end of an established connection proposes another path (LAP), the other one loads it
-//! into its queue pair and says so (APR), or says why not.
+//! Alternate paths by message: an end of an established connection proposes another path (LAP), the
+//! other one loads it into its queue pair and says so (APR), or says why not.
 //!
 //! ```text
 //!   load_alternate ─ LAP ─► AlternateRequest ─ answer_alternate ─ APR ─► AlternateReply
 //!      (repeated, then AlternateUnanswered)    └─ delay ─ MRA(LAP) ─►  (waits longer)
 //! ```
 //!
-//! Either end may propose, one path at a time. If both do at once, the active side's proposal stands. Only programs that
-//! want to are asked; for the others a LAP is refused. Nothing here moves a connection to its alternate path: queue
-//! pairs do that, and the program says when its own has done so.
+//! Either end may propose, one path at a time. If both do at once, the active side's proposal
+//! stands. Only programs that want to are asked; for the others a LAP is refused. Nothing here
+//! moves a connection to its alternate path: queue pairs do that, and the program says when its own
+//! has done so.
 
 use super::conn::{Connection, Loading, State};
 use super::error::{CmError, Ignored};
@@ -19,7 +20,8 @@ use super::terms::{Alternate, AlternateAnswer, Route};
 use crate::time::Instant;
 use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, Mra, TimeCode, TransactionId};
 
-/// What is under way about an alternate path (IBA §12.9.7 has these as states of an established connection).
+/// What is under way about an alternate path (IBA §12.9.7 has these as states of an established
+/// connection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AlternateState {
     /// No new path is being agreed on.
@@ -192,8 +194,8 @@ impl Connection {
         }
     }
 
-    /// Our queue pair has gone over to the alternate path: messages take it, too. What comes by the old one counts as
-    /// well, as the peer may go over later.
+    /// Our queue pair has gone over to the alternate path: messages take it, too. What comes by the
+    /// old one counts as well, as the peer may go over later.
     // clause: CM-MIGRATED
     pub(super) fn migrate(&mut self) -> Result<(), CmError> {
         let alternate = self.alternate.as_mut().ok_or(CmError::State)?;

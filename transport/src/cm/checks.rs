@@ -1,4 +1,5 @@
-//! What a request must be like, whoever listens for it, and what RDMA CM asks of its private data. Knows no connection.
+//! What a request must be like, whoever listens for it, and what RDMA CM asks of its private data.
+//! Knows no connection.
 
 use super::listen::Addresses;
 use super::terms::Route;
@@ -34,8 +35,8 @@ pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejectio
     req.path_mtu.mtu().ok_or((RejReason::InvalidMtu, Info::EMPTY))
 }
 
-/// Whether the private data of a request begins with the addresses that a listener wants to see. They are those between
-/// which the request travelled: nobody asks in another's name.
+/// Whether the private data of a request begins with the addresses that a listener wants to see.
+/// They are those between which the request travelled: nobody asks in another's name.
 // clause: CM-IP-CHECKS
 pub(super) fn addresses_fit(addresses: Addresses, route: Route, private_data: &[u8]) -> bool {
     if addresses == Addresses::Unchecked {

@@ -1,6 +1,8 @@
-//! Connections that are over and forgotten, and whose peer may not know: the DREP that it asked for can have been lost.
+//! Connections that are over and forgotten, and whose peer may not know: the DREP that it asked for
+//! can have been lost.
 //!
-//! While the process lives, a peer that asks again is answered, whatever is remembered. One that ends before says it once more.
+//! While the process lives, a peer that asks again is answered, whatever is remembered. One that
+//! ends before says it once more.
 
 use super::conn::{Connection, State};
 use super::outbox::Outbox;
@@ -10,8 +12,8 @@ use crate::time::Instant;
 use roxe_wire::cm::{CommId, TimeCode, TransactionId};
 use std::collections::VecDeque;
 
-/// How long after TimeWait a peer may have yet to ask again: rdma_cm repeats a DREQ after this and the time that two packets
-/// take, which TimeWait is longer than.
+/// How long after TimeWait a peer may have yet to ask again: rdma_cm repeats a DREQ after this and
+/// the time that two packets take, which TimeWait is longer than.
 const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
 /// The most that are remembered; the last ones are.
 // clause: CM-BOUNDS
@@ -32,7 +34,8 @@ struct Closed {
 pub(super) struct ClosedConnections(VecDeque<Closed>);
 
 impl ClosedConnections {
-    /// Remembers a connection whose timer is due now, if that ends it and the peer had asked for the end.
+    /// Remembers a connection whose timer is due now, if that ends it and the peer had asked for
+    /// the end.
     // clause: CM-PARTING
     pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
         if conn.state != State::TimeWait || !conn.was_asked() {
@@ -45,7 +48,8 @@ impl ClosedConnections {
         self.0.push_back(Closed { id, theirs, tid, route, until: now.after(times::wait(REPEAT_WITHIN)) });
     }
 
-    /// Says once more that the connection `id` is over, unless its peer has heard it or asked again by now.
+    /// Says once more that the connection `id` is over, unless its peer has heard it or asked again
+    /// by now.
     // clause: CM-PARTING
     pub(super) fn repeat(&self, now: Instant, id: CommId, out: &mut Outbox) {
         if let Some(said) = self.0.iter().find(|said| said.id == id && now < said.until) {

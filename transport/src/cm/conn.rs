@@ -1,7 +1,7 @@
 //! One connection: its state, what it remembers of the peer, its timer.
 //!
-//! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`. It knows no other
-//! connection and no table.
+//! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`.
+//! It knows no other connection and no table.
 
 use super::error::{CmError, Ignored};
 use super::outbox::{EventKind, Outbox};
@@ -159,8 +159,8 @@ impl Connection {
         self.remote.map_or(CommId::NONE, |remote| remote.id)
     }
 
-    /// Whether a message that came by `route` and calls the sender's end `theirs` is of this connection. Before the
-    /// peer has accepted, nobody knows what it calls its end.
+    /// Whether a message that came by `route` and calls the sender's end `theirs` is of this
+    /// connection. Before the peer has accepted, nobody knows what it calls its end.
     // clause: CM-MATCH
     pub(super) fn check_sender(&self, route: Route, theirs: CommId) -> Result<(), Ignored> {
         if self.route() != route && self.alternate != Some(route) {
@@ -174,7 +174,8 @@ impl Connection {
         self.send_with(0, message, out);
     }
 
-    /// As [`send`](Self::send), with this modifier in the header of the MAD, where a vendor has options.
+    /// As [`send`](Self::send), with this modifier in the header of the MAD, where a vendor has
+    /// options.
     pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
         self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
         self.repeat(out);

@@ -1,9 +1,10 @@
-//! What becomes of a message: which connection it is for, whether its sender may speak of it, and what is answered to
-//! messages that fit nothing.
+//! What becomes of a message: which connection it is for, whether its sender may speak of it, and
+//! what is answered to messages that fit nothing.
 //!
-//! Answers go to where the message came from, one for one, so nobody can make us flood a third. There are two exceptions.
-//! With the rejection of a stale request goes the DREQ of the connection that it makes stale: that is the same peer's. And
-//! what our program accepts is repeated until the peer confirms it; but while many peers do not, only to who asks again.
+//! Answers go to where the message came from, one for one, so nobody can make us flood a third.
+//! There are two exceptions. With the rejection of a stale request goes the DREQ of the connection
+//! that it makes stale: that is the same peer's. And what our program accepts is repeated until the
+//! peer confirms it; but while many peers do not, only to who asks again.
 
 use super::checks::{Rejection, addresses_fit, check_request};
 use super::conn::{Connection, State};
@@ -28,7 +29,8 @@ pub enum Addressee {
     Service(ServiceId),
     /// The machine that made this id.
     Id(CommId),
-    /// The machine that has a connection with the sender, which does not know our id of it: every machine may be the one.
+    /// The machine that has a connection with the sender, which does not know our id of it: every
+    /// machine may be the one.
     Anyone,
 }
 
@@ -55,7 +57,8 @@ impl Cm {
     /// Takes a message that came from queue pair 1 at `route.remote` to ours at `route.local`.
     ///
     /// # Errors
-    /// Why nothing came of it. It may have been answered nevertheless. Nobody is told but the counters.
+    /// Why nothing came of it. It may have been answered nevertheless. Nobody is told but the
+    /// counters.
     pub fn handle_message(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad) -> Result<(), Ignored> {
         let tid = mad.tid;
         match &mad.message {
@@ -100,7 +103,8 @@ impl Cm {
         table.with(id, listeners, |conn| act(conn, settings, out)).unwrap_or(Err(Ignored::UnknownId))
     }
 
-    /// Tells the sender that there is no such connection, so that it does not wait for the end of its retries.
+    /// Tells the sender that there is no such connection, so that it does not wait for the end of
+    /// its retries.
     // clause: CM-UNKNOWN
     fn or_reject(
         &mut self,
@@ -182,7 +186,8 @@ impl Cm {
         self.find(route, id, rej.local_comm_id).ok()
     }
 
-    /// A DREQ always ends: the DREP that its sender waits for may have been lost, and the connection forgotten since.
+    /// A DREQ always ends: the DREP that its sender waits for may have been lost, and the
+    /// connection forgotten since.
     // clause: CM-DREQ-UNKNOWN
     fn on_dreq(&mut self, cx: &Cx<'_>, (route, tid): (Route, TransactionId), dreq: &Dreq) -> Result<(), Ignored> {
         let (ours, theirs) = (dreq.remote_comm_id, dreq.local_comm_id);
@@ -194,7 +199,8 @@ impl Cm {
         self.hand(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
     }
 
-    /// A peer that proposes a path for a connection that we do not know is told, so that it need not repeat it.
+    /// A peer that proposes a path for a connection that we do not know is told, so that it need
+    /// not repeat it.
     // clause: CM-LAP
     fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
         let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);

@@ -82,7 +82,8 @@ impl Listen {
     }
 }
 
-/// All listeners. Few: they are searched one by one within a service, and so are those of many services.
+/// All listeners. Few: they are searched one by one within a service, and so are those of many
+/// services.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<ListenId, Listener>,
@@ -123,7 +124,8 @@ impl Listeners {
         true
     }
 
-    /// The listener that takes a request, and what it wants to see: the listener at exactly this address, or else the one at all addresses.
+    /// The listener that takes a request, and what it wants to see: the listener at exactly this
+    /// address, or else the one at all addresses.
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);

@@ -97,7 +97,8 @@ impl Cm {
         self.with(id, |conn, settings, out| conn.accept(cx.now, accept, settings, out))
     }
 
-    /// Active side: confirms what the peer accepted. The queue pair must be ready to receive and send.
+    /// Active side: confirms what the peer accepted. The queue pair must be ready to receive and
+    /// send.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -113,8 +114,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.reject(refusal, out))
     }
 
-    /// Asks the peer to wait for our answer, at least as long as the 5-bit code says. Without this verb a peer that
-    /// repeats itself is told to wait as [`Settings::service_timeout`] says.
+    /// Asks the peer to wait for our answer, at least as long as the 5-bit code says. Without this
+    /// verb a peer that repeats itself is told to wait as [`Settings::service_timeout`] says.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -139,8 +140,9 @@ impl Cm {
         self.with(id, |conn, _, out| conn.disconnect(cx.now, tid, out))
     }
 
-    /// Whether the program wants to hear of alternate paths that the peer proposes. Without this verb they are refused.
-    /// Who takes them lets the peer choose where our packets may go one day: it should look at the addresses.
+    /// Whether the program wants to hear of alternate paths that the peer proposes. Without this
+    /// verb they are refused. Who takes them lets the peer choose where our packets may go one day:
+    /// it should look at the addresses.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -152,11 +154,14 @@ impl Cm {
         })
     }
 
-    /// Proposes another path to the peer. Comes to [`AlternateReply`](super::EventKind::AlternateReply) or
-    /// [`AlternateUnanswered`](super::EventKind::AlternateUnanswered), unless the connection ends before.
+    /// Proposes another path to the peer. Comes to
+    /// [`AlternateReply`](super::EventKind::AlternateReply) or
+    /// [`AlternateUnanswered`](super::EventKind::AlternateUnanswered), unless the connection ends
+    /// before.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is under way.
+    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is under
+    /// way.
     pub fn load_alternate(&mut self, cx: &mut Cx<'_>, id: CommId, alternate: &Alternate) -> Result<(), CmError> {
         let tid = cx.tid();
         self.with(id, |conn, settings, out| conn.load_alternate(cx.now, tid, alternate, settings, out))
@@ -178,8 +183,8 @@ impl Cm {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
-    /// The process at the other end is gone: what its own system would tell us comes from here. Comes to
-    /// [`Disconnected`](super::EventKind::Disconnected).
+    /// The process at the other end is gone: what its own system would tell us comes from here.
+    /// Comes to [`Disconnected`](super::EventKind::Disconnected).
     ///
     /// # Errors
     /// [`CmError::UnknownId`], [`CmError::State`]: the connection does not depend on it (any more).
@@ -212,8 +217,8 @@ impl Cm {
         self.sidr.answer(id, resolution, &mut self.listeners, &mut self.out)
     }
 
-    /// Forgets a connection or a lookup: no more events. The peer is told what it must know; the machine goes on until
-    /// it does.
+    /// Forgets a connection or a lookup: no more events. The peer is told what it must know; the
+    /// machine goes on until it does.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -228,8 +233,9 @@ impl Cm {
         })
     }
 
-    /// The process ends: as [`destroy`](Self::destroy), of whatever [`all`](Self::all) names. Each further time what ends the
-    /// connection is said once more, so that it reaches the peer over a bad network though nobody will be there to repeat it.
+    /// The process ends: as [`destroy`](Self::destroy), of whatever [`all`](Self::all) names. Each
+    /// further time what ends the connection is said once more, so that it reaches the peer over a
+    /// bad network though nobody will be there to repeat it.
     // clause: CM-PARTING
     pub fn shut_down(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
@@ -309,20 +315,22 @@ impl Cm {
         self.table.get(id).map(|conn| conn.state)
     }
 
-    /// What is under way about an alternate path of a connection; `None` if it is over or was never there.
+    /// What is under way about an alternate path of a connection; `None` if it is over or was never
+    /// there.
     pub fn alternate_state(&self, id: CommId) -> Option<AlternateState> {
         self.table.get(id).map(Connection::alternate_state)
     }
 
-    /// What to give the queue pair, once the peer has spoken. Of a request that was not accepted yet the depths are
-    /// what the peer offers, and the PSN to expect is the program's to choose.
+    /// What to give the queue pair, once the peer has spoken. Of a request that was not accepted
+    /// yet the depths are what the peer offers, and the PSN to expect is the program's to choose.
     pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
         let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
         Some(conn.terms)
     }
 
-    /// All connections and lookups and between which addresses they are, also those that their program has forgotten, and
-    /// those that are over and that [`shut_down`](Self::shut_down) may yet have to speak of.
+    /// All connections and lookups and between which addresses they are, also those that their
+    /// program has forgotten, and those that are over and that [`shut_down`](Self::shut_down) may
+    /// yet have to speak of.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.closed.all())
     }
@@ -332,7 +340,8 @@ impl Cm {
         self.table.iter().filter_map(Connection::peer)
     }
 
-    /// How many connections and lookups there are, those included that wait for the end of their time.
+    /// How many connections and lookups there are, those included that wait for the end of their
+    /// time.
     pub fn len(&self) -> usize {
         self.table.len() + self.sidr.len()
     }

@@ -23,7 +23,8 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened. "The id is free" means: no other event will name it, and no verb takes it any more.
+/// What happened. "The id is free" means: no other event will name it, and no verb takes it any
+/// more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A peer wants to connect to a listener: accept or reject.
@@ -34,19 +35,23 @@ pub enum EventKind {
     Established,
     /// The peer does not want to be connected. The id is free.
     Rejected(Box<Rej>),
-    /// The peer accepts with a queue pair that another connection of ours has, and was refused. The id is free.
+    /// The peer accepts with a queue pair that another connection of ours has, and was refused. The
+    /// id is free.
     Stale,
     /// The peer does not answer. The id is free.
     Unreachable,
-    /// The connection is over. After [`Ending::Asked`] the program has to agree with a disconnect of its own.
+    /// The connection is over. After [`Ending::Asked`] the program has to agree with a disconnect
+    /// of its own.
     Disconnected(Ending),
-    /// No packet of the connection is on the way any more: its queue pair may be used again. The id is free.
+    /// No packet of the connection is on the way any more: its queue pair may be used again. The id
+    /// is free.
     TimeWaitExit,
     /// The peer proposes another path: load it and answer, or answer why not.
     AlternateRequest(Box<Lap>),
     /// The peer has loaded the path that we proposed, or says why not.
     AlternateReply(Box<Apr>),
-    /// The peer does not say whether it has loaded the path that we proposed, or proposed one at the same time.
+    /// The peer does not say whether it has loaded the path that we proposed, or proposed one at
+    /// the same time.
     AlternateUnanswered,
     /// A peer looks for a datagram service: answer.
     LookupRequest(Origin, Box<SidrReq>),
@@ -84,8 +89,9 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// The most messages that wait. A driver that fetches them after every call meets this only when very many timers
-    /// are due at once; what is lost here is repeated like what is lost on the way.
+    /// The most messages that wait. A driver that fetches them after every call meets this only
+    /// when very many timers are due at once; what is lost here is repeated like what is lost on
+    /// the way.
     // clause: CM-BOUNDS
     pub(super) const MOST: usize = 4096;
 

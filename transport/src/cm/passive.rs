@@ -37,7 +37,8 @@ impl Connection {
         }
     }
 
-    /// The peer repeats its REQ. An answer that is on the way has a timer of its own, but while we are flooded with requests.
+    /// The peer repeats its REQ. An answer that is on the way has a timer of its own, but while we
+    /// are flooded with requests.
     // clause: CM-REQ-DUPLICATE
     pub(super) fn on_duplicate_req(
         &mut self,
@@ -78,7 +79,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer has our REP: it confirms, or it has sent over the connection and its RTU is late or lost.
+    /// The peer has our REP: it confirms, or it has sent over the connection and its RTU is late or
+    /// lost.
     // clause: CM-ESTABLISH
     pub(super) fn establish(&mut self, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::RepSent, State::MraRepRcvd])?;

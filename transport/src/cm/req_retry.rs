@@ -1,7 +1,8 @@
-//! How a request is repeated that found nobody listening: a service may come into being at this very moment, or come back.
+//! How a request is repeated that found nobody listening: a service may come into being at this
+//! very moment, or come back.
 //!
-//! Stock programs close their listener and open it again between two connections (perftest with `-R`), and agree with their
-//! client over the first one; the client may be quicker.
+//! Stock programs close their listener and open it again between two connections (perftest with
+//! `-R`), and agree with their client over the first one; the client may be quicker.
 
 use crate::time::Instant;
 use core::time::Duration;
@@ -30,8 +31,8 @@ impl ReqRetry {
         Self { length, until: None, pause: FIRST, is_pausing: false }
     }
 
-    /// Nobody listens: when to ask again, or `None` when it has been long enough. A peer that refuses for that reason has
-    /// forgotten the request, and takes its repetition for a new one.
+    /// Nobody listens: when to ask again, or `None` when it has been long enough. A peer that
+    /// refuses for that reason has forgotten the request, and takes its repetition for a new one.
     // clause: CM-REQ-AGAIN
     pub(super) fn pause(&mut self, now: Instant) -> Option<Instant> {
         let until = *self.until.get_or_insert_with(|| now.after(self.length));

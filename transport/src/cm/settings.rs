@@ -11,8 +11,9 @@ pub struct Settings {
     pub ack_delay: TimeCode,
     /// How long a peer that repeats itself is told to wait for our program.
     pub service_timeout: TimeCode,
-    /// The upper 12 bits of every id that the machine gives, so that those of several machines at one address differ;
-    /// see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is unpredictable.
+    /// The upper 12 bits of every id that the machine gives, so that those of several machines at
+    /// one address differ; see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is
+    /// unpredictable.
     pub prefix: u16,
     /// The most connections and lookups, those included that are in TimeWait.
     pub max_connections: usize,

@@ -1,8 +1,8 @@
 //! Lookups of datagram services (SIDR): one question, one answer, nothing that stays.
 //!
 //! ```text
-//!   client:  resolve ─ SIDR_REQ ─► asked ─ SIDR_REP ─► LookupReply      (repeated, then Unreachable)
-//!   server:  SIDR_REQ ─► LookupRequest, asked ─ answer ─ SIDR_REP ─►    (the same question again is a new one)
+//!   client:  resolve ─ SIDR_REQ ─► asked ─ SIDR_REP ─► LookupReply   (repeated, then Unreachable)
+//!   server:  SIDR_REQ ─► LookupRequest, asked ─ answer ─ SIDR_REP ─►   (asked again: a new one)
 //! ```
 
 use super::conn::Timer;
@@ -106,7 +106,8 @@ impl Sidr {
         Ok(())
     }
 
-    /// Nobody is there: whether to ask again, after a pause; an error if that is said once more in the pause.
+    /// Nobody is there: whether to ask again, after a pause; an error if that is said once more in
+    /// the pause.
     // clause: CM-REQ-AGAIN
     fn will_ask_again(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
         let question = self.questions.get_mut(&id).ok_or(Ignored::UnknownId)?;
@@ -157,7 +158,8 @@ impl Sidr {
         Ok(())
     }
 
-    /// Our program is not interested any more; a client is told so. False if there is no such lookup.
+    /// Our program is not interested any more; a client is told so. False if there is no such
+    /// lookup.
     pub(super) fn destroy(&mut self, id: CommId, listeners: &mut Listeners, out: &mut Outbox) -> bool {
         self.forget(id) || self.answer(id, &Resolution::refused(SidrStatus::Reject), listeners, out).is_ok()
     }

@@ -1,8 +1,9 @@
-//! All connections of a machine, and the four ways to find one: by our id, by the peer's id, by the peer's queue pair,
-//! by what is due next.
+//! All connections of a machine, and the four ways to find one: by our id, by the peer's id, by the
+//! peer's queue pair, by what is due next.
 //!
-//! Whoever changes a connection does so through [`Table::with`], which afterwards brings the ways up to date and
-//! forgets the connection if it is over. All maps are ordered: what happens never depends on a hash.
+//! Whoever changes a connection does so through [`Table::with`], which afterwards brings the ways
+//! up to date and forgets the connection if it is over. All maps are ordered: what happens never
+//! depends on a hash.
 
 use super::conn::{Connection, Remote, State};
 use super::listen::{ListenId, Listeners};
@@ -11,8 +12,8 @@ use roxe_wire::cm::{CommId, Guid};
 use roxe_wire::{Gid, Qpn};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Something of a peer: its address and card, and what it calls it. The address is part of it so that nobody can speak
-/// of another's connections (DESIGN D8).
+/// Something of a peer: its address and card, and what it calls it. The address is part of it so
+/// that nobody can speak of another's connections (DESIGN D8).
 type Theirs = ([u8; 16], Guid, u32);
 
 #[derive(Debug)]
@@ -59,8 +60,8 @@ impl Table {
         self.entries.get(&id).map(|entry| &entry.conn)
     }
 
-    /// Whether so many peers have not confirmed what we accepted that most of them may never have asked: somebody floods us
-    /// with requests in the name of others.
+    /// Whether so many peers have not confirmed what we accepted that most of them may never have
+    /// asked: somebody floods us with requests in the name of others.
     pub(super) fn is_flooded(&self) -> bool {
         self.half_open >= MANY_HALF_OPEN
     }
@@ -138,8 +139,8 @@ impl Table {
         self.by_remote_id.get(&(remote.0, guid, theirs.0)).copied()
     }
 
-    /// The connection to this queue pair of this peer. One in TimeWait is over for both, and who is quick may use the queue
-    /// pair again: the kernel forgets it here too.
+    /// The connection to this queue pair of this peer. One in TimeWait is over for both, and who is
+    /// quick may use the queue pair again: the kernel forgets it here too.
     // clause: CM-STALE
     pub(super) fn by_remote_qpn(&self, remote: Gid, guid: Guid, qpn: Qpn) -> Option<CommId> {
         let id = self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()?;

@@ -1,4 +1,5 @@
-//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it, and asking for more time.
+//! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it,
+//! and asking for more time.
 
 use super::conn::{Connection, State};
 use super::error::{CmError, Ignored};
@@ -61,7 +62,8 @@ impl Connection {
             _ => self.tell(EventKind::Rejected(Box::new(rej.clone())), out),
         }
         self.orphan = true;
-        // Where queue pairs knew each other, or one still knows an older connection, packets may be on the way.
+        // Where queue pairs knew each other, or one still knows an older connection, packets may be
+        // on the way.
         if rej.reason == RejReason::StaleConnection || matches!(was, State::RepRcvd | State::MraRepSent) {
             self.enter_time_wait(now);
         } else {
@@ -70,7 +72,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The queue pair that the peer offers is that of another connection of ours: the offer is refused.
+    /// The queue pair that the peer offers is that of another connection of ours: the offer is
+    /// refused.
     // clause: CM-STALE
     pub(super) fn refuse_stale_rep(&mut self, theirs: CommId, out: &mut Outbox) {
         let refusal = fields::plain(self.id, theirs, Answered::Rep, RejReason::StaleConnection, Info::EMPTY);
@@ -112,8 +115,8 @@ impl Connection {
         self.send(fields::drep(self.id, self.remote_id()), out);
     }
 
-    /// Our program is not interested any more: what the kernel does when an id is destroyed, but that a DREQ is
-    /// repeated.
+    /// Our program is not interested any more: what the kernel does when an id is destroyed, but
+    /// that a DREQ is repeated.
     // clause: CM-DESTROY
     pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
@@ -126,7 +129,8 @@ impl Connection {
         }
     }
 
-    /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said now, or said once more.
+    /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said
+    /// now, or said once more.
     // clause: CM-PARTING
     pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;

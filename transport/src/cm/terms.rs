@@ -1,4 +1,5 @@
-//! What a program says when it connects, accepts or resolves, and what both ends then give their queue pairs.
+//! What a program says when it connects, accepts or resolves, and what both ends then give their
+//! queue pairs.
 //!
 //! Plain data. The values that `new` fills in are those of the kernel's rdma_cm.
 
@@ -72,15 +73,16 @@ pub struct Connect {
     pub response_timeout: TimeCode,
     /// How often either connection manager repeats what is not answered.
     pub max_cm_retries: Small<4>,
-    /// How long the request is repeated, with pauses, after the first answer that nobody listens at the peer; zero: that one
-    /// counts.
+    /// How long the request is repeated, with pauses, after the first answer that nobody listens at
+    /// the peer; zero: that one counts.
     pub retry_for: Duration,
     /// For the program at the other end; librdmacm's begins with the addresses and the port.
     pub private_data: PrivateData<92>,
 }
 
 impl Connect {
-    /// A reliable connection between these addresses as rdma_cm makes it, with nothing in flight for READs and atomics.
+    /// A reliable connection between these addresses as rdma_cm makes it, with nothing in flight
+    /// for READs and atomics.
     pub const fn new(route: Route, service_id: ServiceId, qpn: Qpn, psn: Psn) -> Self {
         Self {
             route,
@@ -267,7 +269,8 @@ impl AlternateAnswer {
     }
 }
 
-/// What connection management gives a queue pair on its way to RTS: the terms that both ends agreed on.
+/// What connection management gives a queue pair on its way to RTS: the terms that both ends agreed
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpTerms {
     /// Between which addresses.

@@ -1,4 +1,5 @@
-//! What a connection does when nothing comes, or nobody is there: it asks again, and gives up in the end.
+//! What a connection does when nothing comes, or nobody is there: it asks again, and gives up in
+//! the end.
 
 use super::conn::{Connection, State};
 use super::fields;
@@ -7,8 +8,8 @@ use super::settings::Settings;
 use crate::time::Instant;
 
 impl Connection {
-    /// The timer is due. While we are flooded with requests nothing is said to those who do not confirm: whoever waits for our
-    /// REP asks again, and is answered.
+    /// The timer is due. While we are flooded with requests nothing is said to those who do not
+    /// confirm: whoever waits for our REP asks again, and is answered.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
         match self.state {
             State::ReqSent if self.req_retry.is_pausing => self.ask_again(now, out),

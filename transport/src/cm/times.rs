@@ -3,17 +3,19 @@
 use core::time::Duration;
 use roxe_wire::cm::TimeCode;
 
-/// The longest wait that a message can ask for, as a code: 65.5 s, what the kernel itself asks for with an MRA.
+/// The longest wait that a message can ask for, as a code: 65.5 s, what the kernel itself asks for
+/// with an MRA.
 const LONGEST: u8 = 24;
 
-/// How long to wait for a 5-bit code: 4.096 µs · 2^code as the kernel rounds it, to milliseconds and at least one.
+/// How long to wait for a 5-bit code: 4.096 µs · 2^code as the kernel rounds it, to milliseconds
+/// and at least one.
 // clause: CM-WAIT
 pub(super) fn wait(code: TimeCode) -> Duration {
     Duration::from_millis(1 << code.get().min(LONGEST).saturating_sub(8))
 }
 
-/// The ACK timeout code of a path whose packets live for `lifetime` towards a card that answers within `delay` (both
-/// codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
+/// The ACK timeout code of a path whose packets live for `lifetime` towards a card that answers
+/// within `delay` (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
 // clause: CM-ACK-TIMEOUT
 pub(super) fn ack_timeout(delay: TimeCode, lifetime: TimeCode) -> TimeCode {
     let (delay, there_and_back) = (delay.get(), lifetime.get() + 1);

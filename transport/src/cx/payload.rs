@@ -1,5 +1,5 @@
-//! Payload on its way in and packets on their way out, where they lie in memory of our own or in memory that another process
-//! reads and writes at the same time.
+//! Payload on its way in and packets on their way out, where they lie in memory of our own or in
+//! memory that another process reads and writes at the same time.
 //!
 //! Touches `wire`.
 
@@ -11,9 +11,9 @@ use roxe_wire::{Form, Header};
 pub enum RxPayload<'a> {
     /// Bytes that stay as they are while the packet is handled.
     Bytes(&'a [u8]),
-    /// Bytes that lie where another process may change them at any time. What they are is known to nobody before they are
-    /// copied, once, to where they belong; only the host that handed them in can do that. `at` is a place that means
-    /// something to it.
+    /// Bytes that lie where another process may change them at any time. What they are is known to
+    /// nobody before they are copied, once, to where they belong; only the host that handed them in
+    /// can do that. `at` is a place that means something to it.
     Shared {
         /// Where they begin.
         at: usize,
@@ -70,8 +70,8 @@ impl<'a> From<&'a [u8]> for RxPayload<'a> {
 pub enum TxRoom<'a> {
     /// Memory that is nobody else's.
     Own(&'a mut [u8]),
-    /// Memory that another process reads, and may change at any time: bytes are stored there and never looked at again. What
-    /// is long, the host copies there from where it is.
+    /// Memory that another process reads, and may change at any time: bytes are stored there and
+    /// never looked at again. What is long, the host copies there from where it is.
     Shared(&'a [AtomicU8]),
 }
 
@@ -113,9 +113,10 @@ impl<'a> TxRoom<'a> {
         Some(())
     }
 
-    /// Writes headers and pad of a packet of this `form`, and returns the room for its payload. `None`: this is not room for
-    /// one.
-    // Each kind of room has a function already that does it; one around both was 30 instructions of each packet.
+    /// Writes headers and pad of a packet of this `form`, and returns the room for its payload.
+    /// `None`: this is not room for one.
+    // Each kind of room has a function already that does it; one around both was 30 instructions of
+    // each packet.
     #[inline(always)]
     pub fn put_header(self, header: &Header, form: &Form) -> Option<Self> {
         match self {

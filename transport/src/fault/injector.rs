@@ -52,8 +52,8 @@ impl Flow {
         }
     }
 
-    /// The number of the message that a packet belongs to. An answer has the number of what it answers, which went the
-    /// other way.
+    /// The number of the message that a packet belongs to. An answer has the number of what it
+    /// answers, which went the other way.
     fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
         self.learn_mtu(seen);
         let header = &seen.packet.header;
@@ -110,8 +110,8 @@ pub struct Injector {
 }
 
 impl Injector {
-    /// An injector for `rules`. `random` is the seed if they name none; print [`Injector::seed`] so that a run can be
-    /// repeated.
+    /// An injector for `rules`. `random` is the seed if they name none; print [`Injector::seed`] so
+    /// that a run can be repeated.
     pub fn new(rules: &Rules, random: u64) -> Self {
         let list = rules.list();
         let judged = (0u16..).zip(list).map(|(id, rule)| {
@@ -133,8 +133,8 @@ impl Injector {
         self.seed
     }
 
-    /// What shall happen to a packet. Call it once per packet, in the order in which the packets of one direction of one
-    /// queue pair go; allocates only for the first packet of a queue pair.
+    /// What shall happen to a packet. Call it once per packet, in the order in which the packets of
+    /// one direction of one queue pair go; allocates only for the first packet of a queue pair.
     ///
     /// Message numbers of answers need both directions to be judged by the same injector.
     pub fn judge(&mut self, seen: &Seen<'_>) -> Verdict {
@@ -163,7 +163,8 @@ impl Injector {
         verdict
     }
 
-    /// The queue pair is gone or starts anew: what was counted for it is forgotten. [`Injector::report`] keeps it.
+    /// The queue pair is gone or starts anew: what was counted for it is forgotten.
+    /// [`Injector::report`] keeps it.
     pub fn forget(&mut self, ordinal: u32) {
         self.flows.remove(&ordinal);
     }
@@ -233,7 +234,8 @@ impl Corruption {
 /// The byte of the BTH that the ICRC takes as all ones.
 const UNCOVERED: usize = 4;
 
-/// Tells rules apart, whatever their places: a hash (FNV-1a) of the text, and how many equal rules come before.
+/// Tells rules apart, whatever their places: a hash (FNV-1a) of the text, and how many equal rules
+/// come before.
 fn salt(rule: &Rule, twins: u64) -> u64 {
     struct Hash(u64);
     impl Write for Hash {

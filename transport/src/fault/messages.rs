@@ -1,4 +1,5 @@
-//! Which message a packet belongs to: the requests of one direction of a queue pair, numbered as they first appear.
+//! Which message a packet belongs to: the requests of one direction of a queue pair, numbered as
+//! they first appear.
 
 use roxe_wire::opcode::Position;
 use roxe_wire::{Header, Kind, PathMtu, Psn, Request};
@@ -6,7 +7,8 @@ use std::collections::VecDeque;
 
 /// Messages that are remembered for retransmissions and answers.
 const REMEMBERED: usize = 512;
-/// A message that began more than this many PSNs ago is forgotten: further apart, PSNs cannot be told apart.
+/// A message that began more than this many PSNs ago is forgotten: further apart, PSNs cannot be
+/// told apart.
 const REACH: i32 = 1 << 22;
 
 /// The beginning of a message.
@@ -33,11 +35,13 @@ impl Messages {
         Self { starts: VecDeque::with_capacity(REMEMBERED), count: 0, next: Psn::default() }
     }
 
-    /// The message of a request, which is counted if it begins one. On a reliable connection, a packet behind a gap has
-    /// no number: what is missing will come, and this packet again behind it. `mtu`: of the path, if known.
+    /// The message of a request, which is counted if it begins one. On a reliable connection, a
+    /// packet behind a gap has no number: what is missing will come, and this packet again behind
+    /// it. `mtu`: of the path, if known.
     pub(super) fn of_request(&mut self, header: &Header, mtu: Option<PathMtu>) -> Option<u64> {
         if let Kind::Ud { .. } = header.kind {
-            // Every packet is a message, and PSNs of different senders have nothing to do with each other.
+            // Every packet is a message, and PSNs of different senders have nothing to do with each
+            // other.
             self.count += 1;
             return Some(self.count);
         }
@@ -79,7 +83,8 @@ impl Messages {
         self.count += 1;
     }
 
-    /// The PSN of the next request, and whether that is certain: how many PSNs a READ takes depends on the path MTU.
+    /// The PSN of the next request, and whether that is certain: how many PSNs a READ takes depends
+    /// on the path MTU.
     fn expected(&self, mtu: Option<PathMtu>) -> (Psn, bool) {
         let Some(Start { psn, read: read @ 1.. }) = self.starts.back().copied() else { return (self.next, true) };
         match mtu {

@@ -18,7 +18,8 @@ use roxe_wire::{Header, Kind, Operation, Packet, Response, Syndrome};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpSet(u64);
 
-/// What a set can hold besides the operations: the two kinds of refusal, which share the opcode of `ACK`.
+/// What a set can hold besides the operations: the two kinds of refusal, which share the opcode of
+/// `ACK`.
 const NAK_BIT: u32 = 62;
 const RNR_NAK_BIT: u32 = 63;
 

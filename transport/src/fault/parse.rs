@@ -1,4 +1,5 @@
-//! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that names the word.
+//! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that
+//! names the word.
 
 use super::ops::OpSet;
 use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
@@ -228,7 +229,8 @@ fn psns(value: &str) -> Result<PsnSpans, Problem> {
     PsnSpans::new(ranges).ok_or_else(|| too_many(value))
 }
 
-/// `N`, `N..M` or, if there is an `end` of everything, `N..`, separated by commas; one more than allowed at most.
+/// `N`, `N..M` or, if there is an `end` of everything, `N..`, separated by commas; one more than
+/// allowed at most.
 fn ranges<T: Copy>(
     value: &str,
     number: impl Fn(&str) -> Result<T, Problem>,

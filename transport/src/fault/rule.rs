@@ -1,4 +1,5 @@
-//! Rules as values: what they do, what they are for. The text of them is in `parse.rs` and `show.rs`.
+//! Rules as values: what they do, what they are for. The text of them is in `parse.rs` and
+//! `show.rs`.
 
 use super::ops::OpSet;
 use super::services::ServiceSet;
@@ -106,7 +107,8 @@ impl Action {
     /// How long `reorder` holds packets at most if it is not told.
     pub const REORDER_BY: Duration = Duration::from_millis(1);
 
-    /// Whether the action means anything for this packet: there is something to damage, or a receive to withhold.
+    /// Whether the action means anything for this packet: there is something to damage, or a
+    /// receive to withhold.
     fn applies_to(self, seen: &Seen<'_>) -> bool {
         match self {
             Self::Corrupt(Part::Payload) => !seen.packet.payload.is_empty(),
@@ -170,7 +172,8 @@ impl Rule {
         }
     }
 
-    /// Whether the rule is for this packet, of message number `msg`, as far as that needs no counting.
+    /// Whether the rule is for this packet, of message number `msg`, as far as that needs no
+    /// counting.
     pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
         let is_qp = |qp: QpSelector| match qp {
             QpSelector::Number(qpn) => qpn == seen.qpn,

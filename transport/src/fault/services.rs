@@ -1,4 +1,5 @@
-//! Sets of transport services, so that a rule can be for those that recover from loss, or for those that do not.
+//! Sets of transport services, so that a rule can be for those that recover from loss, or for those
+//! that do not.
 
 use core::fmt;
 use roxe_wire::Kind;
@@ -30,8 +31,8 @@ impl ServiceSet {
         Self(self.0 | other.0)
     }
 
-    /// Whether a packet of this kind belongs to one of them. A congestion notification belongs to none: its opcode is the
-    /// same for all.
+    /// Whether a packet of this kind belongs to one of them. A congestion notification belongs to
+    /// none: its opcode is the same for all.
     pub const fn contains(self, kind: &Kind) -> bool {
         let bit = match kind {
             Kind::RcRequest(_) | Kind::RcResponse(_) => RC,

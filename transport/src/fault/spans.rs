@@ -10,7 +10,8 @@ impl Spans {
     /// Ranges in one list.
     pub const MAX: usize = 64;
 
-    /// These ranges, both ends included. `None` if there are none or too many, or one ends before it starts.
+    /// These ranges, both ends included. `None` if there are none or too many, or one ends before
+    /// it starts.
     pub fn new(ranges: Vec<(u64, u64)>) -> Option<Self> {
         let ok = (1..=Self::MAX).contains(&ranges.len()) && ranges.iter().all(|(from, to)| from <= to);
         ok.then_some(Self(ranges))
@@ -27,13 +28,14 @@ impl Spans {
     }
 }
 
-/// Packet sequence numbers, as ranges that include both ends and may wrap around. At most [`Spans::MAX`] ranges.
+/// Packet sequence numbers, as ranges that include both ends and may wrap around. At most
+/// [`Spans::MAX`] ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PsnSpans(Vec<(Psn, Psn)>);
 
 impl PsnSpans {
-    /// These ranges, both ends included; one that ends before it starts wraps around. `None` if there are none or too
-    /// many.
+    /// These ranges, both ends included; one that ends before it starts wraps around. `None` if
+    /// there are none or too many.
     pub fn new(ranges: Vec<(Psn, Psn)>) -> Option<Self> {
         (1..=Spans::MAX).contains(&ranges.len()).then_some(Self(ranges))
     }

@@ -67,8 +67,8 @@ pub struct Corruption {
 }
 
 impl Corruption {
-    /// Flips the bit in `packet`: BTH to ICRC, sealed. Does nothing if the packet is not the one that was judged and is
-    /// shorter.
+    /// Flips the bit in `packet`: BTH to ICRC, sealed. Does nothing if the packet is not the one
+    /// that was judged and is shorter.
     pub fn apply(self, packet: &mut [u8]) {
         if let Some(byte) = packet.get_mut(usize::from(self.at)) {
             *byte ^= self.mask;
@@ -81,7 +81,8 @@ impl Corruption {
 pub struct Verdict {
     /// Lose it. Then nothing else is asked for.
     pub drop: bool,
-    /// How many copies travel besides the packet itself. They have the same damage and the same mark.
+    /// How many copies travel besides the packet itself. They have the same damage and the same
+    /// mark.
     pub copies: u8,
     /// How much later than the packet itself its copies travel.
     pub copies_after: Duration,
@@ -91,7 +92,8 @@ pub struct Verdict {
     pub corrupt: Option<Corruption>,
     /// Set the congestion mark (CE) in its IP header.
     pub mark_ce: bool,
-    /// The receiving queue pair shall act as if no receive were posted: [`crate::Qp::handle_packet_starved`].
+    /// The receiving queue pair shall act as if no receive were posted:
+    /// [`crate::Qp::handle_packet_starved`].
     pub rnr: bool,
     /// The first rule that asked for any of this; `None` if nothing is asked for.
     pub rule: Option<RuleId>,

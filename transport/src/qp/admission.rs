@@ -1,4 +1,5 @@
-//! The checks of a packet that come before its meaning: whether the state takes its kind, and whether it is of this connection.
+//! The checks of a packet that come before its meaning: whether the state takes its kind, and
+//! whether it is of this connection.
 //!
 //! Touches only [`Shared`] and headers.
 
@@ -33,7 +34,8 @@ pub(super) fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<
     check_connection(sh, net, bth)
 }
 
-/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may send datagrams.
+/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may
+/// send datagrams.
 fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
     let av = &sh.attr.av;
     // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE

@@ -1,4 +1,5 @@
-//! The attributes of a queue pair and their names, as modify sets and query reports them. Pure data.
+//! The attributes of a queue pair and their names, as modify sets and query reports them. Pure
+//! data.
 
 use crate::qp::congestion::RateLimit;
 use crate::wr::{Access, Av};
@@ -131,7 +132,8 @@ impl MigState {
     }
 }
 
-/// The attributes of a queue pair, as modify sets and query reports them (`struct ibv_qp_attr`, IBA §11.2.5.2).
+/// The attributes of a queue pair, as modify sets and query reports them (`struct ibv_qp_attr`, IBA
+/// §11.2.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// The state; the target of a modify.

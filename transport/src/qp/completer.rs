@@ -1,7 +1,9 @@
-//! What responses do: acknowledge packets, bring READ data and old values, tell of losses and refusals.
+//! What responses do: acknowledge packets, bring READ data and old values, tell of losses and
+//! refusals.
 //!
-//! A response first retires what it acknowledges, strictly in order, so an error reaches the application only behind
-//! everything that came before it (IBA §9.7.5.2, §10.8.5). What else it tells is a [`ResponseError`], dealt with in one `match`.
+//! A response first retires what it acknowledges, strictly in order, so an error reaches the
+//! application only behind everything that came before it (IBA §9.7.5.2, §10.8.5). What else it
+//! tells is a [`ResponseError`], dealt with in one `match`.
 
 use crate::cx::{Host, RxPayload, Side};
 use crate::qp::error::DropReason;
@@ -70,7 +72,8 @@ impl Requester {
         let (mtu, Ok(len)) = (sh.attr.path_mtu, u32::try_from(payload.len())) else { return false };
         let Some(wqe) = self.sq.head().copied().filter(SendWqe::is_answered_as_read) else { return false };
         let (index, count) = (index_of(psn, &wqe), len / mtu.bytes());
-        // All are the oldest there is, none ends a request, and no retry is about to ask for them again.
+        // All are the oldest there is, none ends a request, and no retry is about to ask for them
+        // again.
         let is_next = psn == self.una_psn && !psn.add(count).is_after(self.cursor.psn);
         let end = segment::read_chunk_end(index, wqe.packets, mtu);
         if !is_next || count * mtu.bytes() != len || index.saturating_add(count) >= end {
@@ -145,8 +148,8 @@ impl Requester {
         // clause: NONPOSTED-ANSWER
         let wqe = self.asked(sh, host, psn, SendWqe::is_answered_as_read)?;
         let (mtu, index) = (sh.attr.path_mtu, index_of(psn, &wqe));
-        // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE, ONLY or LAST: only
-        // where the request ends is fixed.
+        // After a retry an answer may begin anywhere in its request and be called FIRST or MIDDLE,
+        // ONLY or LAST: only where the request ends is fixed.
         let len = segment::payload_len(wqe.lands(), mtu, index);
         // clause: READ-LENGTH
         if ends != ends_request(&wqe, mtu, index) || payload.len() != len as usize {
@@ -171,8 +174,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The work request that an answer with `psn` is about, once everything before it is complete. It fails if it is not
-    /// of the kind that gets such answers.
+    /// The work request that an answer with `psn` is about, once everything before it is complete.
+    /// It fails if it is not of the kind that gets such answers.
     fn asked<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -205,7 +208,8 @@ impl Requester {
         if placed { Ok(()) } else { Err(ResponseError::Failed(WcStatus::LocProtErr)) }
     }
 
-    /// Packet `index` of the oldest work request, one that awaits a response, is answered with `len` bytes of READ data.
+    /// Packet `index` of the oldest work request, one that awaits a response, is answered with
+    /// `len` bytes of READ data.
     fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
         // What a retry has not asked for again is not counted.
         if self.una_psn.is_before(self.cursor.psn) {
@@ -222,8 +226,9 @@ impl Requester {
         }
     }
 
-    /// Everything before `end` arrived at the peer. Stops in front of the first READ or atomic without an answer of its
-    /// own: what comes from behind it tells that this answer was lost (an implied NAK, IBA §9.7.5.2.4).
+    /// Everything before `end` arrived at the peer. Stops in front of the first READ or atomic
+    /// without an answer of its own: what comes from behind it tells that this answer was lost (an
+    /// implied NAK, IBA §9.7.5.2.4).
     fn acknowledge<H: Host>(&mut self, sh: &mut Shared, host: &mut H, end: Psn) -> Result<(), ResponseError> {
         while self.una_psn.is_before(end) && !sh.failed {
             let Some(wqe) = self.sq.head() else { break };
@@ -245,7 +250,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The oldest PSN moved: a retry need not repeat what has arrived, counters and timer start afresh.
+    /// The oldest PSN moved: a retry need not repeat what has arrived, counters and timer start
+    /// afresh.
     fn on_progress<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         // clause: ACK-OVER-RETRY
         if self.cursor.psn.is_before(self.una_psn) {
@@ -289,7 +295,8 @@ impl Requester {
     }
 }
 
-/// Whether the AETH of an answer that brings data, if it has one, is an acknowledgement: it cannot be anything else.
+/// Whether the AETH of an answer that brings data, if it has one, is an acknowledgement: it cannot
+/// be anything else.
 fn is_positive(response: &Response) -> bool {
     match response {
         Response::ReadMiddle => true,

@@ -1,16 +1,19 @@
 //! Congestion: what follows when a switch marks packets instead of dropping them.
 //!
-//! Of the three roles two live here. The *notification point* is the end that receives a marked packet (ECN = CE): it
-//! sends congestion notification packets (CNP) to the peer, not more often than every [`NOTICE_INTERVAL`]. It always
-//! does, because a peer whose packets can be marked has asked for that. The *reaction point* is the end that receives a
-//! CNP: it slows down ([`rate`]) if the queue pair was made with a line rate; only then do its packets say that they can
-//! be marked (ECT), so that switches drop instead of marking for nothing.
+//! Of the three roles two live here. The *notification point* is the end that receives a marked
+//! packet (ECN = CE): it sends congestion notification packets (CNP) to the peer, not more often
+//! than every [`NOTICE_INTERVAL`]. It always does, because a peer whose packets can be marked has
+//! asked for that. The *reaction point* is the end that receives a CNP: it slows down ([`rate`]) if
+//! the queue pair was made with a line rate; only then do its packets say that they can be marked
+//! (ECT), so that switches drop instead of marking for nothing.
 //!
-//! RC and UC do both. UD does neither: its packets come from anybody, so that answers to marks could be aimed at third
-//! parties, and it sends to anybody, so that there is no one rate. Touches `time` only.
+//! RC and UC do both. UD does neither: its packets come from anybody, so that answers to marks
+//! could be aimed at third parties, and it sends to anybody, so that there is no one rate. Touches
+//! `time` only.
 //!
-//! Such pauses also keep a queue pair below the rate that its program wants ([`RateLimit`]), or that its path has; whichever
-//! is less counts. That has nothing to do with marks and is there for every service.
+//! Such pauses also keep a queue pair below the rate that its program wants ([`RateLimit`]), or
+//! that its path has; whichever is less counts. That has nothing to do with marks and is there for
+//! every service.
 
 mod pacer;
 mod rate;
@@ -23,7 +26,8 @@ use pacer::{BURST, Pacer};
 use rate::Rate;
 use roxe_wire::ECN;
 
-/// The least time between two CNPs to one peer (the value of the DCQCN paper and its public models).
+/// The least time between two CNPs to one peer (the value of the DCQCN paper and its public
+/// models).
 const NOTICE_INTERVAL: Duration = Duration::from_micros(50);
 /// What a sender writes into the ECN bits: packets may be marked (RFC 3168 §5).
 const ECT_0: u8 = 0b10;
@@ -31,7 +35,8 @@ const ECT_0: u8 = 0b10;
 // clause: CNP-SENT
 const CNP_DSCP: u8 = 48 << 2;
 
-/// The least limit a queue pair takes, kbit/s: with less, one packet would take longer than peers wait for an answer.
+/// The least limit a queue pair takes, kbit/s: with less, one packet would take longer than peers
+/// wait for an answer.
 pub const MIN_RATE_KBPS: u32 = 1000;
 
 /// How fast a queue pair may send, as its program wants it (`struct ibv_qp_rate_limit_attr`).
@@ -60,7 +65,8 @@ struct Limit {
 }
 
 impl Limit {
-    /// The lower one, `path` in Mbit/s; 0 is none. What leaves in one go takes a millisecond at most.
+    /// The lower one, `path` in Mbit/s; 0 is none. What leaves in one go takes a millisecond at
+    /// most.
     fn of(own: RateLimit, path: u32) -> Option<Self> {
         let (own_speed, path_speed) = (u64::from(own.kbps) * 1000, u64::from(path) * 1_000_000);
         let speed = [own_speed, path_speed].into_iter().filter(|speed| *speed != 0).min()?;
@@ -106,7 +112,8 @@ pub(crate) struct Congestion {
     noticed_at: Option<Instant>,
     /// A CNP is to be sent.
     notice_due: bool,
-    /// The rate, while it is below that of the line. Elsewhere, because hardly any queue pair has one and it is long.
+    /// The rate, while it is below that of the line. Elsewhere, because hardly any queue pair has
+    /// one and it is long.
     rate: Option<Box<Rate>>,
     /// What program and path allow.
     limit: Option<Limit>,
@@ -157,7 +164,8 @@ impl Congestion {
         Ok(())
     }
 
-    /// The program or the path allows this much, the path in Mbit/s; 0 is everything. A new limit begins anew.
+    /// The program or the path allows this much, the path in Mbit/s; 0 is everything. A new limit
+    /// begins anew.
     // clause: RATE-LIMIT
     pub(crate) fn set_limit(&mut self, own: RateLimit, path: u32) {
         let limit = Limit::of(own, path);
@@ -208,7 +216,8 @@ impl Congestion {
         }
     }
 
-    /// Whether a pause follows a packet with this payload, so that it should ask for an acknowledgement.
+    /// Whether a pause follows a packet with this payload, so that it should ask for an
+    /// acknowledgement.
     #[inline]
     pub(crate) fn pauses_after(&self, now: Instant, payload: u32) -> bool {
         self.pacer.as_ref().is_some_and(|pacer| pacer.pauses_after(now, payload))

@@ -10,8 +10,8 @@ use crate::wr::Av;
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Response};
 
 impl Qp {
-    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked acknowledgements is not
-    /// known, and nobody else shall make us send.
+    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked
+    /// acknowledgements is not known, and nobody else shall make us send.
     #[cold]
     pub(super) fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
         let sh = &mut self.shared;

@@ -1,4 +1,5 @@
-//! Datagrams: each packet is a message that lands behind the 40 bytes of its GRH, or is lost in silence (IBA §9.8.3).
+//! Datagrams: each packet is a message that lands behind the 40 bytes of its GRH, or is lost in
+//! silence (IBA §9.8.3).
 //!
 //! May touch the receive queue, [`Shared`] and the host.
 
@@ -13,7 +14,8 @@ use roxe_wire::{Deth, Header, ImmDt, NetHeader, icrc};
 /// Bytes in front of the payload of a received datagram (`man ibv_post_recv`).
 const GRH_LEN: u32 = 40;
 
-/// What hardware reports in `sl` on RoCEv2: the type of the layer-3 header. UCX reads it to tell where the addresses are.
+/// What hardware reports in `sl` on RoCEv2: the type of the layer-3 header. UCX reads it to tell
+/// where the addresses are.
 const L3_IPV4: u8 = 0b1010;
 const L3_IPV6: u8 = 0b1001;
 
@@ -28,7 +30,8 @@ pub(crate) struct Datagram<'a> {
 }
 
 impl Responder {
-    /// A datagram for this QP. One that finds no receive, or one that is too short, is lost, and the receive stays.
+    /// A datagram for this QP. One that finds no receive, or one that is too short, is lost, and
+    /// the receive stays.
     ///
     /// # Errors
     /// Why it was lost.

@@ -1,15 +1,18 @@
-//! Packets that come too early: before the program has posted a receive for them, or before packets that were sent ahead of
-//! them and took another way.
+//! Packets that come too early: before the program has posted a receive for them, or before packets
+//! that were sent ahead of them and took another way.
 //!
-//! A card with its own processor drops datagrams that find no receive (UC-LOST, UD-LOST). Here the same processors run the
-//! program, and on a busy machine it may not be scheduled for as long as its receive queue lasts, while another thread goes
-//! on receiving. And packets between processes of one host may overtake each other when some of them are forwarded by
-//! another process. So such packets wait a little, in order. On a reliable connection only what has overtaken others waits:
-//! the protocol repeats everything else by itself, but would have all packets behind a gap sent again.
+//! A card with its own processor drops datagrams that find no receive (UC-LOST, UD-LOST). Here the
+//! same processors run the program, and on a busy machine it may not be scheduled for as long as
+//! its receive queue lasts, while another thread goes on receiving. And packets between processes
+//! of one host may overtake each other when some of them are forwarded by another process. So such
+//! packets wait a little, in order. On a reliable connection only what has overtaken others waits:
+//! the protocol repeats everything else by itself, but would have all packets behind a gap sent
+//! again.
 //!
-//! The buffer is bounded in bytes and in time; what has waited too long is handed to the state machine as it is, which then
-//! drops it or asks for what is missing. It stands in front of a [`Qp`] and belongs to whoever drives that: a driver whose
-//! packets can neither be early nor overtake each other needs none. Knows no clock and sends nothing.
+//! The buffer is bounded in bytes and in time; what has waited too long is handed to the state
+//! machine as it is, which then drops it or asks for what is missing. It stands in front of a
+//! [`Qp`] and belongs to whoever drives that: a driver whose packets can neither be early nor
+//! overtake each other needs none. Knows no clock and sends nothing.
 
 use super::error::DropReason;
 use super::queue_pair::Qp;
@@ -22,14 +25,15 @@ use std::collections::VecDeque;
 
 /// How long a packet of UC or UD waits: a few turns of a scheduler.
 pub const MAX_WAIT: Duration = Duration::from_millis(100);
-/// How long a request of RC waits for those that it may have overtaken. A NAK is put off by as much when they were lost;
-/// a process that is to forward them may have to wait for a processor first.
+/// How long a request of RC waits for those that it may have overtaken. A NAK is put off by as much
+/// when they were lost; a process that is to forward them may have to wait for a processor first.
 pub const MAX_WAIT_RC: Duration = Duration::from_millis(50);
 /// How soon to look whether a shared receive queue has something; posting there tells nobody.
 const RECHECK: Duration = Duration::from_millis(1);
 /// Bytes that wait for one queue pair, headers included.
 const MAX_BYTES: usize = 4 << 20;
-/// A packet of a connection further ahead than this has not overtaken others: the peer has started anew.
+/// A packet of a connection further ahead than this has not overtaken others: the peer has started
+/// anew.
 const MAX_AHEAD: i32 = 1 << 14;
 
 /// A packet that waits. `T` is what the driver wants to know again when it is handed over.
@@ -66,8 +70,8 @@ impl<T> EarlyPacket<T> {
     }
 }
 
-/// The packets that wait in front of one queue pair. Those of a connection are in the order of their PSNs, datagrams in
-/// that of their arrival.
+/// The packets that wait in front of one queue pair. Those of a connection are in the order of
+/// their PSNs, datagrams in that of their arrival.
 #[derive(Debug)]
 pub struct EarlyPackets<T> {
     packets: VecDeque<EarlyPacket<T>>,
@@ -103,10 +107,12 @@ impl<T> EarlyPackets<T> {
         self.next_check
     }
 
-    /// Keeps a packet that has just come for `qp` if it is too early, and there is room. False: hand it to `qp` now.
+    /// Keeps a packet that has just come for `qp` if it is too early, and there is room. False:
+    /// hand it to `qp` now.
     ///
-    /// `may_have_overtaken` says whether packets of its sender take several ways, so that a gap in front of it may be
-    /// filled yet. A reliable connection on which it is always false keeps nothing.
+    /// `may_have_overtaken` says whether packets of its sender take several ways, so that a gap in
+    /// front of it may be filled yet. A reliable connection on which it is always false keeps
+    /// nothing.
     #[inline]
     pub fn keep<H: Host>(
         &mut self,
@@ -165,9 +171,10 @@ impl<T> EarlyPackets<T> {
         true
     }
 
-    /// Hands to `qp` every packet whose turn has come or that has waited long enough. To be called after `qp` took in a
-    /// packet, after a receive was posted, and at the [deadline](EarlyPackets::deadline). `handed_over` is told of each
-    /// packet and of what [`Qp::handle_packet`] said.
+    /// Hands to `qp` every packet whose turn has come or that has waited long enough. To be called
+    /// after `qp` took in a packet, after a receive was posted, and at the
+    /// [deadline](EarlyPackets::deadline). `handed_over` is told of each packet and of what
+    /// [`Qp::handle_packet`] said.
     #[inline]
     pub fn hand_over<H: Host>(
         &mut self,

@@ -20,7 +20,8 @@ pub enum PostError {
     /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
     #[error("this queue pair cannot do this operation")]
     BadOpcode,
-    /// The message is longer than 2^31 bytes, the data of an ATOMIC WRITE not 8 bytes, or a FLUSH has data.
+    /// The message is longer than 2^31 bytes, the data of an ATOMIC WRITE not 8 bytes, or a FLUSH
+    /// has data.
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.
@@ -30,7 +31,8 @@ pub enum PostError {
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])+ $variant:ident => $name:literal,)+) => {
-        /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor break, anything by it.
+        /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor
+        /// break, anything by it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum DropReason {
             $($(#[$doc])+ $variant,)+
@@ -75,7 +77,8 @@ drop_reasons! {
     OutOfSequence => "out_of_sequence",
     /// A request for a receive, and none is posted.
     NoReceive => "no_receive",
-    /// A request that is malformed, not offered, not allowed on this QP, or longer than the receive.
+    /// A request that is malformed, not offered, not allowed on this QP, or longer than the
+    /// receive.
     InvalidRequest => "invalid_request",
     /// A request that the remote key does not allow.
     RemoteAccess => "remote_access",

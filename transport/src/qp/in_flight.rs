@@ -1,8 +1,9 @@
-//! How much of this QP is on its way to the peer, and the room it holds for that at [`FlowControl`].
+//! How much of this QP is on its way to the peer, and the room it holds for that at
+//! [`FlowControl`].
 //!
-//! Room is accounted per packet, because a receiving socket has a cost for each; what it is, the host says
-//! ([`FlowControl::charge`]). Bytes reserved are first `ahead`, then, once their packet is
-//! in the batch, `unacked`, and are given back when the packet is acknowledged or given up.
+//! Room is accounted per packet, because a receiving socket has a cost for each; what it is, the
+//! host says ([`FlowControl::charge`]). Bytes reserved are first `ahead`, then, once their packet
+//! is in the batch, `unacked`, and are given back when the packet is acknowledged or given up.
 
 use crate::cx::FlowControl;
 use crate::qp::shared::Shared;
@@ -30,9 +31,10 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether both are, or nothing
-    /// but the first, or not even that. Instead of `more` takes what `run` says that the packets behind the first one need, if
-    /// there is plenty. `fits_same_send` says whether so many packets travel with the last one.
+    /// Makes sure that `first` and then `more` bytes are reserved beyond what is in flight: whether
+    /// both are, or nothing but the first, or not even that. Instead of `more` takes what `run`
+    /// says that the packets behind the first one need, if there is plenty. `fits_same_send` says
+    /// whether so many packets travel with the last one.
     pub(crate) fn reserve<F: FlowControl>(
         &mut self,
         sh: &Shared,
@@ -43,7 +45,8 @@ impl InFlight {
         fits_same_send: impl Fn(usize) -> bool,
     ) -> Room {
         if !self.reach(sh, flow, first, || fits_same_send(1)) {
-            // What is merely reserved brings no acknowledgement. Without it nothing is under way, so this is not refused.
+            // What is merely reserved brings no acknowledgement. Without it nothing is under way,
+            // so this is not refused.
             if self.unacked != 0 || self.ahead == 0 {
                 return Room::None;
             }
@@ -59,8 +62,8 @@ impl InFlight {
         if enough { Room::Both } else { Room::First }
     }
 
-    /// Raises `ahead` to `bytes`, more than it is, if nobody else might want them. Who may have to pause takes nothing for
-    /// later.
+    /// Raises `ahead` to `bytes`, more than it is, if nobody else might want them. Who may have to
+    /// pause takes nothing for later.
     fn reach_ahead<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32) -> bool {
         let missing = bytes - self.ahead;
         let is_free = sh.config.line_rate.is_none() && flow.reserve_ahead(&sh.attr.av, sh.attr.dest_qpn, missing);
@@ -70,7 +73,8 @@ impl InFlight {
         is_free
     }
 
-    /// Raises `ahead` to at least `bytes`; `in_run`: the last packet of them travels with the one before it.
+    /// Raises `ahead` to at least `bytes`; `in_run`: the last packet of them travels with the one
+    /// before it.
     fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32, in_run: impl FnOnce() -> bool) -> bool {
         let missing = bytes.saturating_sub(self.ahead);
         let (av, qpn, own) = (&sh.attr.av, sh.attr.dest_qpn, self.unacked + self.ahead);

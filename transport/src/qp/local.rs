@@ -1,8 +1,9 @@
 //! Local operations of the send queue: binding memory windows, invalidating keys.
 //!
-//! They take their turn like every other request but send nothing and take no PSN. One starts when everything before it
-//! is complete (`is_fenced` holds it back until then), so it is never repeated by a retry, and what follows it finds
-//! it done. Touches the send queue's cursors and, through the host, the memory keys.
+//! They take their turn like every other request but send nothing and take no PSN. One starts when
+//! everything before it is complete (`is_fenced` holds it back until then), so it is never repeated
+//! by a retry, and what follows it finds it done. Touches the send queue's cursors and, through the
+//! host, the memory keys.
 
 use crate::cx::Host;
 use crate::qp::requester::{Requester, Step};

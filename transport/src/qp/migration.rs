@@ -1,7 +1,8 @@
 //! Path migration: a connection whose path is lost goes on over its alternate path (IBA §17.2.8).
 //!
-//! Lives here: what packets of the peer and exhausted retries do to the state of migration. What software may set is
-//! in `modify.rs`. Without an alternate path all of this costs one test of that state for each packet.
+//! Lives here: what packets of the peer and exhausted retries do to the state of migration. What
+//! software may set is in `modify.rs`. Without an alternate path all of this costs one test of that
+//! state for each packet.
 
 use crate::cx::FlowControl;
 use crate::qp::attr::MigState;
@@ -28,7 +29,8 @@ impl Shared {
         self.events.insert(QpEvents::PATH_MIG);
     }
 
-    /// The peer wants something of this path that cannot be. Told once for each time that software arms.
+    /// The peer wants something of this path that cannot be. Told once for each time that software
+    /// arms.
     fn fail_migration(&mut self) {
         if !core::mem::replace(&mut self.migration_failed, true) {
             self.events.insert(QpEvents::PATH_MIG_ERR);
@@ -37,7 +39,8 @@ impl Shared {
 }
 
 impl Requester {
-    /// Goes over to the alternate path if it is armed, and repeats there what is not acknowledged. Says whether it did.
+    /// Goes over to the alternate path if it is armed, and repeats there what is not acknowledged.
+    /// Says whether it did.
     pub(crate) fn migrate<F: FlowControl>(&mut self, sh: &mut Shared, flow: &mut F) -> bool {
         if sh.attr.path_mig_state != MigState::Armed {
             return false;
@@ -63,7 +66,8 @@ impl Requester {
         net: &NetHeader,
         header: &Header,
     ) -> Result<(), DropReason> {
-        // A notification of congestion says nothing about paths: hardware leaves its M bit as it comes.
+        // A notification of congestion says nothing about paths: hardware leaves its M bit as it
+        // comes.
         let is_told = !matches!(header.kind, Kind::Cnp) && Pkey::DEFAULT.matches(header.bth.pkey);
         if !is_told || !sh.state.accepts_requests() {
             return Ok(());

@@ -1,18 +1,21 @@
 //! The queue pair and its parts, one file per subject.
 //!
-//! [`Qp`] (`queue_pair.rs`) owns a requester and a responder, which know nothing of each other; other files hold one part of
-//! a role each. Arrows only point down: from `queue_pair` to the roles, from there to queues, segmentation and attributes.
+//! [`Qp`] (`queue_pair.rs`) owns a requester and a responder, which know nothing of each other;
+//! other files hold one part of a role each. Arrows only point down: from `queue_pair` to the
+//! roles, from there to queues, segmentation and attributes.
 //!
-//! * Both roles read `shared` and `attr`; `modify` checks what programs change there; `admission` turns packets away that
-//!   the state or the connection does not take.
-//! * Sending: `sq` is the queue, `send_rules` says what it takes, `segment` and `outgoing` make packets; `requester` has the
-//!   cursors, `reliable`, `unreliable`, `raw` and `local` the send loops; `in_flight` reserves room at the receiver, `unasked`
-//!   decides when to ask for an acknowledgement; `completer` takes responses in, `retry` has counters and timers,
+//! * Both roles read `shared` and `attr`; `modify` checks what programs change there; `admission`
+//!   turns packets away that the state or the connection does not take.
+//! * Sending: `sq` is the queue, `send_rules` says what it takes, `segment` and `outgoing` make
+//!   packets; `requester` has the cursors, `reliable`, `unreliable`, `raw` and `local` the send
+//!   loops; `in_flight` reserves room at the receiver, `unasked` decides when to ask for an
+//!   acknowledgement; `completer` takes responses in, `retry` has counters and timers,
 //!   `send_completion` reports.
-//! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and `execution`, or into `refusal`;
-//!   `datagram` has UD, `xrc` the shared queues of XRC, `tagged` what a matched tag means; `replay` remembers answers and
-//!   `reply` sends them.
-//! * Beside them: `congestion` and its notices, `migration` of paths, and [`EarlyPackets`] in front of all.
+//! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and
+//!   `execution`, or into `refusal`; `datagram` has UD, `xrc` the shared queues of XRC, `tagged`
+//!   what a matched tag means; `replay` remembers answers and `reply` sends them.
+//! * Beside them: `congestion` and its notices, `migration` of paths, and [`EarlyPackets`] in front
+//!   of all.
 
 mod admission;
 mod attr;

@@ -1,6 +1,7 @@
 //! The state machine of a queue pair as one table: which modify is legal, and what it changes.
 //!
-//! Reads and writes only `Shared`; what a transition does to the queues is the business of `queue_pair.rs`.
+//! Reads and writes only `Shared`; what a transition does to the queues is the business of
+//! `queue_pair.rs`.
 
 use crate::qp::attr::{AttrMask, MigState, QpAttr, QpState};
 use crate::qp::shared::{Service, Shared};
@@ -56,8 +57,8 @@ const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, 
     Edge { service, from, to, required, optional }
 }
 
-/// Every edge that carries attributes (IBA §11.2.5.2). Edges into RESET and ERR take none and are in
-/// [`transition`].
+/// Every edge that carries attributes (IBA §11.2.5.2). Edges into RESET and ERR take none and are
+/// in [`transition`].
 // clause: STATE-EDGES
 const TABLE: &[Edge] = {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -136,8 +137,8 @@ const TABLE: &[Edge] = {
     ]
 };
 
-/// What a modify of an end of an XRC connection passes over: attributes of the direction that it does not have. Programs set
-/// both ends alike, as on RC.
+/// What a modify of an end of an XRC connection passes over: attributes of the direction that it
+/// does not have. Programs set both ends alike, as on RC.
 // clause: XRC-ATTRIBUTES
 pub(crate) const fn ignored(service: Service) -> AttrMask {
     match service {
@@ -147,8 +148,8 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
     }
 }
 
-/// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None` if there is no such
-/// edge. `STATE` itself is always allowed and in neither mask.
+/// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None`
+/// if there is no such edge. `STATE` itself is always allowed and in neither mask.
 fn transition(service: Service, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     match to {
         QpState::Reset => Some((AttrMask::empty(), AttrMask::empty())),
@@ -160,7 +161,8 @@ fn transition(service: Service, from: QpState, to: QpState) -> Option<(AttrMask,
     }
 }
 
-/// Whether the QP may be modified like this: the state it would be in afterwards, or why not. Changes nothing.
+/// Whether the QP may be modified like this: the state it would be in afterwards, or why not.
+/// Changes nothing.
 pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let from = sh.state;
     check_cur_state(from, attr, mask)?;
@@ -179,8 +181,9 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
     Ok(to)
 }
 
-/// `CUR_STATE` states what the caller believes. It may only be given where sends are possible (IBA §11.2.5.2), and a
-/// wrong belief is refused: looking up the edge of another state could restart PSNs of a live connection.
+/// `CUR_STATE` states what the caller believes. It may only be given where sends are possible (IBA
+/// §11.2.5.2), and a wrong belief is refused: looking up the edge of another state could restart
+/// PSNs of a live connection.
 fn check_cur_state(from: QpState, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
     let allowed = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     // clause: STATE-CURRENT

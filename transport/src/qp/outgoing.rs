@@ -1,6 +1,7 @@
 //! One packet of our own: what it says and carries, and how it gets into the batch.
 //!
-//! Touches `segment`, the send queue's entries and the two traits that a payload passes: memory and batch.
+//! Touches `segment`, the send queue's entries and the two traits that a payload passes: memory and
+//! batch.
 
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::in_flight::charge_range;
@@ -39,14 +40,17 @@ impl Outgoing {
         if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
-    /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is packet `index` of `wqe`.
+    /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is
+    /// packet `index` of `wqe`.
     pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
         charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
-    /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of another length than its word.
-    // A call would hand it over in memory, and whoever copies what was just written there waits for it: 15 cycles.
+    /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of
+    /// another length than its word.
+    // A call would hand it over in memory, and whoever copies what was just written there waits for
+    // it: 15 cycles.
     #[inline(always)]
     pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
         if let SendOp::Read { remote_addr, rkey } = wqe.op {
@@ -69,8 +73,8 @@ impl Outgoing {
         Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
-    /// From a packet in the middle of `wqe` to the next one, which is packet `index` and in the middle too; but the last packet
-    /// differs in more.
+    /// From a packet in the middle of `wqe` to the next one, which is packet `index` and in the
+    /// middle too; but the last packet differs in more.
     #[inline]
     pub(crate) fn go_on(&mut self, wqe: &SendWqe, index: u32, mtu: PathMtu) {
         self.offset = segment::offset(index, mtu);
@@ -114,7 +118,8 @@ impl Departing<'_> {
         }
     }
 
-    /// Puts the packet into the batch when its form is known; `offset` is where in the message its payload starts.
+    /// Puts the packet into the batch when its form is known; `offset` is where in the message its
+    /// payload starts.
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;
@@ -127,8 +132,9 @@ impl Departing<'_> {
         Put::Fault
     }
 
-    /// Puts `packet`, and those behind it up to `count`, behind a packet from which they differ by their PSNs. Returns how many;
-    /// 0: the batch does not join packets, or not these, or not all of them could be read.
+    /// Puts `packet`, and those behind it up to `count`, behind a packet from which they differ by
+    /// their PSNs. Returns how many; 0: the batch does not join packets, or not these, or not all
+    /// of them could be read.
     #[inline]
     pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
         let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };

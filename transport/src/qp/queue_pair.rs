@@ -1,7 +1,8 @@
 //! The queue pair: owns both roles, routes packets to them, and walks the state machine.
 //!
-//! Inside `qp` only this file and [`early_packets`](super::early_packets) see both roles. A role that hits a fatal error says so in `Shared`; the change of state
-//! and the flush of both queues happen here, before the call that caused them returns.
+//! Inside `qp` only this file and [`early_packets`](super::early_packets) see both roles. A role
+//! that hits a fatal error says so in `Shared`; the change of state and the flush of both queues
+//! happen here, before the call that caused them returns.
 
 use super::admission::{check_request, check_response, takes_receive};
 use super::attr::{AttrMask, MigState, QpAttr, QpState};
@@ -20,7 +21,8 @@ use roxe_wire::{Header, Kind, NetHeader, Packet, Psn, Qpn, Response};
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
-/// Before dropping a `Qp`, take it to RESET or ERR: what it has reserved at [`crate::cx::FlowControl`] is given back then.
+/// Before dropping a `Qp`, take it to RESET or ERR: what it has reserved at
+/// [`crate::cx::FlowControl`] is given back then.
 #[derive(Debug)]
 pub struct Qp {
     pub(super) shared: Shared,
@@ -33,8 +35,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A queue pair in RESET. Its receive queue is reserved whole at the first post, its send queue doubles until it holds what
-    /// is under way; after that nothing allocates.
+    /// A queue pair in RESET. Its receive queue is reserved whole at the first post, its send queue
+    /// doubles until it holds what is under way; after that nothing allocates.
     pub fn new(config: QpConfig) -> Self {
         Self {
             requester: Requester::new(&config),
@@ -80,7 +82,8 @@ impl Qp {
         self.requester.is_empty() && !self.responder.has_work()
     }
 
-    /// Changes attributes and state (`man ibv_modify_qp`): to ERR both queues flush, to RESET they empty silently.
+    /// Changes attributes and state (`man ibv_modify_qp`): to ERR both queues flush, to RESET they
+    /// empty silently.
     ///
     /// # Errors
     /// The caller's fault, always; nothing changed.
@@ -113,16 +116,18 @@ impl Qp {
         Ok(())
     }
 
-    /// Queues a send work request. In SQE and ERR it is accepted and flushed by the next [`Qp::poll_transmit`].
+    /// Queues a send work request. In SQE and ERR it is accepted and flushed by the next
+    /// [`Qp::poll_transmit`].
     ///
     /// # Errors
-    /// The caller's fault; nothing was queued. The data of a request is not looked at before it is sent.
+    /// The caller's fault; nothing was queued. The data of a request is not looked at before it is
+    /// sent.
     pub fn post_send(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
         self.post_send_to_srq(0, req)
     }
 
-    /// As [`Qp::post_send`], for the shared receive queue of the peer with the number `srqn`, of which 24 bits count. It
-    /// means something on XRC only.
+    /// As [`Qp::post_send`], for the shared receive queue of the peer with the number `srqn`, of
+    /// which 24 bits count. It means something on XRC only.
     ///
     /// # Errors
     /// As [`Qp::post_send`].
@@ -141,21 +146,24 @@ impl Qp {
         self.requester.sq.room()
     }
 
-    /// Whether a host that has just posted a request may leave out [`Qp::poll_transmit`]: so much is under way that an
-    /// acknowledgement is sure to come, after which it is called anyway. Several requests then share what a call costs. An
-    /// answer that is owed to the peer does not wait.
+    /// Whether a host that has just posted a request may leave out [`Qp::poll_transmit`]: so much
+    /// is under way that an acknowledgement is sure to come, after which it is called anyway.
+    /// Several requests then share what a call costs. An answer that is owed to the peer does not
+    /// wait.
     pub fn may_coalesce(&self) -> bool {
         let is_reliable = self.shared.state == QpState::Rts && self.service().is_reliable();
         is_reliable && !self.responder.has_work() && self.requester.may_coalesce()
     }
 
-    /// Takes back the `count` newest send work requests, for a caller who posts several wholly or not at all. Works as
-    /// long as no other method was called since they were posted; what has been started stays.
+    /// Takes back the `count` newest send work requests, for a caller who posts several wholly or
+    /// not at all. Works as long as no other method was called since they were posted; what has
+    /// been started stays.
     pub fn take_back_sends(&mut self, count: u32) {
         self.requester.take_back(count);
     }
 
-    /// Queues a receive work request. In ERR it is accepted and flushed by the next [`Qp::poll_transmit`].
+    /// Queues a receive work request. In ERR it is accepted and flushed by the next
+    /// [`Qp::poll_transmit`].
     ///
     /// # Errors
     /// The caller's fault; nothing was queued.
@@ -168,8 +176,8 @@ impl Qp {
         self.responder.post_recv(req)
     }
 
-    /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. Takes a receive from a shared
-    /// queue if there is one.
+    /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. Takes a
+    /// receive from a shared queue if there is one.
     #[inline]
     pub(super) fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
         !self.service().is_reliable() && self.lacks_datagram_receive(host, net, packet)
@@ -201,8 +209,9 @@ impl Qp {
         self.handle_with_payload(host, net, &packet.header, RxPayload::Bytes(packet.payload))
     }
 
-    /// As [`Qp::handle_packet`], for a packet with these headers whose payload may be where another process can change it. The
-    /// 8 bytes of an ATOMIC WRITE and what a tag-matching queue takes must be [`RxPayload::Bytes`].
+    /// As [`Qp::handle_packet`], for a packet with these headers whose payload may be where another
+    /// process can change it. The 8 bytes of an ATOMIC WRITE and what a tag-matching queue takes
+    /// must be [`RxPayload::Bytes`].
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -252,9 +261,10 @@ impl Qp {
         result
     }
 
-    /// Takes in packets from the middle of one message that follow each other, all at once: the headers of the others differ
-    /// from those of the `first` by their PSNs and ask for nothing, and `payload` is that of all, `len` bytes each. False if the outcome would
-    /// not be the plain one; then nothing has been done, and they have to be handed in one by one.
+    /// Takes in packets from the middle of one message that follow each other, all at once: the
+    /// headers of the others differ from those of the `first` by their PSNs and ask for nothing,
+    /// and `payload` is that of all, `len` bytes each. False if the outcome would not be the plain
+    /// one; then nothing has been done, and they have to be handed in one by one.
     pub fn handle_joined<H: Host>(
         &mut self,
         host: &mut H,
@@ -284,7 +294,8 @@ impl Qp {
         taken
     }
 
-    /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is there.
+    /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is
+    /// there.
     fn serve_rendezvous(&mut self) {
         if let Some(rendezvous) = self.shared.rendezvous.take() {
             self.requester.begin_rendezvous(&mut self.shared, &rendezvous, self.responder.receives().last_list());
@@ -294,7 +305,8 @@ impl Qp {
         }
     }
 
-    /// As [`Qp::handle_packet`], but a request that needs a receive finds none, whatever is posted: a fault for tests.
+    /// As [`Qp::handle_packet`], but a request that needs a receive finds none, whatever is posted:
+    /// a fault for tests.
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -317,12 +329,12 @@ impl Qp {
         self.settle(host);
     }
 
-    /// Writes into `tx` what may be sent now, answers to the peer first. A lone acknowledgement lets one batch of requests
-    /// go before it: it is shorter than they are, and a host that sends runs of packets whose last may be shorter then
-    /// sends both at once.
+    /// Writes into `tx` what may be sent now, answers to the peer first. A lone acknowledgement
+    /// lets one batch of requests go before it: it is shorter than they are, and a host that sends
+    /// runs of packets whose last may be shorter then sends both at once.
     ///
-    /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is returned; the host calls
-    /// again when there is room.
+    /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is
+    /// returned; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
         if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
@@ -361,21 +373,23 @@ impl Qp {
         state
     }
 
-    /// The last [`Qp::poll_transmit`] could not go on because the link takes no more packets, and the host will call it again
-    /// when it does. That time counts as time without an answer: an RC QP whose link is never emptied ends with
-    /// `RETRY_EXC_ERR` as one whose packets are lost, also if it could not send any.
+    /// The last [`Qp::poll_transmit`] could not go on because the link takes no more packets, and
+    /// the host will call it again when it does. That time counts as time without an answer: an RC
+    /// QP whose link is never emptied ends with `RETRY_EXC_ERR` as one whose packets are lost, also
+    /// if it could not send any.
     pub fn on_link_full(&mut self, now: Instant) {
         self.requester.on_link_full(&self.shared, now);
     }
 
-    /// The link of [`Qp::on_link_full`] has taken packets of others since: a QP that has nothing under way only waits for
-    /// its turn, which costs no retry. To be called before [`Qp::handle_timeout`].
+    /// The link of [`Qp::on_link_full`] has taken packets of others since: a QP that has nothing
+    /// under way only waits for its turn, which costs no retry. To be called before
+    /// [`Qp::handle_timeout`].
     pub fn on_link_moved(&mut self, now: Instant) {
         self.requester.on_link_moved(&self.shared, now);
     }
 
-    /// Whether all there is to send is an acknowledgement. It may wait a little for a request to travel with: nothing depends
-    /// on it but how long the peer waits before it asks again.
+    /// Whether all there is to send is an acknowledgement. It may wait a little for a request to
+    /// travel with: nothing depends on it but how long the peer waits before it asks again.
     pub fn owes_only_ack(&self) -> bool {
         self.responder.owes_only_ack()
             && !self.flush_due
@@ -383,8 +397,8 @@ impl Qp {
             && !self.requester.has_work(&self.shared)
     }
 
-    /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was refused by
-    /// [`crate::cx::FlowControl::reserve`] still has work.
+    /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was
+    /// refused by [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due
             || self.shared.congestion.is_notice_due()

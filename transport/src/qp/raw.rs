@@ -1,5 +1,6 @@
-//! Raw packets: a work request is one whole Ethernet frame, sent as it is and received as it came (`man ibv_create_qp`,
-//! `IBV_QPT_RAW_PACKET`). Which frames come here is decided by flow steering, see [`crate::steering`].
+//! Raw packets: a work request is one whole Ethernet frame, sent as it is and received as it came
+//! (`man ibv_create_qp`, `IBV_QPT_RAW_PACKET`). Which frames come here is decided by flow steering,
+//! see [`crate::steering`].
 //!
 //! May touch the queues, [`Shared`] and the host.
 

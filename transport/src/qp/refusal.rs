@@ -34,7 +34,8 @@ pub(crate) enum Refusal {
     LocalProtection,
     /// A SEND with Invalidate names a key that cannot be invalidated; its data is placed.
     Invalidate,
-    /// XRC: the packet names a shared receive queue that the domain does not have, or another than its message began with.
+    /// XRC: the packet names a shared receive queue that the domain does not have, or another than
+    /// its message began with.
     SharedQueue,
 }
 
@@ -70,7 +71,8 @@ const NO_EVENT: QpEvents = QpEvents::empty();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reaction {
     pub(crate) answer: Answer,
-    /// The QP goes to the error state; the receive in use ends with `status`, or without one `event` is raised.
+    /// The QP goes to the error state; the receive in use ends with `status`, or without one
+    /// `event` is raised.
     pub(crate) fatal: bool,
     pub(crate) status: WcStatus,
     pub(crate) event: QpEvents,
@@ -122,7 +124,8 @@ impl Refusal {
         }
     }
 
-    /// Unreliable services lose what they cannot take; only a fault of our own application ends the QP (IBA §9.8.3).
+    /// Unreliable services lose what they cannot take; only a fault of our own application ends the
+    /// QP (IBA §9.8.3).
     // clause: UC-LOST
     const fn unreliable(self) -> Reaction {
         use DropReason as D;

@@ -1,4 +1,5 @@
-//! The send loop of RC and XRC: a packet leaves when there is room for it at the peer, and some ask for an acknowledgement.
+//! The send loop of RC and XRC: a packet leaves when there is room for it at the peer, and some ask
+//! for an acknowledgement.
 
 use crate::cx::{Host, TxBatch};
 use crate::qp::in_flight::Room;
@@ -58,8 +59,9 @@ impl Requester {
         Step::Sent(packet.len)
     }
 
-    /// Goes on with the packets that are neither first nor last of the message whose packet has just left: what differs from
-    /// one to the next is little, and the rest is done once for all of them.
+    /// Goes on with the packets that are neither first nor last of the message whose packet has
+    /// just left: what differs from one to the next is little, and the rest is done once for all of
+    /// them.
     pub(super) fn send_middles<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
         let (mtu, Cursor { wqe: at, packet: index, .. }) = (sh.attr.path_mtu, self.cursor);
         let sent = Step::Sent(mtu.bytes());
@@ -114,7 +116,8 @@ impl Requester {
         sent
     }
 
-    /// The headers of `packet` of `wqe`, which is at the cursor and asks for no acknowledgement yet.
+    /// The headers of `packet` of `wqe`, which is at the cursor and asks for no acknowledgement
+    /// yet.
     fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
         let bth = Bth {
             solicited: packet.solicited,

@@ -1,8 +1,9 @@
-//! The READs, atomics, ATOMIC WRITEs and FLUSHes of the peer: what is still to be answered, and what may have to be answered
-//! again.
+//! The READs, atomics, ATOMIC WRITEs and FLUSHes of the peer: what is still to be answered, and
+//! what may have to be answered again.
 //!
-//! A ring of the newest `max_dest_rd_atomic` requests, and a window `[cursor, end)` over it whose answers are due. Pure
-//! bookkeeping: no host, no packets. Requests are counted by [`Seq`], which never wraps and never names two of them.
+//! A ring of the newest `max_dest_rd_atomic` requests, and a window `[cursor, end)` over it whose
+//! answers are due. Pure bookkeeping: no host, no packets. Requests are counted by [`Seq`], which
+//! never wraps and never names two of them.
 
 use roxe_wire::{PathMtu, Psn, RKey, Request, Reth};
 use std::collections::VecDeque;
@@ -77,8 +78,8 @@ pub(crate) struct Entry {
     /// PSNs it occupies, one per response packet.
     pub(crate) packets: u32,
     pub(crate) op: Op,
-    /// An earlier SEND or WRITE asked for an acknowledgement that must leave before this answer: old HCAs do not take a
-    /// READ response for one.
+    /// An earlier SEND or WRITE asked for an acknowledgement that must leave before this answer:
+    /// old HCAs do not take a READ response for one.
     pub(crate) ack_before: bool,
     /// XRC: the shared receive queue that it named.
     pub(crate) srqn: u32,
@@ -144,15 +145,17 @@ impl ReplayRing {
         self.cursor != self.end
     }
 
-    /// Whether the peer may have one more request here, of `limit`: those answered in full no longer count.
+    /// Whether the peer may have one more request here, of `limit`: those answered in full no
+    /// longer count.
     pub(crate) fn has_room(&self, limit: usize) -> bool {
         self.next_seq() - self.fresh < limit as u64
     }
 
-    /// Takes in a new request, whose answer is due now; the oldest is forgotten when there are more than `limit`.
+    /// Takes in a new request, whose answer is due now; the oldest is forgotten when there are more
+    /// than `limit`.
     ///
-    /// Only an answered one can be forgotten, given [`Self::has_room`]. If it was due again, that is forgotten too: the
-    /// peer could not send a new request without having seen the old answer.
+    /// Only an answered one can be forgotten, given [`Self::has_room`]. If it was due again, that
+    /// is forgotten too: the peer could not send a new request without having seen the old answer.
     pub(crate) fn push(&mut self, entry: Entry, limit: usize) {
         // clause: DUP-RING
         while self.entries.len() >= limit.max(1) {
@@ -184,8 +187,9 @@ impl ReplayRing {
         Some((self.base + at as u64, *self.entries.get(at)?))
     }
 
-    /// The oldest request newer than the old packet `psn`, and its first PSN. `e_psn` is the expected one: age is counted
-    /// back from there, so that requests from before the last wrap of the PSN do not look new.
+    /// The oldest request newer than the old packet `psn`, and its first PSN. `e_psn` is the
+    /// expected one: age is counted back from there, so that requests from before the last wrap of
+    /// the PSN do not look new.
     pub(crate) fn oldest_after(&self, psn: Psn, e_psn: Psn) -> Option<(Seq, Psn)> {
         let age = |psn: Psn| e_psn.sub(psn.get()).get();
         let newer = self.entries.iter().rev().take_while(|entry| age(entry.psn) < age(psn)).count();
@@ -195,8 +199,9 @@ impl ReplayRing {
 
     /// Answers request `seq` again, a READ from where `job` starts.
     ///
-    /// Answers leave in the order of PSNs, so whatever is due after it stays due: a newer one widens the window, an older
-    /// one moves its start back, and one inside the window will be answered anyway.
+    /// Answers leave in the order of PSNs, so whatever is due after it stays due: a newer one
+    /// widens the window, an older one moves its start back, and one inside the window will be
+    /// answered anyway.
     // clause: DUP-READ-RANGE
     pub(crate) fn replay(&mut self, seq: Seq, job: Option<ReadJob>) {
         let restarts =

@@ -1,7 +1,9 @@
-//! What a reliable responder owes its peer, and the packets that pay it, strictly in the order of PSNs.
+//! What a reliable responder owes its peer, and the packets that pay it, strictly in the order of
+//! PSNs.
 //!
-//! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per `poll_transmit`, for the
-//! newest request executed. May touch [`Shared`], the host's memory and the batch.
+//! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per
+//! `poll_transmit`, for the newest request executed. May touch [`Shared`], the host's memory and
+//! the batch.
 
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxReason, TxRoom, TxState};
 use crate::qp::refusal::{Answer, Refusal};
@@ -82,7 +84,8 @@ impl Replies {
         (self.bounded, self.nak, self.ack) = (None, None, false);
     }
 
-    /// Forgets what is owed, unless a fatal NAK is: that one is still sent, behind the answers before it.
+    /// Forgets what is owed, unless a fatal NAK is: that one is still sent, behind the answers
+    /// before it.
     pub(crate) fn abandon(&mut self) {
         // clause: NAK-FATAL
         if !self.nak.is_some_and(|nak| nak.fatal) {
@@ -107,7 +110,8 @@ impl Replies {
         self.ack = true;
     }
 
-    /// The request expected next came after all: a NAK about it that is not sent yet has no meaning any more.
+    /// The request expected next came after all: a NAK about it that is not sent yet has no meaning
+    /// any more.
     pub(crate) fn withdraw_nak(&mut self) {
         self.nak = None;
     }
@@ -122,7 +126,8 @@ impl Replies {
         self.nak = Some(Nak { psn, syndrome, fatal });
     }
 
-    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing (IBA §9.7.5).
+    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing (IBA
+    /// §9.7.5).
     pub(crate) fn refuse_gap(&mut self, e_psn: Psn) {
         self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
     }
@@ -146,15 +151,17 @@ impl Replies {
         self.ring.has_room(limit.into())
     }
 
-    /// An accepted READ or what is done once will be answered. An acknowledgement that is due leaves before it.
+    /// An accepted READ or what is done once will be answered. An acknowledgement that is due
+    /// leaves before it.
     pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
         self.ring.push(Entry { psn, packets, op, ack_before, srqn }, limit.into());
     }
 
-    /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and atomics after it. The
-    /// acknowledgement must not reach past those (it would tell the peer that they are lost once more).
+    /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and
+    /// atomics after it. The acknowledgement must not reach past those (it would tell the peer that
+    /// they are lost once more).
     pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
         // clause: DUP-ACK-BOUND
         match self.ring.oldest_after(psn, e_psn) {
@@ -163,8 +170,9 @@ impl Replies {
         }
     }
 
-    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it ends where the original did and
-    /// the key still allows it; otherwise stays silent. Returns whether it will be answered.
+    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it ends where
+    /// the original did and the key still allows it; otherwise stays silent. Returns whether it
+    /// will be answered.
     pub(crate) fn read_again<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
         let Some((seq, entry)) = self.ring.find(psn) else { return false };
         let Op::Read(original) = entry.op else { return false };
@@ -182,7 +190,8 @@ impl Replies {
         true
     }
 
-    /// What is done once came again: its answer is sent again, and that is all. Returns whether it is still known.
+    /// What is done once came again: its answer is sent again, and that is all. Returns whether it
+    /// is still known.
     pub(crate) fn once_again(&mut self, psn: Psn, kind: OnceKind) -> bool {
         match self.ring.find(psn) {
             // clause: DUP-ATOMIC, DUP-NONPOSTED
@@ -229,7 +238,8 @@ impl Replies {
         TxState::Drained
     }
 
-    /// Puts more packets from the middle of a READ behind the one that has just left, if the batch joins them.
+    /// Puts more packets from the middle of a READ behind the one that has just left, if the batch
+    /// joins them.
     fn join<H: Host, T: TxBatch>(&mut self, sh: &Shared, host: &mut H, tx: &mut T) {
         let (Some(Due::Read(job)), mtu) = (self.ring.due(), sh.attr.path_mtu.bytes()) else { return };
         let before_last = job.left.saturating_sub(1) / mtu;
@@ -251,7 +261,8 @@ impl Replies {
         self.next_step(e_psn).is_some_and(Step::is_data)
     }
 
-    /// What leaves next. A NAK acknowledges everything before it, so it makes the plain acknowledgement superfluous.
+    /// What leaves next. A NAK acknowledges everything before it, so it makes the plain
+    /// acknowledgement superfluous.
     // clause: ANSWER-ORDER
     fn next_step(&self, e_psn: Psn) -> Option<Step> {
         if let Some(bounded) = self.bounded.filter(|bounded| self.ring.is_answered_before(bounded.until)) {
@@ -278,8 +289,8 @@ impl Replies {
         }
     }
 
-    /// The memory of a READ went away after it was accepted. A first answer turns into a NAK with the PSN that cannot be
-    /// produced and the QP fails; a repeated one just ends.
+    /// The memory of a READ went away after it was accepted. A first answer turns into a NAK with
+    /// the PSN that cannot be produced and the QP fails; a repeated one just ends.
     fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
         // clause: DUP-READ-SILENT
         if job.again {
@@ -315,8 +326,8 @@ enum Sent {
     Unreadable(ReadJob, MemError),
 }
 
-/// Writes the packet of `step`. The credit field always says "no limit": receives may be shared, and requesters of today
-/// rely on RNR NAK.
+/// Writes the packet of `step`. The credit field always says "no limit": receives may be shared,
+/// and requesters of today rely on RNR NAK.
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
     // clause: ACK-NO-LIMIT
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
@@ -344,7 +355,8 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
     }
 }
 
-/// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY like a new one.
+/// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY
+/// like a new one.
 fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: ReadJob, ack: Aeth) -> Sent {
     let (len, last) = job.next_len(sh.attr.path_mtu);
     // clause: READ-RESPONSES

@@ -1,7 +1,8 @@
-//! What a request must keep: its place in its message, the rights that it needs, the memory that it names; and how many
-//! PSNs it takes.
+//! What a request must keep: its place in its message, the rights that it needs, the memory that it
+//! names; and how many PSNs it takes.
 //!
-//! Functions of one request and of the message that is open. Touches the host only to ask whether a key allows something.
+//! Functions of one request and of the message that is open. Touches the host only to ask whether a
+//! key allows something.
 
 use crate::cx::Host;
 use crate::qp::refusal::Refusal;
@@ -88,8 +89,8 @@ pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusa
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }
 
-/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88). A FLUSH, which changes nothing, is
-/// checked by doing it.
+/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88). A FLUSH,
+/// which changes nothing, is checked by doing it.
 pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
     // clause: CHECK-KEY
     let checked = match req {

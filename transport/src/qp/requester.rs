@@ -1,14 +1,17 @@
-//! The sending role: which work request and which packet come next, and everything that this must wait for.
+//! The sending role: which work request and which packet come next, and everything that this must
+//! wait for.
 //!
-//! Lives here: the cursors of the send queue. `reliable.rs` has the send loop of RC and XRC, `unreliable.rs` that of UC and
-//! UD, `completer.rs` what responses do to the cursors. Touches the send queue, `segment`, `in_flight`, `retry` and the host.
+//! Lives here: the cursors of the send queue. `reliable.rs` has the send loop of RC and XRC,
+//! `unreliable.rs` that of UC and UD, `completer.rs` what responses do to the cursors. Touches the
+//! send queue, `segment`, `in_flight`, `retry` and the host.
 //!
 //! Three PSNs and three places in the queue, always in this order:
 //!
 //! ```text
 //!   una_psn       oldest PSN not acknowledged, inside the oldest work request (`sq.head`)
 //!   cursor        the next packet to send; behind `sent_psn` only while a retry repeats packets
-//!   sent_psn      PSN after the newest one ever sent; `first_unstarted` is the first work request never started
+//!   sent_psn      PSN after the newest one ever sent; `first_unstarted` is the first work request
+//!                 never started
 //! ```
 
 use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
@@ -27,24 +30,26 @@ use crate::time::Instant;
 use crate::wr::{SendFlags, SendRequest, Sge, WcStatus};
 use roxe_wire::{PathMtu, Psn};
 
-/// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps late packets
-/// recognisable and the bytes of [`InFlight`] within 32 bits.
+/// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps
+/// late packets recognisable and the bytes of [`InFlight`] within 32 bits.
 const MAX_OUTSTANDING: i32 = 1 << 16;
 
-/// Losses do not narrow the window below this many PSNs. It holds several packets that ask for an acknowledgement, so that
-/// losing one of those does not stop everything until the timer runs out.
+/// Losses do not narrow the window below this many PSNs. It holds several packets that ask for an
+/// acknowledgement, so that losing one of those does not stop everything until the timer runs out.
 const MIN_WINDOW: i32 = 64;
 
-/// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at most, see `segment`) and
-/// these must fit the receive buffer of our own socket, which drops silently; two requests keep the peer busy.
+/// Another READ REQUEST is sent while no more than this is still to come. Its answers (128 KiB at
+/// most, see `segment`) and these must fit the receive buffer of our own socket, which drops
+/// silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
 
-/// A request that is posted while this many are under way may wait for others to leave with: a program that keeps that much
-/// under way is after throughput, and acknowledgements are sure to come soon and to take along what waits.
+/// A request that is posted while this many are under way may wait for others to leave with: a
+/// program that keeps that much under way is after throughput, and acknowledgements are sure to
+/// come soon and to take along what waits.
 const MIN_UNDER_WAY: u32 = 16;
 
-/// As many requests, and as many bytes in messages as long as the newest, wait for each other at most: they fit one
-/// segmented send.
+/// As many requests, and as many bytes in messages as long as the newest, wait for each other at
+/// most: they fit one segmented send.
 const MAX_COALESCED: u32 = 32;
 const MAX_COALESCED_BYTES: u32 = 60 << 10;
 
@@ -60,7 +65,8 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Moves behind a packet that takes `span` PSNs, and `sent` as well if none as new has ever left.
+    /// Moves behind a packet that takes `span` PSNs, and `sent` as well if none as new has ever
+    /// left.
     #[inline]
     pub(super) fn step(&mut self, span: u32, sent: &mut Psn) {
         self.psn = self.psn.add(span);
@@ -92,12 +98,14 @@ pub(crate) struct Requester {
     pub(crate) first_unstarted: u32,
     pub(crate) una_psn: Psn,
     pub(crate) sent_psn: Psn,
-    /// READ requests, atomics and whatever else awaits a response, between `una_psn` and the cursor.
+    /// READ requests, atomics and whatever else awaits a response, between `una_psn` and the
+    /// cursor.
     pub(crate) reads_out: u32,
     /// Bytes of READ data that they still have to bring.
     pub(crate) bytes_due: u32,
-    /// PSNs that may be under way. Going back repeats all that was, so a receiver that is too slow for that would only fall
-    /// further behind: a loss halves this, and what is acknowledged widens it again.
+    /// PSNs that may be under way. Going back repeats all that was, so a receiver that is too slow
+    /// for that would only fall further behind: a loss halves this, and what is acknowledged widens
+    /// it again.
     pub(super) window: i32,
     pub(crate) in_flight: InFlight,
     /// What was sent behind the last packet that asked for an acknowledgement.
@@ -105,7 +113,8 @@ pub(crate) struct Requester {
     pub(crate) retry: Retry,
     /// The work request at the cursor failed here; it is reported when all before it are complete.
     pub(crate) fault: Option<WcStatus>,
-    /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet is reserved.
+    /// UC and UD: what this call of `poll_transmit` has sent, and whether room for the next packet
+    /// is reserved.
     pub(crate) burst: u32,
     pub(crate) room_reserved: bool,
     /// In SQD: nothing that was started is left, and this was told.
@@ -282,8 +291,8 @@ impl Requester {
             && self.cursor.psn.distance(self.una_psn) < self.window
     }
 
-    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a local operation when
-    /// everything earlier is.
+    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a local
+    /// operation when everything earlier is.
     fn is_fenced(&self, wqe: &SendWqe) -> bool {
         // clause: SEND-FENCE
         let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
@@ -291,8 +300,9 @@ impl Requester {
         by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe)
     }
 
-    /// READs and atomics wait for a free place at the responder, and READs for room in our own socket. With
-    /// `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn comes.
+    /// READs and atomics wait for a free place at the responder, and READs for room in our own
+    /// socket. With `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn
+    /// comes.
     fn is_read_held(&self, sh: &Shared, wqe: &SendWqe) -> bool {
         // clause: SEND-RD-ATOMIC
         let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
@@ -311,7 +321,8 @@ impl Requester {
         if again { TxReason::Retransmission } else { TxReason::First }
     }
 
-    /// Numbers the work request at the cursor if it starts here. Doing so again gives the same numbers.
+    /// Numbers the work request at the cursor if it starts here. Doing so again gives the same
+    /// numbers.
     pub(crate) fn begin(&mut self, mtu: PathMtu) {
         let Cursor { wqe, packet: 0, psn } = self.cursor else { return };
         if let Some(wqe) = self.sq.get_mut(wqe) {
@@ -377,7 +388,8 @@ impl Requester {
         }
     }
 
-    /// The link takes no packets. Whoever does not empty it is as silent as who does not answer: the ACK timer runs.
+    /// The link takes no packets. Whoever does not empty it is as silent as who does not answer:
+    /// the ACK timer runs.
     // clause: TIMER-LINK-FULL
     pub(crate) fn on_link_full(&mut self, sh: &Shared, now: Instant) {
         if sh.config.service.is_reliable() && self.has_work(sh) {
@@ -385,8 +397,8 @@ impl Requester {
         }
     }
 
-    /// The link that took no packets is being emptied: who has nothing under way that could be answered waits for its turn,
-    /// and not for the peer.
+    /// The link that took no packets is being emptied: who has nothing under way that could be
+    /// answered waits for its turn, and not for the peer.
     pub(crate) fn on_link_moved(&mut self, sh: &Shared, now: Instant) {
         if self.cursor.psn == self.una_psn {
             self.retry.restart(&sh.attr, now);
@@ -415,8 +427,8 @@ impl Requester {
         }
     }
 
-    /// Completes the oldest work request with an error; the QP leaves RTS before the call returns (IBA §10.8.3.2 for RC,
-    /// where the error is fatal; elsewhere only the send queue stops).
+    /// Completes the oldest work request with an error; the QP leaves RTS before the call returns
+    /// (IBA §10.8.3.2 for RC, where the error is fatal; elsewhere only the send queue stops).
     // clause: WC-ORDER
     pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
         if let Some(wqe) = self.sq.pop() {
@@ -428,7 +440,8 @@ impl Requester {
         }
     }
 
-    /// Reads the data of a rendezvous into `sges`, the list of the matched receive, and tells the peer when it is there.
+    /// Reads the data of a rendezvous into `sges`, the list of the matched receive, and tells the
+    /// peer when it is there.
     // clause: TM-RENDEZVOUS
     pub(crate) fn begin_rendezvous(&mut self, sh: &mut Shared, rendezvous: &Rendezvous, sges: &[Sge]) {
         sh.rendezvous_count += 1;

@@ -1,10 +1,11 @@
-//! The receiving side of a QP: requests of the peer are checked in the order of the standard and executed, or refused.
+//! The receiving side of a QP: requests of the peer are checked in the order of the standard and
+//! executed, or refused.
 //!
-//! A request runs through short `check_*` steps, here and in `request_rules.rs`. They change nothing that the application
-//! could see, so that a refused request can come again; the first that fails gives a [`Refusal`], and `refusal.rs` says
-//! what follows. `execution.rs` does what was asked for. Answers are left in [`Replies`].
-//! UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD is in `datagram.rs`.
-//! May touch [`Shared`] and the host.
+//! A request runs through short `check_*` steps, here and in `request_rules.rs`. They change
+//! nothing that the application could see, so that a refused request can come again; the first that
+//! fails gives a [`Refusal`], and `refusal.rs` says what follows. `execution.rs` does what was
+//! asked for. Answers are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its
+//! own rules for PSNs; UD is in `datagram.rs`. May touch [`Shared`] and the host.
 
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
 use crate::qp::attr::QpState;
@@ -97,7 +98,8 @@ impl Responder {
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }
 
-    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so once (IBA §11.6.3).
+    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so
+    /// once (IBA §11.6.3).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.replies.abandon();
         (self.open, self.receiving) = (Open::None, false);
@@ -199,8 +201,9 @@ impl Responder {
         self.note_established(sh);
     }
 
-    /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is dropped in silence
-    /// (IBA §9.7.5), also when the expected packet was there but found no receive.
+    /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is
+    /// dropped in silence (IBA §9.7.5), also when the expected packet was there but found no
+    /// receive.
     // clause: GAP-DROPPED
     fn handle_future(&mut self) -> DropReason {
         // clause: GAP-NAK
@@ -233,7 +236,8 @@ impl Responder {
         DropReason::DuplicateRequest
     }
 
-    /// A request on an unreliable connection: nobody is told anything, what is incomplete is forgotten (IBA §9.8.2).
+    /// A request on an unreliable connection: nobody is told anything, what is incomplete is
+    /// forgotten (IBA §9.8.2).
     ///
     /// # Errors
     /// Why it was not executed.
@@ -251,7 +255,8 @@ impl Responder {
         let in_order = bth.psn == self.progress.e_psn;
         // clause: UC-RESYNC
         self.progress.e_psn = bth.psn.next();
-        // A packet is missing, or the peer starts anew: the receive in use is kept for the next message.
+        // A packet is missing, or the peer starts anew: the receive in use is kept for the next
+        // message.
         // clause: UC-NEW-START
         if !in_order || starts(&req) {
             // clause: UC-RECEIVE-KEPT
@@ -266,8 +271,9 @@ impl Responder {
         })
     }
 
-    /// Tag matching: acknowledges once more what was executed. The message that ends a rendezvous goes out behind this, so
-    /// the program of the peer sees its request complete first, even if the acknowledgement of that was lost.
+    /// Tag matching: acknowledges once more what was executed. The message that ends a rendezvous
+    /// goes out behind this, so the program of the peer sees its request complete first, even if
+    /// the acknowledgement of that was lost.
     // clause: TM-RENDEZVOUS-ORDER
     pub(crate) fn confirm_requests(&mut self) {
         self.replies.acknowledge();
@@ -310,8 +316,8 @@ impl Responder {
         self.execute(sh, host, incoming)
     }
 
-    /// What comes from the middle of a long message, whole packets, and passes every check. What does not is left to one check
-    /// after the other.
+    /// What comes from the middle of a long message, whole packets, and passes every check. What
+    /// does not is left to one check after the other.
     #[inline(always)]
     fn go_on<H: Host>(
         &mut self,
@@ -334,8 +340,8 @@ impl Responder {
         }
     }
 
-    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate only for its last; what
-    /// has an answer of its own needs room to be remembered (IBA §9.7.5).
+    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate
+    /// only for its last; what has an answer of its own needs room to be remembered (IBA §9.7.5).
     fn check_resource<H: Host>(
         &mut self,
         sh: &Shared,
@@ -456,7 +462,8 @@ impl Responder {
         reaction.reason
     }
 
-    /// The application hears of a fatal refusal by the receive in use, or else by an event (IBA §9.9.3).
+    /// The application hears of a fatal refusal by the receive in use, or else by an event (IBA
+    /// §9.9.3).
     fn report<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal, reaction: Reaction) {
         if self.receiving {
             let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));

@@ -1,8 +1,8 @@
-//! How often to try again and how long to wait: the retry counters and the one timer of a requester; and what is counted
-//! of it for people.
+//! How often to try again and how long to wait: the retry counters and the one timer of a
+//! requester; and what is counted of it for people.
 //!
-//! The timer runs either for an acknowledgement or, after an RNR NAK, until the responder wants to be asked again; never
-//! for both (IBA §9.7.5.2.8). Touches `time` and the attributes.
+//! The timer runs either for an acknowledgement or, after an RNR NAK, until the responder wants to
+//! be asked again; never for both (IBA §9.7.5.2.8). Touches `time` and the attributes.
 
 use crate::qp::attr::QpAttr;
 use crate::time::{Instant, ack_timeout, rnr_wait};
@@ -11,13 +11,15 @@ use core::time::Duration;
 /// The value of `rnr_retry` that means "for ever".
 const RNR_FOREVER: u8 = 7;
 
-/// The shortest ACK timeout. A responder here is a thread that may have to be scheduled first, so the microseconds that
-/// small codes ask for would only ever produce retries; hardware rounds small codes up too.
+/// The shortest ACK timeout. A responder here is a thread that may have to be scheduled first, so
+/// the microseconds that small codes ask for would only ever produce retries; hardware rounds small
+/// codes up too.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 10);
 
-/// From the third timeout in a row on they are longer, up to four times the first, as far as this: what an overloaded machine
-/// may take to schedule the responder. With the usual code 14 and seven retries a peer has 1.5 s instead of 0.5; where 17
-/// threads shared a processor, one waited 0.23 s for its turn.
+/// From the third timeout in a row on they are longer, up to four times the first, as far as this:
+/// what an overloaded machine may take to schedule the responder. With the usual code 14 and seven
+/// retries a peer has 1.5 s instead of 0.5; where 17 threads shared a processor, one waited 0.23 s
+/// for its turn.
 const PATIENT_ACK_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// What the timer runs for.
@@ -33,8 +35,9 @@ pub(crate) enum Timer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
 
-/// What a queue pair met of losses and of receivers that were not ready since it was last asked, named as hardware
-/// counters are. A message that fails by them in the end counts like one that does not.
+/// What a queue pair met of losses and of receivers that were not ready since it was last asked,
+/// named as hardware counters are. A message that fails by them in the end counts like one that
+/// does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetryCounts {
     /// NAKs of the peer that tell of a gap.
@@ -50,7 +53,8 @@ pub struct RetryCounts {
 }
 
 impl RetryCounts {
-    /// Whether nothing was counted. Every visit asks; to compare with an empty one took four times the instructions.
+    /// Whether nothing was counted. Every visit asks; to compare with an empty one took four times
+    /// the instructions.
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         let Self { packet_seq_err, implied_nak_seq_err, rnr_nak_retry_err, local_ack_timeout_err, send_rnr_err } = self;
@@ -66,7 +70,8 @@ pub(crate) struct Retry {
     /// Timeouts since something was acknowledged.
     silent: u8,
     timer: Option<(Timer, Instant)>,
-    /// A NAK made us go back and nothing was acknowledged since: more news of the same loss are old news.
+    /// A NAK made us go back and nothing was acknowledged since: more news of the same loss are old
+    /// news.
     went_back: bool,
 }
 
@@ -84,7 +89,8 @@ impl Retry {
         self.silent = 0;
     }
 
-    /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is `outstanding`.
+    /// Something was acknowledged: reloads the counters, and restarts the ACK timer if more is
+    /// `outstanding`.
     // clause: TIMER-RESTART
     pub(crate) fn on_progress(&mut self, attr: &QpAttr, now: Instant, outstanding: bool) {
         self.reload(attr);
@@ -120,7 +126,8 @@ impl Retry {
         longer.min(PATIENT_ACK_TIMEOUT).max(first)
     }
 
-    /// A NAK, written or implied, tells of a loss: uses up a retry. `Ok(false)` when that loss is being repaired already.
+    /// A NAK, written or implied, tells of a loss: uses up a retry. `Ok(false)` when that loss is
+    /// being repaired already.
     pub(crate) fn on_loss(&mut self) -> Result<bool, Exhausted> {
         // clause: NAK-ONCE
         if self.went_back {

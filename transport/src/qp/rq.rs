@@ -1,7 +1,9 @@
-//! The receive queue of a QP: its own ring of receives, or the one it took from a shared queue; and how each ends.
+//! The receive queue of a QP: its own ring of receives, or the one it took from a shared queue; and
+//! how each ends.
 //!
-//! The oldest receive is the *current* one: messages are scattered into it, and it stays where it is until it
-//! completes. So asking for a receive changes nothing that the application could see. May touch [`Shared`] and the host.
+//! The oldest receive is the *current* one: messages are scattered into it, and it stays where it
+//! is until it completes. So asking for a receive changes nothing that the application could see.
+//! May touch [`Shared`] and the host.
 
 use crate::cx::{Host, MemError, RxPayload, Side};
 use crate::qp::error::PostError;
@@ -26,8 +28,8 @@ impl Slot {
     }
 }
 
-/// The QP's own receives: a ring whose arrays are reserved whole at the first post and filled in the first lap, so that
-/// an idle QP costs no memory and a busy one does not allocate.
+/// The QP's own receives: a ring whose arrays are reserved whole at the first post and filled in
+/// the first lap, so that an idle QP costs no memory and a busy one does not allocate.
 #[derive(Debug)]
 struct Ring {
     slots: Vec<Slot>,
@@ -108,7 +110,8 @@ impl SrqReceive {
         Some(Slot::new(wr_id, &self.sges))
     }
 
-    /// Takes the receive for a message that begins with `first`, matched by its tag; `may_read` as for [`TagMatch::of`].
+    /// Takes the receive for a message that begins with `first`, matched by its tag; `may_read` as
+    /// for [`TagMatch::of`].
     fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, TagMatch)> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
@@ -176,7 +179,8 @@ impl RecvQueue {
         matches!(self.source, Source::Shared(_))
     }
 
-    /// Queues a receive. A QP with a shared queue has no queue of its own (`man ibv_post_recv`: `EINVAL`).
+    /// Queues a receive. A QP with a shared queue has no queue of its own (`man ibv_post_recv`:
+    /// `EINVAL`).
     pub(crate) fn post(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         match &mut self.source {
             Source::Own(ring) => ring.push(req.wr_id, req.sges),
@@ -202,7 +206,8 @@ impl RecvQueue {
         }
     }
 
-    /// As [`RecvQueue::acquire`] for a message that begins with `first`: a tag-matching queue looks at its header.
+    /// As [`RecvQueue::acquire`] for a message that begins with `first`: a tag-matching queue looks
+    /// at its header.
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
             Source::Shared(taken) if self.matches_tags && !self.starved && taken.slot.is_none() => {
@@ -254,8 +259,8 @@ impl RecvQueue {
         host.scatter(Side::Recv, sges, offset, data)
     }
 
-    /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are filled in here, and every
-    /// error counts as solicited (`man ibv_req_notify_cq`).
+    /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are
+    /// filled in here, and every error counts as solicited (`man ibv_req_notify_cq`).
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
@@ -274,7 +279,8 @@ impl RecvQueue {
         true
     }
 
-    /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag adds.
+    /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag
+    /// adds.
     fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
         self.skipped = 0;
         let tag_match = core::mem::take(&mut self.tag_match);

@@ -1,12 +1,13 @@
 //! Messages into packets, as pure functions: how many, which part of the payload, which request.
 //!
-//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire` and `wr`.
+//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire`
+//! and `wr`.
 
 use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendOp};
 use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
 
-/// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence of requests, so that
-/// the answers never outrun the receive buffer of our own socket.
+/// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence
+/// of requests, so that the answers never outrun the receive buffer of our own socket.
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
@@ -65,8 +66,9 @@ impl Place {
     }
 }
 
-/// Packet after the last one that a READ REQUEST for packet `index` of a READ covers. Requests end at fixed places also
-/// when a retry starts one in its middle, so that a retry always asks for a tail of the original (IBA §9.7.5.1.3).
+/// Packet after the last one that a READ REQUEST for packet `index` of a READ covers. Requests end
+/// at fixed places also when a retry starts one in its middle, so that a retry always asks for a
+/// tail of the original (IBA §9.7.5.1.3).
 pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
     let chunk = READ_CHUNK_PACKETS.min(READ_CHUNK_BYTES >> shift(mtu));
     ((index / chunk + 1) * chunk).min(packets)
@@ -81,8 +83,8 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
     Reth { va: whole.va.wrapping_add(u64::from(from)), dma_len, ..whole }
 }
 
-/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything. `None`: nothing of a local
-/// operation leaves.
+/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
+/// `None`: nothing of a local operation leaves.
 // clause: SEND-TAIL
 #[inline]
 pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request> {

@@ -1,4 +1,5 @@
-//! How send work requests complete: those of the program in its completion queue, those of the card where they matter.
+//! How send work requests complete: those of the program in its completion queue, those of the card
+//! where they matter.
 //!
 //! Touches [`Shared`] and the host.
 
@@ -31,7 +32,8 @@ pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
     }
 }
 
-/// The data of a rendezvous is there, or will never be: the receive that matched it completes for the second time.
+/// The data of a rendezvous is there, or will never be: the receive that matched it completes for
+/// the second time.
 // clause: TM-RENDEZVOUS-BROKEN
 fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
     let (status, byte_len, flags) = match status {
@@ -54,7 +56,8 @@ fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
     }
 }
 
-/// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush somebody else's has.
+/// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush
+/// somebody else's has.
 fn fail_fin(sh: &mut Shared, status: WcStatus) {
     // clause: TM-FIN-LOST
     if status != WcStatus::WrFlushErr {

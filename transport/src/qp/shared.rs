@@ -1,4 +1,5 @@
-//! What requester and responder of one QP both read: identity, attributes, state; and what they tell the QP to do next.
+//! What requester and responder of one QP both read: identity, attributes, state; and what they
+//! tell the QP to do next.
 
 use crate::qp::attr::{QpAttr, QpState};
 use crate::qp::congestion::{self, Congestion};
@@ -18,9 +19,11 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// The sending end of an extended reliable connection: every message names a shared receive queue of the peer.
+    /// The sending end of an extended reliable connection: every message names a shared receive
+    /// queue of the peer.
     XrcIni,
-    /// The receiving end of one: it takes receives from the queues of its domain that the messages name.
+    /// The receiving end of one: it takes receives from the queues of its domain that the messages
+    /// name.
     XrcTgt,
     /// Whole Ethernet frames.
     Raw,
@@ -66,10 +69,11 @@ pub struct QpConfig {
     pub srq_max_sge: Option<u32>,
     /// That queue matches tags (RC only). `srq_max_sge` then holds for posted tags too.
     pub tag_matching: bool,
-    /// Bytes of the largest UD payload, which is the port's active MTU; on raw packets of the largest frame.
+    /// Bytes of the largest UD payload, which is the port's active MTU; on raw packets of the
+    /// largest frame.
     pub port_mtu: u32,
-    /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let switches mark our packets
-    /// (RC and UC). `None`: neither.
+    /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let
+    /// switches mark our packets (RC and UC). `None`: neither.
     pub line_rate: Option<NonZeroU64>,
 }
 
@@ -124,8 +128,8 @@ pub(crate) struct Shared {
     pub(crate) send_error: bool,
     /// `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
-    /// Tag matching: the rendezvous that a message has just asked for, whether the data of one has just come, and how many
-    /// are under way.
+    /// Tag matching: the rendezvous that a message has just asked for, whether the data of one has
+    /// just come, and how many are under way.
     pub(crate) rendezvous: Option<Rendezvous>,
     pub(crate) rendezvous_read: bool,
     pub(crate) rendezvous_count: u32,

@@ -1,9 +1,10 @@
-//! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat side arrays.
+//! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat
+//! side arrays.
 //!
-//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. They begin with the first post
-//! that needs them and double as requests pile up, so that thousands of QPs with few requests each stay small; in steady
-//! state nothing allocates. A queue that was empty begins anew with its first place, which is still in the cache.
-//! Touches `wr`.
+//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. They
+//! begin with the first post that needs them and double as requests pile up, so that thousands of
+//! QPs with few requests each stay small; in steady state nothing allocates. A queue that was empty
+//! begins anew with its first place, which is still in the cache. Touches `wr`.
 
 use crate::qp::error::PostError;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
@@ -11,7 +12,8 @@ use crate::qp::tagged::Rendezvous;
 use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
 
-/// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000 QPs occupied 120 MB, not 43.
+/// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000
+/// QPs occupied 120 MB, not 43.
 const FIRST_PLACES: u32 = 4;
 
 /// Where a send work request comes from.
@@ -20,7 +22,8 @@ pub(crate) enum Origin {
     /// The program.
     #[default]
     Program,
-    /// The card, which reads the data of a rendezvous. Its inline bytes are the message to send when that is done.
+    /// The card, which reads the data of a rendezvous. Its inline bytes are the message to send
+    /// when that is done.
     Rendezvous,
     /// The card, which tells the peer that a rendezvous is over.
     Fin,
@@ -85,7 +88,8 @@ impl SendWqe {
         matches!(self.op, SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. })
     }
 
-    /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate can (IBA §9.2.3).
+    /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate
+    /// can (IBA §9.2.3).
     // clause: BTH-SOLICITED
     pub(crate) fn is_solicited(&self) -> bool {
         self.flags.contains(SendFlags::SOLICITED) && !self.awaits_response() && !matches!(self.op, SendOp::Write { .. })
@@ -114,7 +118,8 @@ pub(crate) enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind of payload.
+/// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind
+/// of payload.
 #[derive(Debug)]
 struct SideArray<T> {
     items: Vec<T>,
@@ -144,7 +149,8 @@ impl<T: Copy> SideArray<T> {
         self.items.get(start..start + len).unwrap_or(&[])
     }
 
-    /// In a ring of `slots` entries that of `slot` becomes the first one, and those before it the last ones.
+    /// In a ring of `slots` entries that of `slot` becomes the first one, and those before it the
+    /// last ones.
     fn turn(&mut self, slot: usize, slots: usize) {
         if let Some(&filler) = self.items.first() {
             self.items.resize(slots * self.width, filler);
@@ -289,7 +295,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a READ of the card into `sges`; the message for the end is kept beside it. There is a place for it.
+    /// Appends a READ of the card into `sges`; the message for the end is kept beside it. There is
+    /// a place for it.
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
         let slot = self.next_slot();
@@ -302,7 +309,8 @@ impl SendQueue {
         self.internal += 1;
     }
 
-    /// Removes the oldest entry, a READ of the card, and appends the message that tells the peer that it is done.
+    /// Removes the oldest entry, a READ of the card, and appends the message that tells the peer
+    /// that it is done.
     pub(crate) fn finish_rendezvous(&mut self) {
         let Some(read) = self.head().copied() else { return };
         let fin: [u8; Tmh::LEN] =

@@ -1,13 +1,15 @@
-//! Tag matching as a responder sees it: what becomes of a message whose first packet has arrived, and how its receive ends.
+//! Tag matching as a responder sees it: what becomes of a message whose first packet has arrived,
+//! and how its receive ends.
 //!
-//! The list of tags is the host's ([`crate::tags`]): the shared queue serves many queue pairs. What lives here is read off
-//! one header. Touches `wr` and the headers.
+//! The list of tags is the host's ([`crate::tags`]): the shared queue serves many queue pairs. What
+//! lives here is read off one header. Touches `wr` and the headers.
 
 use crate::cx::TagFit;
 use crate::wr::{Cqe, MAX_MESSAGE, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 
-/// The longest rendezvous request that the card answers itself, bytes: what the first packet holds at any path MTU.
+/// The longest rendezvous request that the card answers itself, bytes: what the first packet holds
+/// at any path MTU.
 pub const MAX_RENDEZVOUS_REQUEST: u32 = 256;
 
 /// Rendezvous that one QP has under way at most; later ones are left to the program.
@@ -45,14 +47,17 @@ pub(crate) enum TagMatch {
     },
     /// The data behind the header lands in a posted tag.
     Matched(TmInfo),
-    /// A posted tag wants the data that the peer keeps, and the card reads it: the message itself goes nowhere.
+    /// A posted tag wants the data that the peer keeps, and the card reads it: the message itself
+    /// goes nowhere.
     Rendezvous(Rendezvous),
-    /// A posted tag wants data that the peer keeps, but the card cannot read it: the posted tag gets what is behind the header, and the program reads the data.
+    /// A posted tag wants data that the peer keeps, but the card cannot read it: the posted tag
+    /// gets what is behind the header, and the program reads the data.
     Incomplete(TmInfo),
 }
 
 impl TagMatch {
-    /// What becomes of a message that begins with `first`, which fits `fit` into a receive of `room` bytes.
+    /// What becomes of a message that begins with `first`, which fits `fit` into a receive of
+    /// `room` bytes.
     ///
     /// `may_read`: `first` is the whole message, and the card can read data from the peer now.
     pub(crate) fn of(first: &[u8], fit: TagFit, room: u64, may_read: bool) -> Self {

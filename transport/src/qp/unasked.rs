@@ -1,4 +1,5 @@
-//! When an RC sender asks for an acknowledgement in the middle of a message. Knows numbers, nothing else.
+//! When an RC sender asks for an acknowledgement in the middle of a message. Knows numbers, nothing
+//! else.
 
 /// Packets after which an acknowledgement is asked for, also where they count for few bytes.
 const ASK_PACKETS: i32 = 64;
@@ -13,8 +14,9 @@ pub(super) struct Unasked {
 }
 
 impl Unasked {
-    /// Whether a packet of `bytes` more is to ask, when `window` PSNs may be under way. A quarter of them, so that losing
-    /// one packet that asks does not stop everything until the timer runs out.
+    /// Whether a packet of `bytes` more is to ask, when `window` PSNs may be under way. A quarter
+    /// of them, so that losing one packet that asks does not stop everything until the timer runs
+    /// out.
     pub(super) fn is_enough(&self, bytes: u32, window: i32) -> bool {
         self.bytes + bytes >= self.limit || self.packets + 1 >= ASK_PACKETS.min(window / 4)
     }

@@ -1,4 +1,5 @@
-//! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing comes back.
+//! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing
+//! comes back.
 
 use crate::cx::{Host, TxBatch};
 use crate::qp::outgoing::{Departing, Outgoing, Put};
@@ -66,8 +67,8 @@ impl Requester {
         Ok(Datagram { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
 
-    /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3 only says that nothing is
-    /// sent; hardware reports a local length error).
+    /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3
+    /// only says that nothing is sent; hardware reports a local length error).
     fn next_ud(&mut self, sh: &Shared) -> Result<Datagram, WcStatus> {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
@@ -83,8 +84,8 @@ impl Requester {
     }
 }
 
-/// The Q_Key for a datagram: what the request says, or the QP's own if that has its top bit set (IBA §10.2.5). QP1 always
-/// uses the well-known key.
+/// The Q_Key for a datagram: what the request says, or the QP's own if that has its top bit set
+/// (IBA §10.2.5). QP1 always uses the well-known key.
 fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     match asked {
         // clause: UD-QKEY-GSI

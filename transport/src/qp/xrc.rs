@@ -1,9 +1,10 @@
 //! XRC: every request names a shared receive queue, and one of another process is executed there.
 //!
-//! The target keeps the connection: it puts requests in order, checks what the queue pair allows, remembers and answers.
-//! In the process of the queue there is a *proxy target*, with which nobody is connected. It is handed one request at a
-//! time and says what came of it; it keeps what belongs to the queue, the receive in use above all. The hosts carry
-//! requests and outcomes between the two. May touch [`Shared`] and the host.
+//! The target keeps the connection: it puts requests in order, checks what the queue pair allows,
+//! remembers and answers. In the process of the queue there is a *proxy target*, with which nobody
+//! is connected. It is handed one request at a time and says what came of it; it keeps what belongs
+//! to the queue, the receive in use above all. The hosts carry requests and outcomes between the
+//! two. May touch [`Shared`] and the host.
 
 use crate::cx::{Host, RxPayload, SrqPlace};
 use crate::qp::admission::check_request;
@@ -18,8 +19,8 @@ use crate::qp::shared::{QpEvents, Service, Shared};
 use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
 
 impl Qp {
-    /// The shared queue that `packet` names, if it is the request that this XRC target expects next and nothing here stands
-    /// against it. The host looks where the queue is.
+    /// The shared queue that `packet` names, if it is the request that this XRC target expects next
+    /// and nothing here stands against it. The host looks where the queue is.
     pub fn next_request_for(&self, net: &NetHeader, packet: &Packet<'_>) -> Option<u32> {
         let Kind::XrcRequest(XrcEth(srqn), req) = &packet.header.kind else { return None };
         let (sh, psn) = (&self.shared, packet.header.bth.psn);
@@ -31,7 +32,8 @@ impl Qp {
         is_next.then_some(*srqn)
     }
 
-    /// As [`Qp::handle_packet`], for a request that the process of its shared queue has executed, with this outcome.
+    /// As [`Qp::handle_packet`], for a request that the process of its shared queue has executed,
+    /// with this outcome.
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -53,8 +55,8 @@ impl Qp {
         self.responder.open != Open::None
     }
 
-    /// This target is a proxy: executes one request for a target in another process, which keeps order and answers. The
-    /// packet may have any PSN. What it would answer is not sent.
+    /// This target is a proxy: executes one request for a target in another process, which keeps
+    /// order and answers. The packet may have any PSN. What it would answer is not sent.
     pub fn execute_for_other<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> Outcome {
         self.responder.begin_remote_request(packet.header.bth.psn);
         let result = self.handle_packet(host, net, packet);
@@ -103,8 +105,8 @@ impl Responder {
         }
     }
 
-    /// What the queue pair of the connection itself may have against a request: its access flags, and how many requests it
-    /// remembers. The proxy knows neither.
+    /// What the queue pair of the connection itself may have against a request: its access flags,
+    /// and how many requests it remembers. The proxy knows neither.
     fn check_here(&self, sh: &Shared, req: &Request) -> Result<(), Refusal> {
         check_op_valid(sh.attr.access, req)?;
         if has_own_answer(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) {
@@ -113,8 +115,9 @@ impl Responder {
         Ok(())
     }
 
-    /// A request on an extended reliable connection: as [`Responder::handle_request`], but receives, their completions and
-    /// the domain of remote keys are those of the shared queue that the packet names.
+    /// A request on an extended reliable connection: as [`Responder::handle_request`], but
+    /// receives, their completions and the domain of remote keys are those of the shared queue that
+    /// the packet names.
     ///
     /// # Errors
     /// Why it was not executed.

@@ -1,6 +1,7 @@
 //! The packets of one `poll_transmit`, and the buffers they are written into.
 //!
-//! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once there are enough, nothing allocates.
+//! May touch: `cx`, `roxe_wire`. Buffers go round between the pool, a batch and the network: once
+//! there are enough, nothing allocates.
 
 use crate::cx::{PacketNote, TxBatch, TxRoom};
 use crate::wr::Av;
@@ -51,7 +52,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins` them.
+    /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins`
+    /// them.
     pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
@@ -193,7 +195,8 @@ pub fn net_header(av: &Av) -> NetHeader {
     }
 }
 
-/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header` cannot carry `payload`.
+/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header`
+/// cannot carry `payload`.
 pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
     let len = header.padded_len(payload.len());
     let mut bytes = vec![0; len + icrc::LEN];

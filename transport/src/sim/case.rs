@@ -1,12 +1,14 @@
 //! A run as a value and as a text: whoever has the text can repeat the run.
 //!
-//! May touch: the rest of `sim`. The first line of the text says what the world is made of and what is done in it, each
-//! further line is a rule of [`crate::fault`] that says what goes wrong; `qp=#N` there is end number N.
+//! May touch: the rest of `sim`. The first line of the text says what the world is made of and what
+//! is done in it, each further line is a rule of [`crate::fault`] that says what goes wrong;
+//! `qp=#N` there is end number N.
 //!
 //! ```
 //! use roxe_transport::sim::case::Case;
 //!
-//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1 messages=4 max_len=2000 seed=7
+//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1
+//!                   messages=4 max_len=2000 seed=7
 //!                   drop tx qp=#2 nth=3".parse()?;
 //! case.play(&|_| {}).expect("one lost packet breaks no promise");
 //! # Ok::<(), String>(())
@@ -133,7 +135,8 @@ impl Case {
         for &(after, accident) in &self.accidents {
             scenario = scenario.with_accident(after, accident);
         }
-        // Nothing of the scenario is used after a panic but the record, which is never half written.
+        // Nothing of the scenario is used after a panic but the record, which is never half
+        // written.
         let played = catch_unwind(AssertUnwindSafe(|| scenario.play()));
         let result = played.unwrap_or_else(|payload| {
             let (owned, fixed) = (payload.downcast_ref::<String>(), payload.downcast_ref::<&str>());

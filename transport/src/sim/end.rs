@@ -89,7 +89,8 @@ impl End {
         note_drop(dropped, result);
     }
 
-    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken others.
+    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken
+    /// others.
     pub(super) fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
         self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
     }

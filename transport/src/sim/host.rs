@@ -1,7 +1,9 @@
-//! The surroundings of one QP: memory, completion vectors, a shared receive queue, flow control, a clock that is set.
+//! The surroundings of one QP: memory, completion vectors, a shared receive queue, flow control, a
+//! clock that is set.
 //!
-//! May touch: `cx`, `wr`, [`super::memory`]. What a real host would have to trust, this one checks: reservations match
-//! what the QP says it has under way, and nothing is released that was not reserved.
+//! May touch: `cx`, `wr`, [`super::memory`]. What a real host would have to trust, this one checks:
+//! reservations match what the QP says it has under way, and nothing is released that was not
+//! reserved.
 
 use super::memory::VecMemory;
 use crate::cx::{
@@ -14,8 +16,8 @@ use crate::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 use std::collections::VecDeque;
 
-/// Bytes that any packet counts for at least. One that is not a whole message counts for its payload and `HEADERS`, one
-/// that is for twice its payload.
+/// Bytes that any packet counts for at least. One that is not a whole message counts for its
+/// payload and `HEADERS`, one that is for twice its payload.
 pub const LEAST_CHARGE: u32 = 832;
 /// Bytes that the headers of a packet count for.
 const HEADERS: u32 = 96;
@@ -33,7 +35,8 @@ struct SharedRecv {
     count: usize,
 }
 
-/// A shared receive queue with its limit, kept by the host (IBA §11.6.3: the event is raised once, then disarmed).
+/// A shared receive queue with its limit, kept by the host (IBA §11.6.3: the event is raised once,
+/// then disarmed).
 #[derive(Debug, Default)]
 pub struct Srq {
     ring: VecDeque<SharedRecv>,
@@ -86,7 +89,8 @@ pub struct Flow {
     pub in_run: u32,
     /// Bytes reserved and not released.
     pub reserved: u32,
-    /// Bytes that other QPs of this node have reserved towards the same receiver; they share the limit.
+    /// Bytes that other QPs of this node have reserved towards the same receiver; they share the
+    /// limit.
     pub others: u32,
     /// Largest `reserved` seen.
     pub peak: u32,

@@ -1,13 +1,15 @@
 //! A link: time to travel, time to be sent, a queue that overflows, and congestion marks.
 //!
-//! May touch: `time` and `roxe_wire`. A link sends one packet after the other, so the instant when it will be free says
-//! everything about its queue: what lies between now and then, times the bandwidth, is waiting.
+//! May touch: `time` and `roxe_wire`. A link sends one packet after the other, so the instant when
+//! it will be free says everything about its queue: what lies between now and then, times the
+//! bandwidth, is waiting.
 
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::{ECN, NetHeader};
 
-/// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP header.
+/// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP
+/// header.
 const AROUND_IPV4: usize = 8 + 14 + 4 + 12 + 20 + 8;
 /// An IPv6 header is this much longer.
 const IPV6_MORE: usize = 20;
@@ -78,8 +80,8 @@ impl Link {
         Self { spec, ..Self::default() }
     }
 
-    /// Takes a packet with a UDP payload of `len` bytes in. Returns when it arrives at the other end, or `None` when the
-    /// queue was full; `net` may get a congestion mark.
+    /// Takes a packet with a UDP payload of `len` bytes in. Returns when it arrives at the other
+    /// end, or `None` when the queue was full; `net` may get a congestion mark.
     pub fn carry(&mut self, now: Instant, net: &mut NetHeader, len: usize) -> Option<Instant> {
         let Some(bandwidth) = self.spec.bandwidth else {
             self.tally.carried += 1;

@@ -1,7 +1,7 @@
 //! Registered memory made of vectors: keys, protection domains, rights, and faults on demand.
 //!
-//! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by byte, so that a
-//! state machine that asks for the wrong thing is found out.
+//! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by
+//! byte, so that a state machine that asks for the wrong thing is found out.
 
 use crate::cx::{AtomicOp, MemError, Memory, RxPayload, Side, TxRoom};
 use crate::wr::{Access, Bind, Sge};
@@ -162,7 +162,8 @@ impl VecMemory {
         Ok(&mut region.bytes[usize::try_from(start).expect("in range")..usize::try_from(end).expect("in range")])
     }
 
-    /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its place in the data.
+    /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its
+    /// place in the data.
     fn walk(
         &mut self,
         sges: &[Sge],

@@ -1,18 +1,21 @@
-//! A world for queue pairs in a test: memory, network with faults, virtual time. No I/O, no clock, no threads.
+//! A world for queue pairs in a test: memory, network with faults, virtual time. No I/O, no clock,
+//! no threads.
 //!
 //! Lives here, behind the feature `sim`:
 //! * [`rng`]: where decisions come from, a seed or a fuzz input;
 //! * [`memory`], [`host`]: what one QP reaches ([`crate::cx::Host`]) over vectors;
-//! * [`link`], [`topology`], [`wire`]: the network, packets as sealed bytes, faults as rules ([`crate::fault`]);
-//! * [`setup`], [`end`], [`world`]: connected queue pairs on nodes, that run until nothing is due; [`pair`] is the smallest
-//!   world;
+//! * [`link`], [`topology`], [`wire`]: the network, packets as sealed bytes, faults as rules
+//!   ([`crate::fault`]);
+//! * [`setup`], [`end`], [`world`]: connected queue pairs on nodes, that run until nothing is due;
+//!   [`pair`] is the smallest world;
 //! * [`promise`]: what is checked after every step, and the report of what is broken;
 //! * [`random`]: setups and faults by chance;
 //! * [`scenario`]: random work on a world, and the judge of what comes out;
-//! * [`case`], [`shrink`]: a run as a text that repeats it, and the smallest such text that still fails.
+//! * [`case`], [`shrink`]: a run as a text that repeats it, and the smallest such text that still
+//!   fails.
 //!
-//! Everything is deterministic: the same seed gives the same packets at the same instants. These modules are judges, so
-//! unlike the rest of the crate they may panic when they are used wrongly.
+//! Everything is deterministic: the same seed gives the same packets at the same instants. These
+//! modules are judges, so unlike the rest of the crate they may panic when they are used wrongly.
 
 pub mod batch;
 pub mod case;

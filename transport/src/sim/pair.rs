@@ -1,6 +1,7 @@
 //! The smallest world: two queue pairs A and B, for tests that look at packets one by one.
 //!
-//! May touch: [`super::world`]. Here a broken promise panics, so that a script need not mention any.
+//! May touch: [`super::world`]. Here a broken promise panics, so that a script need not mention
+//! any.
 
 use super::end::End;
 use super::promise::Broken;
@@ -135,7 +136,8 @@ impl<C: Choices> Pair<C> {
         self.act(|world| world.step_for(time));
     }
 
-    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when there is none.
+    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
+    /// there is none.
     ///
     /// # Panics
     /// When a promise is broken.
@@ -151,7 +153,8 @@ impl<C: Choices> Pair<C> {
         self.act(World::transmit_ready);
     }
 
-    /// Sends everything `who` wants to send now, until a full batch keeps its link busy (see [`Setup::stall`]).
+    /// Sends everything `who` wants to send now, until a full batch keeps its link busy (see
+    /// [`Setup::stall`]).
     ///
     /// # Panics
     /// When a promise is broken.
@@ -185,7 +188,8 @@ impl<C: Choices> Pair<C> {
         assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
     }
 
-    /// Hands the payload of a UDP datagram, whose ICRC is not looked at, to `to`. Returns whether it is a packet at all.
+    /// Hands the payload of a UDP datagram, whose ICRC is not looked at, to `to`. Returns whether
+    /// it is a packet at all.
     ///
     /// # Panics
     /// When a promise is broken.

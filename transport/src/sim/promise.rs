@@ -1,7 +1,7 @@
 //! What a queue pair promises, and the report of a broken promise.
 //!
-//! May touch: `time`. Judges return a [`Broken`] instead of panicking, so that a run can be repeated with less in it
-//! until nothing can be left out.
+//! May touch: `time`. Judges return a [`Broken`] instead of panicking, so that a run can be
+//! repeated with less in it until nothing can be left out.
 
 use crate::time::Instant;
 use core::fmt;
@@ -9,17 +9,19 @@ use core::fmt;
 /// What every run must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Promise {
-    /// A work request completes at most once, in order, exactly once if nothing fails, and as what it was.
+    /// A work request completes at most once, in order, exactly once if nothing fails, and as what
+    /// it was.
     Completions,
     /// What succeeded brought exactly the right bytes to exactly the right place.
     Bytes,
-    /// PSNs stay in their windows and never go back: never more than 2^23 outstanding, nothing acknowledged that did not
-    /// arrive, nothing sent or answered outside.
+    /// PSNs stay in their windows and never go back: never more than 2^23 outstanding, nothing
+    /// acknowledged that did not arrive, nothing sent or answered outside.
     Windows,
-    /// Room at the peer that a QP holds is room for packets under way: none leaks, none is held by the dead, and together
-    /// all stay within the window.
+    /// Room at the peer that a QP holds is room for packets under way: none leaks, none is held by
+    /// the dead, and together all stay within the window.
     Credit,
-    /// A timer runs only while something is waited for, and a deadline that was handled is not due again.
+    /// A timer runs only while something is waited for, and a deadline that was handled is not due
+    /// again.
     Timers,
     /// A QP in the error state says nothing but its last NAK; one without work says nothing at all.
     Silence,

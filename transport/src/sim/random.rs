@@ -12,8 +12,8 @@ use core::time::Duration;
 
 /// A random setup for `service`, with random faults up to `worst` per thousand of each kind.
 ///
-/// A `hardy` pair has all retries there are, and faults pause before they are spent: everything can succeed. Any other
-/// has as few as it happens to get.
+/// A `hardy` pair has all retries there are, and faults pause before they are spent: everything can
+/// succeed. Any other has as few as it happens to get.
 pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut choices: C) -> Pair<C> {
     let mut setup = random_setup(service, &mut choices);
     if !hardy {
@@ -60,7 +60,8 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         sq_sig_all: choices.chance(300),
         access: base.access | Access::FLUSH_GLOBAL,
         srq: service == Service::Rc && choices.chance(250),
-        // Near the end of the number space in half of the runs, so that wrap-around is the common case.
+        // Near the end of the number space in half of the runs, so that wrap-around is the common
+        // case.
         psn: [psn(choices), psn(choices)],
         timeout: choices.between(8, 12) as u8,
         min_rnr_timer: choices.between(1, 12) as u8,

@@ -1,7 +1,7 @@
 //! How often a requester went back to the same place, read off the packets it sends.
 //!
-//! Touches packets as bytes only. A network that pauses its faults for a requester that is stuck never spends a bounded
-//! `retry_cnt` by bad luck, so a scenario may ask that everything succeeds.
+//! Touches packets as bytes only. A network that pauses its faults for a requester that is stuck
+//! never spends a bounded `retry_cnt` by bad luck, so a scenario may ask that everything succeeds.
 
 use roxe_wire::Psn;
 
@@ -23,7 +23,8 @@ impl Rewinds {
     /// New PSNs that must pass before faults may resume.
     const FRESH: u32 = 32;
 
-    /// Notes one packet; responses (RC opcodes 0x0d..=0x12) and congestion notices (0x81) are no business of a requester.
+    /// Notes one packet; responses (RC opcodes 0x0d..=0x12) and congestion notices (0x81) are no
+    /// business of a requester.
     pub(super) fn on_packet(&mut self, bytes: &[u8]) {
         let psn = match *bytes {
             [0x0d..=0x12 | 0x81, ..] => return,

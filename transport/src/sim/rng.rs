@@ -2,10 +2,11 @@
 //!
 //! Both speak through [`Choices`], so one scenario serves simulation and fuzzing. Touches nothing.
 
-/// A source of decisions. 0 is always the plainest choice, so that an exhausted fuzz input ends calmly.
+/// A source of decisions. 0 is always the plainest choice, so that an exhausted fuzz input ends
+/// calmly.
 pub trait Choices: Sized {
-    /// A second source that this one no longer has a say in, so that what is decided there does not depend on how many
-    /// decisions were taken here.
+    /// A second source that this one no longer has a say in, so that what is decided there does not
+    /// depend on how many decisions were taken here.
     fn fork(&mut self) -> Self;
 
     /// A number in `0..n`; 0 when `n` is 0.
@@ -119,7 +120,8 @@ mod tests {
 
     #[test]
     fn the_generator_is_splitmix64() {
-        // First outputs for seed 1234567, as published with the algorithm (Steele, Lea, Flood 2014).
+        // First outputs for seed 1234567, as published with the algorithm (Steele, Lea, Flood
+        // 2014).
         let mut rng = Rng::new(1_234_567);
         assert_eq!([rng.next(), rng.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
     }

@@ -1,18 +1,24 @@
 //! Random work on a world, and the judge of what comes out.
 //!
-//! May touch: the rest of `sim`. One scenario serves the simulation (decisions from a seed, everything must succeed) and
-//! the fuzzer (decisions from its input, mishaps allowed). What each connection does is decided apart from the others and
-//! apart from time, so that it stays the same when something is left out. What is judged, besides the promises that every
-//! step is held to:
-//! * every work request completes at most once, in posting order, and exactly once when nothing goes wrong;
-//! * a successful receive, READ or atomic delivered exactly the right bytes and no byte beyond them;
-//! * RC delivers every message once and in order, and remote memory ends as if every operation ran once, in order;
-//! * XRC does the same for each of the shared queues that messages name, and only one end of a connection sends;
+//! May touch: the rest of `sim`. One scenario serves the simulation (decisions from a seed,
+//! everything must succeed) and the fuzzer (decisions from its input, mishaps allowed). What each
+//! connection does is decided apart from the others and apart from time, so that it stays the same
+//! when something is left out. What is judged, besides the promises that every step is held to:
+//! * every work request completes at most once, in posting order, and exactly once when nothing
+//!   goes wrong;
+//! * a successful receive, READ or atomic delivered exactly the right bytes and no byte beyond
+//!   them;
+//! * RC delivers every message once and in order, and remote memory ends as if every operation ran
+//!   once, in order;
+//! * XRC does the same for each of the shared queues that messages name, and only one end of a
+//!   connection sends;
 //! * UC and UD deliver a message whole and right or not at all.
 
 mod judge;
 mod post;
+mod slots;
 
+use self::slots::{room, slot_size};
 use super::host::{SRQ_MAX_SGE, XrcQueue};
 use super::memory::Mr;
 use super::pair::Pair;
@@ -29,12 +35,8 @@ use core::time::Duration;
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::collections::VecDeque;
 
-/// Guard bytes behind each landing slot; they must stay as they are.
-const GUARD: u32 = 16;
 /// What a landing slot holds before anything lands.
 const UNTOUCHED: u8 = 0x5a;
-/// Bytes of GRH before a datagram.
-const GRH_LEN: u32 = 40;
 /// Numbers of the shared queues of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
 /// Key of the one window that an end opens.
@@ -51,7 +53,8 @@ pub struct Work {
     pub messages: u32,
     /// Longest message, bytes.
     pub max_len: u32,
-    /// Work requests may be wrong, QPs may be moved between states: only "at most once, in order, right" is judged.
+    /// Work requests may be wrong, QPs may be moved between states: only "at most once, in order,
+    /// right" is judged.
     pub mishaps: bool,
 }
 
@@ -64,7 +67,8 @@ pub struct Report {
     pub sends: u64,
     /// Successful receives.
     pub recvs: u64,
-    /// Timers that ran out: for acknowledgements, after RNR NAKs, for the next packet of a limited rate.
+    /// Timers that ran out: for acknowledgements, after RNR NAKs, for the next packet of a limited
+    /// rate.
     pub timeouts: u64,
     /// Congestion notices that were obeyed.
     pub notices: u64,
@@ -98,7 +102,8 @@ struct Slot {
 #[derive(Debug)]
 enum Expect {
     Nothing,
-    /// These bytes; if `modelled`, as the memory model has it, which holds only while nothing goes wrong.
+    /// These bytes; if `modelled`, as the memory model has it, which holds only while nothing goes
+    /// wrong.
     Bytes {
         slot: Slot,
         data: Vec<u8>,
@@ -115,7 +120,8 @@ struct PostedSend {
 }
 
 impl PostedSend {
-    /// Whether a successful completion says what this request did; lengths matter where data landed.
+    /// Whether a successful completion says what this request did; lengths matter where data
+    /// landed.
     fn is_told_by(&self, cqe: &Cqe) -> bool {
         let landed = if let Expect::Bytes { slot, .. } = self.expect { Some(slot.len) } else { None };
         self.opcode == cqe.opcode && landed.is_none_or(|len| len == cqe.byte_len)
@@ -141,7 +147,8 @@ struct Message {
     queue: usize,
 }
 
-/// Plain writes of a UC peer into its own part of `shared`: they may arrive or not, but never wrong.
+/// Plain writes of a UC peer into its own part of `shared`: they may arrive or not, but never
+/// wrong.
 #[derive(Debug, Clone, Copy)]
 struct UcWrite {
     target: u32,
@@ -442,9 +449,9 @@ impl<C: Choices> Side<C> {
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let everything = Access::LOCAL_WRITE | remote | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let used = u32::from(active);
-        let source = memory.register(used * 4 * room(work), Access::REMOTE_READ);
-        let shared = memory.register(used * 2 * room(work), everything);
-        let sink = memory.register(used * slots * slot_size(work), Access::LOCAL_WRITE);
+        let source = memory.register(used * 4 * room(work.max_len), Access::REMOTE_READ);
+        let shared = memory.register(used * 2 * room(work.max_len), everything);
+        let sink = memory.register(used * slots * slot_size(work.max_len), Access::LOCAL_WRITE);
         Self {
             active,
             // A target has nothing to send with.
@@ -478,18 +485,4 @@ impl<C: Choices> Side<C> {
         self.next_id += 1;
         self.next_id
     }
-}
-
-/// Bytes, more than the longest message has, that regions are made of.
-fn room(work: &Work) -> u32 {
-    (work.max_len + 1).next_multiple_of(1024)
-}
-
-/// Bytes between the starts of two slots.
-fn slot_size(work: &Work) -> u32 {
-    work.max_len.max(8) + GRH_LEN + GUARD
-}
-
-fn range(bytes: &[u8], start: u32, len: u32) -> &[u8] {
-    &bytes[start as usize..(start + len) as usize]
 }

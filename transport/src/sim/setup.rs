@@ -1,6 +1,7 @@
 //! How two QPs are made and connected.
 //!
-//! May touch: the public face of `qp`, [`super::topology`]. A test changes the fields it is about and leaves the rest.
+//! May touch: the public face of `qp`, [`super::topology`]. A test changes the fields it is about
+//! and leaves the rest.
 
 use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;
@@ -119,12 +120,13 @@ pub struct Setup {
     pub access: Access,
     /// Packets that one `poll_transmit` may emit.
     pub batch: usize,
-    /// How often a full batch keeps the link busy for a while, per thousand batches: what arrives meanwhile finds answers
-    /// half sent.
+    /// How often a full batch keeps the link busy for a while, per thousand batches: what arrives
+    /// meanwhile finds answers half sent.
     pub stall: u32,
     /// Its link joins packets, as a ring does.
     pub joins: bool,
-    /// Packets of one size that its link sends at once, for which it goes beyond `flow_limit`; 0: none.
+    /// Packets of one size that its link sends at once, for which it goes beyond `flow_limit`; 0:
+    /// none.
     pub run: u32,
     /// One-way travel time.
     pub latency: Duration,
@@ -132,8 +134,9 @@ pub struct Setup {
     pub flow_limit: Option<u32>,
     /// Rate control up to this many bit/s and packets that may be marked; `None`: neither.
     pub line_rate: Option<NonZeroU64>,
-    /// Packets that come too early wait ([`crate::qp::EarlyPackets`]). Nothing may be lost on the way then, and judges expect
-    /// that every message arrives, also on services without acknowledgements.
+    /// Packets that come too early wait ([`crate::qp::EarlyPackets`]). Nothing may be lost on the
+    /// way then, and judges expect that every message arrives, also on services without
+    /// acknowledgements.
     pub early_wait: bool,
     /// Keep a record of every packet.
     pub log: bool,

@@ -1,8 +1,9 @@
 //! From a run that fails to the smallest one that fails in the same way.
 //!
-//! May touch: [`super::case`] and the faults that the network recorded. What was random in the failing run is first made
-//! explicit, fault by fault; then connections, messages and faults are left out as long as the same promise is broken
-//! (delta debugging: halves first, then ever smaller parts). The result is a [`Case`], whose text repeats it.
+//! May touch: [`super::case`] and the faults that the network recorded. What was random in the
+//! failing run is first made explicit, fault by fault; then connections, messages and faults are
+//! left out as long as the same promise is broken (delta debugging: halves first, then ever smaller
+//! parts). The result is a [`Case`], whose text repeats it.
 
 use super::case::{Case, Failure, Prepare};
 use super::promise::Broken;
@@ -46,7 +47,8 @@ pub fn shrink(case: &Case, failure: &Failure, prepare: Prepare<'_>) -> Smallest 
         search.leave_out_messages(&mut case, Some(&faults));
     }
     let explicit = Case { rules: rules_of(&faults), ..case.clone() };
-    // Rules are as exact as faults but for the bit that is damaged; and there may be more faults than rules can be.
+    // Rules are as exact as faults but for the bit that is damaged; and there may be more faults
+    // than rules can be.
     if search.fails(&explicit, None) { search.found(explicit) } else { search.found(case) }
 }
 
@@ -61,7 +63,8 @@ impl Search<'_> {
         Smallest { case, broken: self.broken, runs: self.runs }
     }
 
-    /// Whether the run still breaks the promise, with these faults instead of its rules if there are any.
+    /// Whether the run still breaks the promise, with these faults instead of its rules if there
+    /// are any.
     fn fails(&mut self, case: &Case, faults: Option<&[Fault]>) -> bool {
         self.failure(case, faults).is_some()
     }
@@ -113,7 +116,8 @@ impl Search<'_> {
         }
     }
 
-    /// Takes parts out of `list` as long as the rest still fails: large parts first, then smaller ones, at last each.
+    /// Takes parts out of `list` as long as the rest still fails: large parts first, then smaller
+    /// ones, at last each.
     fn leave_out<T: Clone>(&mut self, list: &mut Vec<T>, fails: impl Fn(&mut Self, &[T]) -> bool) {
         let mut part = list.len();
         while part > 0 {

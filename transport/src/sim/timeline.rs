@@ -86,10 +86,12 @@ impl<T> Timeline<T> {
     }
 }
 
-/// One deadline each for a fixed number of clients, and the earliest of all: a tournament in an array.
+/// One deadline each for a fixed number of clients, and the earliest of all: a tournament in an
+/// array.
 #[derive(Debug, Default)]
 pub struct Deadlines {
-    /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`, the leaves are the second half.
+    /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`, the leaves are the second
+    /// half.
     tree: Vec<Instant>,
 }
 

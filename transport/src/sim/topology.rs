@@ -59,12 +59,14 @@ impl Topology {
         Self { shape: Shape::Direct, links: vec![Link::new(LinkSpec::delay(latency))] }
     }
 
-    /// `nodes` nodes around a switch; the queue of a link from the switch is that of an output port.
+    /// `nodes` nodes around a switch; the queue of a link from the switch is that of an output
+    /// port.
     pub fn star(nodes: usize, spec: LinkSpec) -> Self {
         Self { shape: Shape::Star, links: vec![Link::new(spec); 2 * nodes] }
     }
 
-    /// Two switches with the even and the odd nodes around them, joined by `trunk` in each direction.
+    /// Two switches with the even and the odd nodes around them, joined by `trunk` in each
+    /// direction.
     pub fn dumbbell(nodes: usize, spec: LinkSpec, trunk: LinkSpec) -> Self {
         let mut links = vec![Link::new(spec); 2 * nodes];
         links.extend([Link::new(trunk), Link::new(trunk)]);

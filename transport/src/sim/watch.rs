@@ -1,7 +1,7 @@
 //! The promises of one queue pair that can be checked after every call and for every packet.
 //!
-//! May touch: the public face of `qp`, [`super::promise`]. Reads the numbers of the standard off the QP
-//! ([`crate::qp::probe`]) and compares them with what they were and with those of the peer.
+//! May touch: the public face of `qp`, [`super::promise`]. Reads the numbers of the standard off
+//! the QP ([`crate::qp::probe`]) and compares them with what they were and with those of the peer.
 
 use super::host::SimHost;
 use super::promise::{Broken, ensure};
@@ -74,8 +74,8 @@ impl Watch {
     pub(super) fn on_emitted(&mut self, qp: &Qp, header: &Header, at: Instant) -> Result<(), Broken> {
         let (state, probe, psn) = (qp.state(), qp.probe(), header.bth.psn);
         if state == QpState::Err {
-            // The answers before the request that was refused may still leave, the CNP that came due with them, and the
-            // refusal; nothing after it.
+            // The answers before the request that was refused may still leave, the CNP that came
+            // due with them, and the refusal; nothing after it.
             let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp);
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
             self.silenced = matches!(header.kind,
@@ -96,7 +96,8 @@ impl Watch {
     }
 }
 
-/// The newest PSN that an answer may have: a refusal names the request expected next, all others one before.
+/// The newest PSN that an answer may have: a refusal names the request expected next, all others
+/// one before.
 fn newest_answer(response: &Response, expected: Psn) -> Psn {
     match response {
         Response::Ack(aeth) if is_nak(aeth.syndrome) => expected,
@@ -108,7 +109,8 @@ fn is_nak(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
 }
 
-/// A timer runs only for work that is under way, held back, or waits for the peer; and never outside RTS and SQD.
+/// A timer runs only for work that is under way, held back, or waits for the peer; and never
+/// outside RTS and SQD.
 fn check_timer(qp: &Qp, now: &Look, at: Instant) -> Result<(), Broken> {
     let waits = now.sends() && (now.probe.sends > 0 || !qp.is_quiescent());
     ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs for nothing: {now:?}");

@@ -1,7 +1,7 @@
 //! The network: packets travel as sealed bytes, late, twice, damaged or not at all.
 //!
-//! May touch: `fault`, `roxe_wire` and the parts of the network in `sim`. Knows ends only by number; who gets a packet that
-//! has arrived is the business of [`super::world`].
+//! May touch: `fault`, `roxe_wire` and the parts of the network in `sim`. Knows ends only by
+//! number; who gets a packet that has arrived is the business of [`super::world`].
 
 use super::batch::Pool;
 use super::rewinds::Rewinds;
@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 pub use super::batch::{forge, net_header};
 pub use super::setup::Peer;
 
-/// Asked about every packet of an end: told its number (from 0, counted from the moment this was set) and the packet,
-/// it decides. `None` leaves the packet to the rules.
+/// Asked about every packet of an end: told its number (from 0, counted from the moment this was
+/// set) and the packet, it decides. `None` leaves the packet to the rules.
 pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
 /// The verdict of a script that loses a packet.
@@ -158,8 +158,8 @@ pub struct Wire {
     pub topology: Topology,
     /// What happened so far.
     pub tally: Tally,
-    /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never spent by bad luck;
-    /// `None`: no pause_faults_after.
+    /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never
+    /// spent by bad luck; `None`: no pause_faults_after.
     pub pause_faults_after: Option<u32>,
     /// Every fault that was carried out, if they are to be kept.
     pub record: Option<Vec<Fault>>,
@@ -201,7 +201,8 @@ impl Wire {
         self.streams[from.index()].scripted = Some((0, rule));
     }
 
-    /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they name none.
+    /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they
+    /// name none.
     pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
         self.faults = Some(Source::Rules(Injector::new(rules, seed)));
     }
@@ -254,8 +255,8 @@ impl Wire {
         None
     }
 
-    /// Sends sealed `bytes` of end `end`, which has the number `qpn`, after asking script and rules. Returns what became of
-    /// it.
+    /// Sends sealed `bytes` of end `end`, which has the number `qpn`, after asking script and
+    /// rules. Returns what became of it.
     pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
         self.tally.sent += 1;
         self.streams[end].rewinds.on_packet(&bytes);
@@ -270,7 +271,8 @@ impl Wire {
         verdict
     }
 
-    /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be delivered now.
+    /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be
+    /// delivered now.
     pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, packet: InTransit) -> Option<(InTransit, Verdict)> {
         if self.faults.is_none() || packet.judged {
             return Some((packet, Verdict::PASS));

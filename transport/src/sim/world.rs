@@ -1,7 +1,8 @@
-//! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next thing that happens.
+//! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next
+//! thing that happens.
 //!
-//! May touch: the public face of `qp` and the rest of `sim`. Drives the QPs as an engine would. After every call the
-//! promises of `watch.rs` are checked, and a broken one ends the run.
+//! May touch: the public face of `qp` and the rest of `sim`. Drives the QPs as an engine would.
+//! After every call the promises of `watch.rs` are checked, and a broken one ends the run.
 //!
 //! Ends come in pairs: `2n` and `2n + 1` are the two ends of connection `n`.
 
@@ -63,7 +64,8 @@ pub struct World<C = Rng> {
     pub timeouts: Vec<u64>,
     /// Stands between the network and the QPs.
     pub tamper: Option<Tamper>,
-    /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true, and is checked.
+    /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true,
+    /// and is checked.
     pub honest: bool,
     now: Instant,
     batch: Batch,
@@ -78,8 +80,8 @@ pub struct World<C = Rng> {
     news: Vec<usize>,
 }
 
-/// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a packet that arrived
-/// whole, it may change them before the QP sees them.
+/// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a
+/// packet that arrived whole, it may change them before the QP sees them.
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 
 impl<C: Choices> World<C> {
@@ -105,7 +107,8 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// Adds two QPs in RESET that know of each other. Returns the number of the first; the second is the next.
+    /// Adds two QPs in RESET that know of each other. Returns the number of the first; the second
+    /// is the next.
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
         for who in [Peer::A, Peer::B] {
@@ -178,7 +181,8 @@ impl<C: Choices> World<C> {
         !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
     }
 
-    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when there is none.
+    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
+    /// there is none.
     ///
     /// # Errors
     /// When a promise is broken.
@@ -225,7 +229,8 @@ impl<C: Choices> World<C> {
         self.transmit_ready()
     }
 
-    /// Datagrams give no reservation back: the host hands out new room when everything sent has arrived.
+    /// Datagrams give no reservation back: the host hands out new room when everything sent has
+    /// arrived.
     fn pace(&mut self) -> bool {
         let mut freed = false;
         for id in 0..self.ends.len() {
@@ -283,8 +288,8 @@ impl<C: Choices> World<C> {
         self.check(id)
     }
 
-    /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP may go beyond it with
-    /// one packet when it has nothing under way, and with the rest of a run.
+    /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP
+    /// may go beyond it with one packet when it has nothing under way, and with the rest of a run.
     fn count_window(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
@@ -387,7 +392,8 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Sends everything an end wants to send now, until a full batch keeps its link busy (see [`Setup::stall`]).
+    /// Sends everything an end wants to send now, until a full batch keeps its link busy (see
+    /// [`Setup::stall`]).
     pub(super) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
         if self.is_gone(id) {
             return Ok(());
@@ -455,7 +461,8 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Checks that nothing is left half done when nothing is due: QPs are quiescent and no reservation leaked.
+    /// Checks that nothing is left half done when nothing is due: QPs are quiescent and no
+    /// reservation leaked.
     ///
     /// # Errors
     /// When something is.

@@ -1,4 +1,5 @@
-//! Clauses of `tests/clauses.txt` that no script of another subject proves: this in, exactly that out.
+//! Clauses of `tests/clauses.txt` that no script of another subject proves: this in, exactly that
+//! out.
 
 use super::*;
 use crate::cx::{PacketNote, TxBatch, TxRoom, TxState};

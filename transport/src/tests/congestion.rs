@@ -1,7 +1,9 @@
-//! Congestion: which marks are answered, what a CNP looks like and does, and what is left afterwards.
+//! Congestion: which marks are answered, what a CNP looks like and does, and what is left
+//! afterwards.
 //!
-//! The numbers of DCQCN itself are checked in `qp/congestion/rate.rs`. Here the line carries 10 Gbit/s, packets hold 1024
-//! bytes and count as 1088, so a burst of 32 KiB is 31 packets (31 · 1088 = 33,728).
+//! The numbers of DCQCN itself are checked in `qp/congestion/rate.rs`. Here the line carries 10
+//! Gbit/s, packets hold 1024 bytes and count as 1088, so a burst of 32 KiB is 31 packets (31 · 1088
+//! = 33,728).
 
 use super::*;
 use crate::qp::{CongestionCounts, DropReason, Service};
@@ -12,8 +14,8 @@ use core::num::NonZeroU64;
 use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
 
 const MTU: u32 = 1024;
-/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the 32 us that
-/// [`slow_down`] takes and in which nothing was sent.
+/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
+/// 32 us that [`slow_down`] takes and in which nothing was sent.
 const BURST: usize = 31;
 const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
 
@@ -92,7 +94,8 @@ const fn us(n: u64) -> Duration {
 fn a_mark_is_answered_at_most_once_in_fifty_microseconds() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(B, Setup::of(service));
-        // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for anything.
+        // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for
+        // anything.
         let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
         for (psn, (later, expected)) in (100..).zip(steps) {
             wait(&mut p, later);
@@ -196,8 +199,9 @@ fn a_full_batch_keeps_the_cnp_for_the_next() {
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }
 
-/// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and queue pair: ours is the
-/// same from the first byte of the BTH to the last of the ICRC, given its UDP port and identification.
+/// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and
+/// queue pair: ours is the same from the first byte of the BTH to the last of the ICRC, given its
+/// UDP port and identification.
 // clause: CNP-SENT
 #[test]
 fn a_cnp_has_the_bytes_of_a_real_one() {
@@ -248,8 +252,8 @@ fn packets_say_that_they_may_be_marked_when_the_rate_is_limited() {
     assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: what the program asked for");
 }
 
-/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The last of each burst asks
-/// for an acknowledgement, so that nothing waits for one across a pause.
+/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The
+/// last of each burst asks for an acknowledgement, so that nothing waits for one across a pause.
 // clause: DCQCN-PACING
 #[test]
 fn a_limited_requester_sends_burst_by_burst() {
@@ -276,8 +280,9 @@ fn a_limited_requester_sends_burst_by_burst() {
     }
 }
 
-/// Everything arrives, in the time that the rates allow: 1 MiB are 1024 packets of 1088 bytes. At 100 Mbit/s they would
-/// take 89 ms, at the line less than 1 ms; with the rate half way back to 10 Gbit/s after 1.5 ms they take about 4 ms.
+/// Everything arrives, in the time that the rates allow: 1 MiB are 1024 packets of 1088 bytes. At
+/// 100 Mbit/s they would take 89 ms, at the line less than 1 ms; with the rate half way back to 10
+/// Gbit/s after 1.5 ms they take about 4 ms.
 #[test]
 fn a_limited_transfer_is_complete_and_leaves_no_timer() {
     let mut p = Pair::new(limited(Service::Rc));
@@ -291,8 +296,8 @@ fn a_limited_transfer_is_complete_and_leaves_no_timer() {
     p.assert_settled();
 }
 
-/// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms. Nobody needs to be woken
-/// for that.
+/// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
+/// Nobody needs to be woken for that.
 #[test]
 fn an_idle_queue_pair_recovers_without_a_timer() {
     let mut p = alone(A, limited(Service::Rc));
@@ -357,8 +362,8 @@ fn a_notification_in_a_state_that_cannot_send_is_dropped() {
     }
 }
 
-/// A notification every microsecond for ever: the least rate stays, 100 Mbit/s. In 20 ms they carry 229 packets, and one
-/// more burst is under way.
+/// A notification every microsecond for ever: the least rate stays, 100 Mbit/s. In 20 ms they carry
+/// 229 packets, and one more burst is under way.
 // clause: DCQCN-LEAST
 #[test]
 fn a_flood_of_notifications_does_not_starve() {
@@ -403,7 +408,8 @@ fn in_the_error_state_nothing_is_waited_for() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11 are left of the burst.
+/// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11
+/// are left of the burst.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
@@ -434,7 +440,8 @@ fn a_pause_ends_when_everything_is_acknowledged() {
     assert_eq!(p.end(A).qp.poll_timeout(), None);
 }
 
-/// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait for it anyway.
+/// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait
+/// for it anyway.
 // clause: DCQCN-PACING
 #[test]
 fn read_data_is_paced_and_acknowledgements_are_not() {
@@ -476,8 +483,9 @@ fn deadlines_are_those_of_whatever_comes_first() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the most bytes that wait in
-/// front of the cable once the start is over (from the 10th millisecond to the end), and how long all of it takes.
+/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the
+/// most bytes that wait in front of the cable once the start is over (from the 10th millisecond to
+/// the end), and how long all of it takes.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
@@ -493,8 +501,9 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     (p.wire.topology.up(0).tally.longest, p.elapsed())
 }
 
-/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it the queue is as long as
-/// the window; with it a quarter of that is never reached, and the cable is busy all the same (32 MiB take it 27 ms).
+/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it
+/// the queue is as long as the window; with it a quarter of that is never reached, and the cable is
+/// busy all the same (32 MiB take it 27 ms).
 #[test]
 fn marks_keep_the_queue_of_a_slow_link_short() {
     let (without, took) = queue_of(None);

@@ -1,5 +1,5 @@
-//! What loss costs, as a table: packets, timeouts and virtual time by operation, size and loss. Everything is
-//! deterministic, so a change of the retry machinery shows up here and can be judged.
+//! What loss costs, as a table: packets, timeouts and virtual time by operation, size and loss.
+//! Everything is deterministic, so a change of the retry machinery shows up here and can be judged.
 
 use super::*;
 use core::fmt::Write;
@@ -7,7 +7,8 @@ use roxe_wire::PathMtu;
 
 const MESSAGES: u64 = 20;
 
-/// One line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent of all packets are lost.
+/// One line: `MESSAGES` messages of `len` bytes, one after the other, while `loss` percent of all
+/// packets are lost.
 fn line(name: &str, len: u32, loss: u32) -> String {
     let mut p = Pair::new(Setup { path_mtu: PathMtu::Mtu1024, log: false, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, len.max(8)), filled(&mut p, B, len.max(8)));

@@ -1,4 +1,5 @@
-//! Fault rules on two real QPs over a link without delay, and what the notes on the packets say meanwhile.
+//! Fault rules on two real QPs over a link without delay, and what the notes on the packets say
+//! meanwhile.
 //!
 //! The link carries out only what needs no clock: loss, and requests that find no receive.
 
@@ -346,7 +347,8 @@ fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
     bench.post(1, write_to(dst), &[src.all()]);
     bench.post(2, SendOp::Send, &[]);
     bench.transmit(A);
-    // A WRITE, and then the SEND, whose first copy is starved and whose second one is a duplicate by then.
+    // A WRITE, and then the SEND, whose first copy is starved and whose second one is a duplicate
+    // by then.
     let (_, net, write) = bench.link.pop_front().expect("a packet");
     let (_, _, send) = bench.link.pop_front().expect("a packet");
     for (bytes, starved, expected) in [

@@ -1,10 +1,11 @@
-//! A link that takes no packets: a ring in shared memory whose reader stands still, or serves others. It is not like a
-//! window that is used up: nothing leaves, so only the timer can end it.
+//! A link that takes no packets: a ring in shared memory whose reader stands still, or serves
+//! others. It is not like a window that is used up: nothing leaves, so only the timer can end it.
 
 use super::*;
 use crate::sim::LinkState;
 
-/// `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is twice and the others 250 ms long.
+/// `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is twice and the others 250
+/// ms long.
 const PROMISED: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);
 
 fn pair() -> (Pair, Mr) {
@@ -82,7 +83,8 @@ fn waiting_for_a_turn_in_a_link_that_others_use_costs_no_retry() {
 fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
     let (mut p, remote) = pair();
     recv(&mut p, B, 1, &[]);
-    // The first packet is lost, and the second is answered by a NAK, which comes when the link is full.
+    // The first packet is lost, and the second is answered by a NAK, which comes when the link is
+    // full.
     drop_nth(&mut p, A, 0);
     post(&mut p, A, 1, write_to(remote), &[]);
     post(&mut p, A, 2, write_to(remote), &[]);

@@ -1,5 +1,5 @@
-//! RC on a bad network: every packet lost, repeated, damaged or late in turn; the retry counter on both sides of its
-//! limit; operations executed exactly once all the same.
+//! RC on a bad network: every packet lost, repeated, damaged or late in turn; the retry counter on
+//! both sides of its limit; operations executed exactly once all the same.
 
 use super::*;
 use crate::fault::Verdict;
@@ -282,7 +282,8 @@ fn a_lost_read_response_is_asked_for_again_from_where_it_broke() {
         let Kind::RcRequest(Request::Read(reth)) = again.header.kind else { panic!("{again:?}") };
         assert_eq!(again.header.bth.psn.get(), 100 + lost);
         assert_eq!((reth.va, reth.dma_len), (src.addr + u64::from(lost) * 256, 1000 - lost * 256));
-        // All but the last are noticed by their successor (implied NAK), the last only by the timer.
+        // All but the last are noticed by their successor (implied NAK), the last only by the
+        // timer.
         assert_eq!(p.timeouts[0], u64::from(lost == 3), "response {lost}");
         p.assert_settled();
     }

@@ -1,4 +1,5 @@
-//! Path migration: arming, going over by retries, by software and with the peer, and what must not do any of it.
+//! Path migration: arming, going over by retries, by software and with the peer, and what must not
+//! do any of it.
 
 use super::*;
 use crate::qp::shared::{QpEvents, Service};

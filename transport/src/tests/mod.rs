@@ -1,12 +1,13 @@
 //! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
 //!
-//! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One file per subject:
-//! `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE, FLUSH), `loss`, `link_full`
-//! (a link that takes no packets), `rnr`, `refusals` (NAKs
-//! and their statuses), `ranges` (of remote keys), `responder` and `requester` (one side against forged packets), `states`,
-//! `unreliable` (UC), `datagram` (UD), `xrc`, `tags` (tag matching), `local` (operations that send nothing), `migration` (of
-//! paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss), `faults` (rules and notes), `shrink` (of
-//! failing runs), `clauses` (what the others leave unproved).
+//! Lives here: helpers that make the scripts short. The world they run in is [`crate::sim`]. One
+//! file per subject: `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE,
+//! FLUSH), `loss`, `link_full` (a link that takes no packets), `rnr`, `refusals` (NAKs and their
+//! statuses), `ranges` (of remote keys), `responder` and `requester` (one side against forged
+//! packets), `states`, `unreliable` (UC), `datagram` (UD), `xrc`, `tags` (tag matching), `local`
+//! (operations that send nothing), `migration` (of paths), `congestion`, `pacing` (rates of
+//! programs and paths), `cost` (of loss), `faults` (rules and notes), `shrink` (of failing runs),
+//! `clauses` (what the others leave unproved).
 
 mod clauses;
 mod congestion;

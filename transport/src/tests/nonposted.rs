@@ -1,4 +1,5 @@
-//! ATOMIC WRITE and FLUSH between two queue pairs: the order they keep, what a loss makes of them, XRC.
+//! ATOMIC WRITE and FLUSH between two queue pairs: the order they keep, what a loss makes of them,
+//! XRC.
 
 use super::*;
 use crate::qp::Service;
@@ -26,7 +27,8 @@ fn target(p: &mut Pair) -> Mr {
     p.end(B).host.memory.register(4096, all_access() | Access::FLUSH_GLOBAL)
 }
 
-/// Writes a log entry, makes it visible, then moves the pointer to it: what the two operations are made for.
+/// Writes a log entry, makes it visible, then moves the pointer to it: what the two operations are
+/// made for.
 fn append(p: &mut Pair, to: Mr) -> Mr {
     let from = filled(p, A, 600);
     post(p, A, 1, SendOp::Write { remote_addr: to.addr + 8, rkey: to.rkey() }, &[from.all()]);

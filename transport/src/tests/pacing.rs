@@ -1,8 +1,8 @@
 //! Rates that programs and paths set: what leaves when, and that a lifted limit is lifted at once.
 //!
-//! Packets hold 1024 bytes and count as 1088, which take 87.04 us at 100 Mbit/s. A millisecond of that is 12,500 bytes, so
-//! 12 packets (13,056) are what leaves in one go, but for the first time: 100 us that were not used are added then, which
-//! makes 13 (13 · 87.04 - 100 = 1031.52 us).
+//! Packets hold 1024 bytes and count as 1088, which take 87.04 us at 100 Mbit/s. A millisecond of
+//! that is 12,500 bytes, so 12 packets (13,056) are what leaves in one go, but for the first time:
+//! 100 us that were not used are added then, which makes 13 (13 · 87.04 - 100 = 1031.52 us).
 
 use super::*;
 use crate::qp::{RateLimit, Service};

@@ -1,6 +1,8 @@
-//! Every way a request can be wrong: the exact status on the requester, on the receive, the event, both states.
+//! Every way a request can be wrong: the exact status on the requester, on the receive, the event,
+//! both states.
 //!
-//! The rows are those of the responder error classes (IBA §9.9.3) and of the requester's statuses (§9.9.2).
+//! The rows are those of the responder error classes (IBA §9.9.3) and of the requester's statuses
+//! (§9.9.2).
 
 use super::*;
 use crate::qp::shared::QpEvents;
@@ -27,7 +29,8 @@ fn run(p: &mut Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     post_with(p, A, 2, op, SendFlags::empty(), sges);
     post_with(p, A, 3, write_to(ok), SendFlags::empty(), &[]);
     p.run();
-    // Both queues are flushed to the last request, signaled or not, the failing one first (IBA §10.8.5).
+    // Both queues are flushed to the last request, signaled or not, the failing one first (IBA
+    // §10.8.5).
     let [(1, Success), (2, send), (3, WrFlushErr)] = sends(p, A)[..] else { panic!("{:?}", p.log) };
     let [(70, recv), (71, WrFlushErr)] = recvs(p, B)[..] else { panic!("receives not flushed") };
     assert_eq!([A, B].map(|who| p.end(who).qp.state()), [QpState::Err; 2]);
@@ -264,7 +267,8 @@ fn a_bad_source_buffer_fails_locally_and_sends_nothing_of_it() {
         post_with(&mut p, A, 2, write_to(dst), SendFlags::empty(), &[sge]);
         post(&mut p, A, 3, write_to(dst), &[]);
         p.run();
-        // The earlier WRITE was on its way; whether its ACK came in time is not this test's business.
+        // The earlier WRITE was on its way; whether its ACK came in time is not this test's
+        // business.
         let done = sends(&mut p, A);
         assert!(matches!(done[0], (1, Success | WrFlushErr)), "{done:?}");
         assert_eq!(done[1..], [(2, LocProtErr), (3, WrFlushErr)]);
@@ -333,7 +337,8 @@ fn a_region_deregistered_during_a_read_ends_it() {
     p.end(B).host.memory.deregister(src);
     p.run();
     let done = sends(&mut p, A);
-    // A duplicate READ whose key is gone is dropped (IBA C9-107), so the retries run out, unless it was refused at first.
+    // A duplicate READ whose key is gone is dropped (IBA C9-107), so the retries run out, unless it
+    // was refused at first.
     assert!(matches!(done[..], [(1, RetryExcErr | RemAccessErr | RemOpErr)]), "{done:?}");
 }
 

@@ -1,4 +1,5 @@
-//! What RC does when nothing goes wrong: every operation, size, MTU and list; signaling; numbers that wrap.
+//! What RC does when nothing goes wrong: every operation, size, MTU and list; signaling; numbers
+//! that wrap.
 
 use super::*;
 use crate::sim::batch::Batch;
@@ -103,7 +104,8 @@ fn packets_that_share_a_header_are_those_that_would_have_left_alone() {
     }
 }
 
-/// The packets of a WRITE of 64 packets to which only `readable` bytes can be read, and the rest not.
+/// The packets of a WRITE of 64 packets to which only `readable` bytes can be read, and the rest
+/// not.
 fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
@@ -491,7 +493,8 @@ fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
     }
 }
 
-/// What one visit of B sends that has been sent a request and has `posted` writes of one packet to send.
+/// What one visit of B sends that has been sent a request and has `posted` writes of one packet to
+/// send.
 fn order_at_b(batch: usize, posted: u32) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
     let (mr, src) = (blank(&mut p, B, 64), filled(&mut p, B, 64));
@@ -504,7 +507,8 @@ fn order_at_b(batch: usize, posted: u32) -> Vec<Kind> {
     sent(&p, B).into_iter().map(|(kind, _)| kind).collect()
 }
 
-/// One shorter packet behind equal ones travels with them; what a peer waits for must not wait for all we have.
+/// One shorter packet behind equal ones travels with them; what a peer waits for must not wait for
+/// all we have.
 // clause: ACK-BEHIND-REQUESTS
 #[test]
 fn a_lone_acknowledgement_lets_one_batch_of_requests_go_first() {

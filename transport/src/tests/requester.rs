@@ -394,7 +394,8 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
 // clause: SEND-ASK-STALL
 #[test]
 fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
-    // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the first packet is longer.
+    // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the
+    // first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
     {
         for (run, sent) in [(0, alone), (4, in_runs)] {

@@ -1,6 +1,8 @@
-//! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing else.
+//! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing
+//! else.
 //!
-//! Answers are spelled as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic 100 = 7`.
+//! Answers are spelled as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
+//! 100 = 7`.
 
 use super::*;
 use crate::qp::DropReason;
@@ -262,8 +264,8 @@ fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
     s.say(100, write, &[]);
     s.say(101, s.add(5), &[]);
     s.say(102, write, &[]);
-    // The answer of 101 may be lost: acknowledging 102 would make the peer ask for it, acknowledging 100 is safe, and
-    // so is giving that answer again.
+    // The answer of 101 may be lost: acknowledging 102 would make the peer ask for it,
+    // acknowledging 100 is safe, and so is giving that answer again.
     let answers = s.say(100, write, &[]);
     let safe = [vec!["ack 100 msn 3".to_string()], vec!["ack 100 msn 3".into(), "atomic 101 msn 3 = 0".into()]];
     assert!(safe.contains(&answers), "{answers:?}");
@@ -278,7 +280,8 @@ fn answers_leave_in_the_order_of_psns() {
         s.p.inject(B, &request(B, psn, req), &[]);
     }
     s.p.transmit(B);
-    // The acknowledgement asked for at 100 is sent by itself: some requesters do not take a READ answer for it.
+    // The acknowledgement asked for at 100 is sent by itself: some requesters do not take a READ
+    // answer for it.
     let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
     assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
 }

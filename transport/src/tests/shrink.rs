@@ -31,7 +31,8 @@ fn breaks(world: &mut World<Rng>) {
     world.tamper = Some(damages_repetitions());
 }
 
-/// Of a seed with which the first repetition is that of a lost packet, not one for a receiver that was not ready.
+/// Of a seed with which the first repetition is that of a lost packet, not one for a receiver that
+/// was not ready.
 const BUSY: &str = "service=rc net=star nodes=8 gbps=10 connections=24 messages=12 max_len=3000 seed=4
                     seed=5; drop tx 1%; duplicate tx 1%; delay tx 1% by=3us..40us; corrupt header tx 1%";
 

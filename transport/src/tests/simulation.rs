@@ -1,5 +1,5 @@
-//! A few hundred random runs of each service, so that a broken state machine is found by `cargo test` of this crate
-//! alone; `tests/tests/simulation.rs` does thousands.
+//! A few hundred random runs of each service, so that a broken state machine is found by `cargo
+//! test` of this crate alone; `tests/tests/simulation.rs` does thousands.
 
 use crate::qp::shared::Service;
 use crate::sim::Case;
@@ -52,7 +52,8 @@ fn mishaps_break_no_promise() {
     }
 }
 
-/// Runs in which packets overtake each other and receives are posted late, but nothing is lost on the way.
+/// Runs in which packets overtake each other and receives are posted late, but nothing is lost on
+/// the way.
 fn overtaking_runs(service: &str, words: &str, rules: &str) -> Result<Report, String> {
     let mut total = Report::default();
     for seed in 0..RUNS {

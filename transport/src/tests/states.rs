@@ -318,7 +318,8 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
-    // What could not be reported must not be acknowledged. The first may be: its acknowledgement can be lost with the QP.
+    // What could not be reported must not be acknowledged. The first may be: its acknowledgement
+    // can be lost with the QP.
     let done = sends(&mut p, A);
     assert!(matches!(done[0], (1, Success | RetryExcErr)), "{done:?}");
     assert!(done[1..].iter().all(|(_, status)| *status != Success), "{done:?}");

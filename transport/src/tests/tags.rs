@@ -27,7 +27,8 @@ fn message(pair: &mut Pair, op: TmOp, tag: u64, len: u32) -> Mr {
     mr
 }
 
-/// Registers a rendezvous request of A for `len` bytes of `data`, with `extra` bytes behind the headers.
+/// Registers a rendezvous request of A for `len` bytes of `data`, with `extra` bytes behind the
+/// headers.
 fn request_for(pair: &mut Pair, tag: u64, data: Mr, len: u32, extra: u32) -> Mr {
     let mr = message(pair, TmOp::Rendezvous, tag, 16 + extra);
     let bytes = pair.end(A).host.memory.bytes_mut(mr);
@@ -96,7 +97,8 @@ fn messages_too_short_for_a_tag_header_are_untagged() {
     assert_eq!(opcodes, [(1, WcOpcode::TmNoTag), (2, WcOpcode::RecvRdmaWithImm)]);
 }
 
-/// A sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the data and where it shall go.
+/// A sends a rendezvous request for `len` bytes, B has a tag for it; returns the pair, the data and
+/// where it shall go.
 fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     let mut p = Pair::new(setup);
     let (data, to, fin) = (filled(&mut p, A, len.max(1)), blank(&mut p, B, len.max(1)), blank(&mut p, A, 16));
@@ -282,7 +284,8 @@ fn a_message_longer_than_its_tag_ends_it() {
 }
 
 proptest! {
-    /// Whatever bytes a peer sends: a message takes the tag that wants it or else the next ordinary receive, and says so once.
+    /// Whatever bytes a peer sends: a message takes the tag that wants it or else the next ordinary
+    /// receive, and says so once.
     #[test]
     fn any_message_takes_exactly_one_receive(
         messages in prop::collection::vec((0u8..6, 0u64..4, prop::collection::vec(any::<u8>(), 0..257)), 1..10),

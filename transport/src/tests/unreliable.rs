@@ -11,7 +11,8 @@ fn setup() -> Setup {
     Setup::of(Service::Uc)
 }
 
-/// A responder whose peer, with first PSN 100, is played by the test; receives of 1000 bytes are posted.
+/// A responder whose peer, with first PSN 100, is played by the test; receives of 1000 bytes are
+/// posted.
 struct Script {
     p: Pair,
     mr: Mr,

@@ -1,4 +1,5 @@
-//! Extended reliable connections: A is an initiator, B its target with two shared queues in the domain.
+//! Extended reliable connections: A is an initiator, B its target with two shared queues in the
+//! domain.
 
 use super::*;
 use crate::qp::{DropReason, Outcome, QpEvents, Service};

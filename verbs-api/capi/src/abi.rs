@@ -1,20 +1,24 @@
-//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, field for field, and nothing else.
+//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, field for
+//! field, and nothing else.
 //!
-//! Data-path verbs are inline functions compiled into the application: they read these structures in our memory and jump
-//! through the function pointers in them. Enumerations are plain integers here, because C may store any value in them.
-//! Byte order is host order unless a field says otherwise.
+//! Data-path verbs are inline functions compiled into the application: they read these structures
+//! in our memory and jump through the function pointers in them. Enumerations are plain integers
+//! here, because C may store any value in them. Byte order is host order unless a field says
+//! otherwise.
 //!
-//! Each structure stands with its size, its alignment and the offset of every field, and the compiler checks them. These
-//! numbers were not written by hand: they were taken from the debug information of Debian 12's libibverbs (rdma-core 44,
-//! x86-64) and agree with a C program that prints `sizeof` and `offsetof`. They are the same on every 64-bit Linux, and
-//! later releases of rdma-core only append.
+//! Each structure stands with its size, its alignment and the offset of every field, and the
+//! compiler checks them. These numbers were not written by hand: they were taken from the debug
+//! information of Debian 12's libibverbs (rdma-core 44, x86-64) and agree with a C program that
+//! prints `sizeof` and `offsetof`. They are the same on every 64-bit Linux, and later releases of
+//! rdma-core only append.
 //!
 //! Touches nothing.
 
 #![allow(non_camel_case_types)]
 
-/// Structures of C: `name(size, alignment) { offset field: type, ... }`. All bits zero are a value of each, because the
-/// types of fields are numbers, pointers, optional functions, and arrays, unions and structures of these.
+/// Structures of C: `name(size, alignment) { offset field: type, ... }`. All bits zero are a value
+/// of each, because the types of fields are numbers, pointers, optional functions, and arrays,
+/// unions and structures of these.
 macro_rules! c_structs {
     ($($(#[$attribute:meta])* $name:ident($size:literal, $align:literal) {
         $($(#[$doc:meta])* $offset:literal $field:ident: $type:ty),+ $(,)?
@@ -53,8 +57,9 @@ macro_rules! c_fn {
     (fn($($argument:ty),*) $(-> $result:ty)?) => { Option<unsafe extern "C" fn($($argument),*) $(-> $result)?> };
 }
 
-/// A structure that takes from another the fields that have the same names there, some of them converted, and the others
-/// as given: `copy_fields!(Type from source { field, ... } via convert { field, ... } with { other: value, ... })`.
+/// A structure that takes from another the fields that have the same names there, some of them
+/// converted, and the others as given: `copy_fields!(Type from source { field, ... } via convert {
+/// field, ... } with { other: value, ... })`.
 macro_rules! copy_fields {
     ($type:ident from $source:ident { $($same:ident),+ $(,)? }
         $(via $convert:ident { $($converted:ident),+ $(,)? })? $(with { $($given:tt)* })?) => {
@@ -68,8 +73,9 @@ macro_rules! copy_fields {
 
 pub(crate) use copy_fields;
 
-/// A structure whose slots hold the functions of the same names, module by module, and whose other fields are as given:
-/// `with_functions!(Type { module: function ...; ... } with { field: value, ... })`.
+/// A structure whose slots hold the functions of the same names, module by module, and whose other
+/// fields are as given: `with_functions!(Type { module: function ...; ... } with { field: value,
+/// ... })`.
 macro_rules! with_functions {
     ($type:ident { $($module:tt: $($slot:ident)+;)+ } with { $($given:tt)* }) => {
         $type { $($($slot: Some($module::$slot),)+)+ $($given)* }

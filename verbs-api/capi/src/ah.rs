@@ -69,8 +69,8 @@ fn is_ipv4(header: &[u8; 20]) -> bool {
     header[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
-/// Source, destination, traffic class and flow label of a received datagram (`IBA` annex A17.4.5.1: an IPv4 header lies
-/// in the last 20 bytes of the area, an IPv6 header fills it).
+/// Source, destination, traffic class and flow label of a received datagram (`IBA` annex A17.4.5.1:
+/// an IPv4 header lies in the last 20 bytes of the area, an IPv6 header fills it).
 fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     let (_, v4) = area.split_last_chunk::<20>()?;
     if is_ipv4(v4) {
@@ -119,7 +119,8 @@ unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh:
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has filled.
+    // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has
+    // filled.
     let area = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     reply_to(context, port, wc, &area)
 }
@@ -133,7 +134,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     zero(|| {
-        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a whole structure.
+        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a
+        // whole structure.
         unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
     })
 }

@@ -1,5 +1,5 @@
-//! Allocators of the program (`man ibv_alloc_parent_domain`): objects that a parent domain's program wants to
-//! place itself get their memory here.
+//! Allocators of the program (`man ibv_alloc_parent_domain`): objects that a parent domain's
+//! program wants to place itself get their memory here.
 
 use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, Errno, Result};
@@ -9,10 +9,12 @@ use core::ptr::NonNull;
 
 /// `IBV_ALLOCATOR_USE_DEFAULT`.
 const USE_DEFAULT: usize = usize::MAX;
-/// Blocks start at, and are multiples of, this many bytes: simple allocators that only count upwards keep them aligned.
+/// Blocks start at, and are multiples of, this many bytes: simple allocators that only count
+/// upwards keep them aligned.
 const GRAIN: usize = 64;
 
-/// What a block is for, as allocators are told. The upper 32 bits, a number of the kernel for the driver, are 0 (unknown).
+/// What a block is for, as allocators are told. The upper 32 bits, a number of the kernel for the
+/// driver, are 0 (unknown).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Resource {
@@ -32,8 +34,8 @@ pub(crate) struct Allocators {
     pub(crate) pd_context: *mut c_void,
 }
 
-// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be callable from every
-// thread that creates or destroys an object of the domain.
+// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
+// callable from every thread that creates or destroys an object of the domain.
 unsafe impl Send for Allocators {}
 // SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
 // callable from every thread that creates or destroys an object of the domain.

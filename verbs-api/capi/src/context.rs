@@ -1,4 +1,5 @@
-//! Contexts: opening and closing a device, and the tables of functions that the headers call through a context.
+//! Contexts: opening and closing a device, and the tables of functions that the headers call
+//! through a context.
 
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context, with_functions};
 use crate::errno::{Result, pointer, zero};
@@ -22,7 +23,8 @@ pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
     Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
-/// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the process ends.
+/// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the
+/// process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
     zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);

@@ -73,7 +73,8 @@ pub(crate) unsafe extern "C" fn read_counters(
         if values.is_null() || flags & !PREFER_CACHED != 0 || count > MAX_VALUES {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes room for `count` values, and any bytes are valid ones.
+        // SAFETY: not NULL; the program passes room for `count` values, and any bytes are valid
+        // ones.
         Ok(counters.read(unsafe { core::slice::from_raw_parts_mut(values, count) })?)
     })
 }

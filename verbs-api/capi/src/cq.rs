@@ -1,4 +1,5 @@
-//! Completion queues: making, changing and destroying them. Polling is in `data_path.rs` and `cq_ex.rs`.
+//! Completion queues: making, changing and destroying them. Polling is in `data_path.rs` and
+//! `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::allocator::Resource;

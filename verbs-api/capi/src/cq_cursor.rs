@@ -7,15 +7,16 @@ use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::wr::Cqe;
 
-/// The entry being read, and what makes time of day of its timestamp. `start_poll` locks it and `end_poll`
-/// unlocks it, as the man page describes; in between the calling thread owns it.
+/// The entry being read, and what makes time of day of its timestamp. `start_poll` locks it and
+/// `end_poll` unlocks it, as the man page describes; in between the calling thread owns it.
 pub(crate) struct Cursor {
     pub(crate) lock: RawMutex,
     pub(crate) entry: UnsafeCell<Cqe>,
     pub(crate) clock: UnsafeCell<WallClock>,
 }
 
-// SAFETY: entry and clock are only touched between `start_poll` and `end_poll`, while the lock is held.
+// SAFETY: entry and clock are only touched between `start_poll` and `end_poll`, while the lock is
+// held.
 unsafe impl Sync for Cursor {}
 
 impl Default for Cursor {

@@ -1,4 +1,5 @@
-//! Extended completion queues: one entry at a time, each field read through a function (`man ibv_create_cq_ex`).
+//! Extended completion queues: one entry at a time, each field read through a function (`man
+//! ibv_create_cq_ex`).
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
 use crate::data_path::{immediate, wc_flags};
@@ -33,7 +34,8 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     let poll = quick_status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
     let Some(cqe) = found else { return if poll == 0 { libc::ENOENT } else { poll } };
     let public = object.exposed();
-    // SAFETY: the cursor is locked by this thread, and the program reads the public fields only between polls.
+    // SAFETY: the cursor is locked by this thread, and the program reads the public fields only
+    // between polls.
     unsafe {
         object.inner.cursor.entry.get().write(cqe);
         (&raw mut (*public).status).write(cqe.status as u32);
@@ -67,7 +69,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: called through the structure of a living CQ.
     let Some(object) = (unsafe { object(cq) }) else { return };
     if object.inner.cursor.lock.is_locked() {
-        // SAFETY: the man page allows this call only after `start_poll` returned 0, which leaves it locked.
+        // SAFETY: the man page allows this call only after `start_poll` returned 0, which leaves it
+        // locked.
         unsafe { object.inner.cursor.lock.unlock() };
     }
 }
@@ -77,7 +80,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// # Safety
 /// `cq` is NULL or a living CQ of ours.
 unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
-    // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
+    // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this
+    // thread owns the cursor.
     unsafe { object(cq).map(|object| object.inner.cursor.entry.get().read()) }.unwrap_or_default()
 }
 

@@ -1,4 +1,5 @@
-//! Queue pairs and shared receive queues by extended attributes: which kind of them the program means.
+//! Queue pairs and shared receive queues by extended attributes: which kind of them the program
+//! means.
 
 use crate::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};

@@ -1,6 +1,7 @@
 //! The data path: posting and polling through the function pointers of the context.
 //!
-//! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are compared with NULL only.
+//! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are
+//! compared with NULL only.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, quick_negative, quick_status};
@@ -139,7 +140,8 @@ impl InlineData {
             let room = self.bytes.get_mut(len..).and_then(|rest| rest.get_mut(..count)).ok_or(EINVAL)?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
-                // SAFETY: `room` has `count` bytes; the source has them by this function's contract.
+                // SAFETY: `room` has `count` bytes; the source has them by this function's
+                // contract.
                 unsafe { room.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, count) };
             }
             len += count;
@@ -155,7 +157,8 @@ impl InlineData {
 /// The member of the union that belongs to the opcode is filled.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     let imm = ImmDt(wr.imm_data.to_ne_bytes());
-    // SAFETY: this function's contract; each arm reads the member of its opcode. Any bytes make valid integers.
+    // SAFETY: this function's contract; each arm reads the member of its opcode. Any bytes make
+    // valid integers.
     unsafe {
         let (rdma, atomic) = (|| wr.wr.rdma, || wr.wr.atomic);
         Ok(match wr.opcode {

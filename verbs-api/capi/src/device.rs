@@ -1,6 +1,7 @@
 //! The list of devices and what can be asked before one is opened.
 //!
-//! A device found once stays valid until the process ends: programs go on using its pointer after they freed the list.
+//! A device found once stays valid until the process ends: programs go on using its pointer after
+//! they freed the list.
 
 use crate::abi::ibv_device;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
@@ -19,8 +20,8 @@ const TRANSPORT_IB: c_int = 0;
 
 /// A device as programs see it.
 ///
-/// The tail is read by provider libraries (libmlx5, libefa) that are handed any device and look behind the public
-/// structure for a pointer of their own; they must find zero.
+/// The tail is read by provider libraries (libmlx5, libefa) that are handed any device and look
+/// behind the public structure for a pointer of their own; they must find zero.
 #[repr(C)]
 struct DeviceEntry {
     public: ibv_device,
@@ -135,7 +136,8 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads the file `dir/name` into `buf` as a string without its last newline; returns its length or -1.
+/// Reads the file `dir/name` into `buf` as a string without its last newline; returns its length or
+/// -1.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     name: *const c_char,
@@ -148,7 +150,8 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         }
         // SAFETY: two C strings of the program, not NULL.
         let (dir, name) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(name)) };
-        // SAFETY: `size` writable bytes of the program, not NULL; any bytes make a valid slice of u8.
+        // SAFETY: `size` writable bytes of the program, not NULL; any bytes make a valid slice of
+        // u8.
         let buf = unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), size) };
         read_line(&dir.to_string_lossy(), &name.to_string_lossy(), buf)
     })

@@ -1,4 +1,5 @@
-//! Device memory: `ibv_alloc_dm` and friends, which the headers call through the context and through the buffer itself.
+//! Device memory: `ibv_alloc_dm` and friends, which the headers call through the context and
+//! through the buffer itself.
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::errno::{EINVAL, Errno, Result, pointer, silent, status};
@@ -33,7 +34,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
     })
 }
 
-/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. The memory goes, also for handles that were imported.
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. The memory goes, also for handles
+/// that were imported.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }
@@ -71,7 +73,8 @@ unsafe extern "C" fn memcpy_to_dm(handle: *mut ibv_dm, offset: u64, host: *const
     status(|| {
         // SAFETY: NULL or alive, as everywhere on the data path.
         let dm = unsafe { for_copy(handle, host, length) }?;
-        // SAFETY: not NULL, no longer than a buffer, and the program says that this many bytes are there to be read.
+        // SAFETY: not NULL, no longer than a buffer, and the program says that this many bytes are
+        // there to be read.
         let data = unsafe { core::slice::from_raw_parts(host.cast::<u8>(), length) };
         Ok(dm.write(offset, data)?)
     })
@@ -82,7 +85,8 @@ unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offs
     status(|| {
         // SAFETY: NULL or alive, as everywhere on the data path.
         let dm = unsafe { for_copy(handle, host, length) }?;
-        // SAFETY: not NULL, no longer than a buffer, and the program says that there is room for this many bytes.
+        // SAFETY: not NULL, no longer than a buffer, and the program says that there is room for
+        // this many bytes.
         let out = unsafe { core::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
         Ok(dm.read(offset, out)?)
     })

@@ -1,10 +1,11 @@
-//! Protection domains; parent domains and thread domains, which are such with a program's own allocators and with a promise
-//! about threads.
+//! Protection domains; parent domains and thread domains, which are such with a program's own
+//! allocators and with a promise about threads.
 //!
-//! A parent domain is an `ibv_pd` of its own on the access to memory of another (`man ibv_alloc_parent_domain`). What the
-//! device allocates for a queue pair, a shared receive queue or a completion queue, so that the program can see it, is the
-//! one block that its handle points to; the program's allocator is asked for that block. A thread domain promises that
-//! its objects are used by one thread at a time; it changes nothing here, because a lock nobody waits for is cheap.
+//! A parent domain is an `ibv_pd` of its own on the access to memory of another (`man
+//! ibv_alloc_parent_domain`). What the device allocates for a queue pair, a shared receive queue or
+//! a completion queue, so that the program can see it, is the one block that its handle points to;
+//! the program's allocator is asked for that block. A thread domain promises that its objects are
+//! used by one thread at a time; it changes nothing here, because a lock nobody waits for is cheap.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::allocator::Allocators;

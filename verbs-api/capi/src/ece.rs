@@ -1,4 +1,5 @@
-//! Enhanced connection establishment: options that two cards of one vendor may agree on. This one has none yet.
+//! Enhanced connection establishment: options that two cards of one vendor may agree on. This one
+//! has none yet.
 
 use crate::abi::{ibv_ece, ibv_qp};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, status, write_out};
@@ -21,7 +22,8 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece
     })
 }
 
-/// `man ibv_set_ece`: leaves the accepted options in `ece`. EOPNOTSUPP without a vendor, EINVAL with another one.
+/// `man ibv_set_ece`: leaves the accepted options in `ece`. EOPNOTSUPP without a vendor, EINVAL
+/// with another one.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let ours = vendor(qp)?;

@@ -1,11 +1,12 @@
-//! Names of numbers for people: the `*_str` functions. The wording is what programs print and people search for, so it is
-//! that of the libraries these replace.
+//! Names of numbers for people: the `*_str` functions. The wording is what programs print and
+//! people search for, so it is that of the libraries these replace.
 //!
 //! Touches nothing.
 
 use core::ffi::{CStr, c_char, c_int};
 
-/// Functions that name the values of an enumeration, from 0 on: `function, name of other values: names`.
+/// Functions that name the values of an enumeration, from 0 on: `function, name of other values:
+/// names`.
 macro_rules! names {
     ($($(#[$doc:meta])* $function:ident, $other:literal: $($name:literal),+;)+) => {
         $(

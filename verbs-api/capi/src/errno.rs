@@ -1,5 +1,5 @@
-//! How a Rust result becomes a C return value, in the convention of each call. Also where a panic of ours becomes EIO, and
-//! where a thread is kept from being cancelled in the middle of a call.
+//! How a Rust result becomes a C return value, in the convention of each call. Also where a panic
+//! of ours becomes EIO, and where a thread is kept from being cancelled in the middle of a call.
 
 use core::ffi::c_int;
 use roxe_provider::uncancelled;
@@ -20,8 +20,8 @@ pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
 impl Errno {
-    /// The number for a call that returns it, also in `errno`: programs call `perror` after every kind of call, and
-    /// rdma-core leaves it there, as the kernel's answer goes through `errno`.
+    /// The number for a call that returns it, also in `errno`: programs call `perror` after every
+    /// kind of call, and rdma-core leaves it there, as the kernel's answer goes through `errno`.
     #[cold]
     pub(crate) fn tell(self) -> c_int {
         set_errno(self.0);
@@ -86,14 +86,14 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it too, to where a panic is
-/// caught, which ends the process.
+/// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it
+/// too, to where a panic is caught, which ends the process.
 fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     uncancelled(|| caught(body))
 }
 
-/// As [`status`], for what runs per message, which sees to it itself that it is not cancelled: saying so takes longer than many
-/// a call.
+/// As [`status`], for what runs per message, which sees to it itself that it is not cancelled:
+/// saying so takes longer than many a call.
 #[inline]
 pub(crate) fn quick_status(body: impl FnOnce() -> Result<()>) -> c_int {
     caught(body).map_or_else(Errno::tell, |()| 0)

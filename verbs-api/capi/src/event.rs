@@ -1,8 +1,9 @@
 //! Completion channels, and the two kinds of events a program waits for.
 //!
-//! An event carries a token, not a pointer; an object that was destroyed meanwhile is not found, and its event is passed
-//! over. Finding the object and counting the event are one step under the lock of the register, for handing out as for
-//! acknowledging, so a destroy either comes first or waits for the acknowledgement.
+//! An event carries a token, not a pointer; an object that was destroyed meanwhile is not found,
+//! and its event is passed over. Finding the object and counting the event are one step under the
+//! lock of the register, for handing out as for acknowledging, so a destroy either comes first or
+//! waits for the acknowledgement.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, pointer, silent, status};
@@ -113,7 +114,8 @@ impl Source {
     }
 }
 
-/// The handle of the object named `token`, with one of its events more handed out; `None` if the object is gone.
+/// The handle of the object named `token`, with one of its events more handed out; `None` if the
+/// object is gone.
 fn handed_out<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unacked) -> Option<*mut E::Handle> {
     with_token::<E, _>(token, |object| {
         events(&object.inner).hand_out();

@@ -1,14 +1,16 @@
-//! The dynamic symbols of the shared object: which function answers to which name in which version node.
+//! The dynamic symbols of the shared object: which function answers to which name in which version
+//! node.
 //!
-//! Each entry is a label of two instructions at most that jumps to the Rust function, and a `.symver` line that gives the
-//! label its public name and version. The label and the line must stand in one object file, which the Rust function and
-//! its attribute could not promise across codegen units. `exports.map` lists the same names once more for the linker; a
-//! test compares both with the finished file.
+//! Each entry is a label of two instructions at most that jumps to the Rust function, and a
+//! `.symver` line that gives the label its public name and version. The label and the line must
+//! stand in one object file, which the Rust function and its attribute could not promise across
+//! codegen units. `exports.map` lists the same names once more for the linker; a test compares both
+//! with the finished file.
 
 use core::arch::global_asm;
 
-/// One symbol: `name@@node` is a label with a jump to `function`; `jump` is the instruction, and `type` what begins the name
-/// of a type in the assembler of this processor.
+/// One symbol: `name@@node` is a label with a jump to `function`; `jump` is the instruction, and
+/// `type` what begins the name of a type in the assembler of this processor.
 macro_rules! label {
     ($node:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
         global_asm!(
@@ -41,7 +43,8 @@ macro_rules! export {
     };
 }
 
-/// Names that share one answer: `"NODE", function: name name ...`, with the functions of `unsupported.rs`.
+/// Names that share one answer: `"NODE", function: name name ...`, with the functions of
+/// `unsupported.rs`.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, $name, crate::unsupported::$answer);)+)+
@@ -119,7 +122,8 @@ refuse! {
         ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
 }
 
-// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries read; always false.
+// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries
+// read; always false.
 global_asm!(
     ".pushsection .bss.roxe_export_verbs_allow_disassociate_destroy,\"aw\",%nobits",
     ".globl roxe_export_verbs_allow_disassociate_destroy",

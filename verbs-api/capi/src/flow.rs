@@ -1,8 +1,8 @@
 //! Flow steering: the rules of C programs as flows of the provider (`man ibv_create_flow`).
 //!
-//! A rule is an `ibv_flow_attr` with specifications behind it, one after the other, each as long as it says. Programs pack
-//! them, so nothing is aligned. A specification of headers is a filter of values followed by one of masks; where the fields
-//! of a filter lie is in [`FORMATS`].
+//! A rule is an `ibv_flow_attr` with specifications behind it, one after the other, each as long as
+//! it says. Programs pack them, so nothing is aligned. A specification of headers is a filter of
+//! values followed by one of masks; where the fields of a filter lie is in [`FORMATS`].
 
 use crate::abi::{ibv_counters, ibv_flow, ibv_flow_attr, ibv_qp, ibv_qp_ex};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
@@ -22,7 +22,8 @@ const INNER: u32 = 0x100;
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_COUNT: u32 = 0x1003;
-/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS` and `_ACTION_HANDLE`: verbs has them, roxe does not.
+/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS` and `_ACTION_HANDLE`: verbs has them, roxe
+/// does not.
 const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
 /// Bytes of the type and the size that start every specification.
 const HEADER: usize = 6;
@@ -91,8 +92,9 @@ struct Specs {
 }
 
 impl Specs {
-    /// Adds a specification of `kind`, whose first `bytes.len()` bytes are `bytes`. EINVAL: too short, unknown, or in
-    /// contradiction to another. EOPNOTSUPP: a header or an action that roxe does not know.
+    /// Adds a specification of `kind`, whose first `bytes.len()` bytes are `bytes`. EINVAL: too
+    /// short, unknown, or in contradiction to another. EOPNOTSUPP: a header or an action that roxe
+    /// does not know.
     fn add(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
         match kind {
             ACTION_TAG => {
@@ -142,14 +144,16 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
 /// Reads the specifications behind `attr`.
 ///
 /// # Safety
-/// `attr` points to a whole rule: the structure and as many specifications as it says, each as long as it says.
+/// `attr` points to a whole rule: the structure and as many specifications as it says, each as long
+/// as it says.
 unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     let mut specs = Specs::default();
     let mut at = attr.wrapping_add(1).cast::<u8>();
     // SAFETY: this function's contract.
     let count = unsafe { (&raw const (*attr).num_of_specs).read_unaligned() };
     for _ in 0..count {
-        // SAFETY: this function's contract: there is another specification, which starts with these bytes.
+        // SAFETY: this function's contract: there is another specification, which starts with these
+        // bytes.
         let header = unsafe { at.cast::<[u8; HEADER]>().read_unaligned() };
         let [a, b, c, d, e, f] = header;
         let (kind, size) = (u32::from_ne_bytes([a, b, c, d]), usize::from(u16::from_ne_bytes([e, f])));
@@ -158,7 +162,8 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
         }
         let mut bytes = [0; LONGEST];
         let read = size.min(LONGEST);
-        // SAFETY: the specification has `size` bytes by this function's contract; the copy has room for `read`.
+        // SAFETY: the specification has `size` bytes by this function's contract; the copy has room
+        // for `read`.
         unsafe { at.copy_to_nonoverlapping(bytes.as_mut_ptr(), read) };
         specs.add(kind, &bytes[..read])?;
         at = at.wrapping_add(size);
@@ -166,8 +171,8 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     Ok(specs)
 }
 
-/// The kind of a rule, and whether it lets frames pass; EINVAL for what verbs does not define, EOPNOTSUPP for rules on what
-/// is sent.
+/// The kind of a rule, and whether it lets frames pass; EINVAL for what verbs does not define,
+/// EOPNOTSUPP for rules on what is sent.
 fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
         return Err(EINVAL);
@@ -200,7 +205,8 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     Ok(FlowInit { kind, wanted, passes, drops, tag: tag.unwrap_or_default(), counters })
 }
 
-/// `man ibv_create_flow`: EINVAL for what verbs does not define, EOPNOTSUPP for UD and for what roxe cannot match.
+/// `man ibv_create_flow`: EINVAL for what verbs does not define, EOPNOTSUPP for UD and for what
+/// roxe cannot match.
 pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     pointer(|| {
         let qp = Object::<ibv_qp_ex>::live(handle)?;

@@ -1,7 +1,9 @@
-//! Importing: a second handle for a device, domain or region of this process, found by the numbers that programs pass on.
+//! Importing: a second handle for a device, domain or region of this process, found by the numbers
+//! that programs pass on.
 //!
-//! The numbers are the kernel's for a card in hardware. Here they name objects of this process; a descriptor or number
-//! that came from another process names nothing, because its memory and its queues cannot be reached from here.
+//! The numbers are the kernel's for a card in hardware. Here they name objects of this process; a
+//! descriptor or number that came from another process names nothing, because its memory and its
+//! queues cannot be reached from here.
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd, verbs_context};
 use crate::context;
@@ -26,13 +28,15 @@ fn identity(fd: c_int) -> Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// `man ibv_import_device`: EOPNOTSUPP for the descriptor of another process. The descriptor belongs to the new context.
+/// `man ibv_import_device`: EOPNOTSUPP for the descriptor of another process. The descriptor
+/// belongs to the new context.
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
         let wanted = identity(cmd_fd)?;
         let is_it = |object: &Object<verbs_context>| {
             let context = &object.inner.context;
-            // SAFETY: the structure lives as long as the object and the field is never written after creation.
+            // SAFETY: the structure lives as long as the object and the field is never written
+            // after creation.
             let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };

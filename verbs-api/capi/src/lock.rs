@@ -1,8 +1,9 @@
-//! The order of this crate's locks, outermost first. All of them are outside of those of the crates that it uses
-//! ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first. All of them are outside of those of the crates
+//! that it uses ([`roxe_provider::lock`]).
 //!
-//! Not in it: the locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and holds as long as it likes, in an order
-//! of its own, and the counts of events that wait for their acknowledgement, under which nothing else is done.
+//! Not in it: the locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and holds as
+//! long as it likes, in an order of its own, and the counts of events that wait for their
+//! acknowledgement, under which nothing else is done.
 
 roxe_provider::ranks! { pub(crate), 4_000.. ;
     /// `rdmacm::channel`: who takes the next event.

@@ -15,10 +15,12 @@ const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 const REREG_TRANSLATION: c_int = 1;
 const REREG_PD: c_int = 2;
 const REREG_ACCESS: c_int = 4;
-/// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no preparation.
+/// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no
+/// preparation.
 const FORK_UNNEEDED: c_int = 2;
 
-/// The rights that `bits` name; hints that the device does not know are left out, other unknown bits refused.
+/// The rights that `bits` name; hints that the device does not know are left out, other unknown
+/// bits refused.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
     Access::from_bits(known).ok_or(EINVAL)
@@ -111,8 +113,8 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
     })
 }
 
-/// `man ibv_rereg_mr`. Each failure is -1, `IBV_REREG_MR_ERR_INPUT`, "the old region is still valid", because it is;
-/// errno says why.
+/// `man ibv_rereg_mr`. Each failure is -1, `IBV_REREG_MR_ERR_INPUT`, "the old region is still
+/// valid", because it is; errno says why.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     handle: *mut ibv_mr,
     flags: c_int,
@@ -125,7 +127,8 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         let object = Object::<ibv_mr>::live(handle)?;
         object.inner.reregister(change(flags, pd, addr, length, access.cast_unsigned())?)?;
         let exposed = object.exposed();
-        // SAFETY: the structure is alive, and its fields belong to the call that changes the region.
+        // SAFETY: the structure is alive, and its fields belong to the call that changes the
+        // region.
         unsafe {
             if flags & REREG_TRANSLATION != 0 {
                 (&raw mut (*exposed).addr).write(addr);

@@ -1,10 +1,11 @@
 //! Objects that C programs hold pointers to, and the register of those that are alive.
 //!
-//! An object is one heap block: first the structure the program sees and may write to, then the Rust part. The register
-//! turns NULL, a handle of another library and a stale one of a control call into EINVAL, and a late event of a destroyed object into
-//! nothing. It also notices when the program has written over the `context` or `handle` field of a structure: such a
-//! call is refused, and the object is as it was once the field is put back. The data path does not consult it: there a
-//! handle is only compared with NULL, as in every verbs library.
+//! An object is one heap block: first the structure the program sees and may write to, then the
+//! Rust part. The register turns NULL, a handle of another library and a stale one of a control
+//! call into EINVAL, and a late event of a destroyed object into nothing. It also notices when the
+//! program has written over the `context` or `handle` field of a structure: such a call is refused,
+//! and the object is as it was once the field is put back. The data path does not consult it: there
+//! a handle is only compared with NULL, as in every verbs library.
 //!
 //! Touches the heap blocks it made and nothing else.
 
@@ -26,8 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A C structure that starts an object, and the handle that programs hold.
 ///
 /// # Safety
-/// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`, `CONTEXT_FIELD` that of a pointer and `HANDLE_FIELD` that of a
-/// 32-bit number.
+/// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`, `CONTEXT_FIELD` that of a pointer and
+/// `HANDLE_FIELD` that of a 32-bit number.
 pub(crate) unsafe trait Exposed: 'static {
     /// What the program's pointer points to.
     type Handle;
@@ -41,13 +42,14 @@ pub(crate) unsafe trait Exposed: 'static {
     const HANDLE_FIELD: Option<usize> = None;
 }
 
-/// Says which C structures start objects: `structure => handle [at field]: Rust part, context = field, number = field`.
+/// Says which C structures start objects: `structure => handle [at field]: Rust part, context =
+/// field, number = field`.
 macro_rules! exposed {
     ($($structure:ident => $handle:ident $(at $at:ident)?: $inner:ty
         $(, context = $($context:ident).+)? $(, number = $($number:ident).+)?;)+) => {
         $(
-            // SAFETY: the handle is the field of that name, or what the structure starts with; the offsets are those of
-            // fields of these types.
+            // SAFETY: the handle is the field of that name, or what the structure starts with; the
+            // offsets are those of fields of these types.
             unsafe impl crate::object::Exposed for $structure {
                 type Handle = $handle;
                 type Inner = $inner;
@@ -61,7 +63,8 @@ macro_rules! exposed {
 
 pub(crate) use exposed;
 
-/// What the structure of an object says about where it belongs: fields that are written when it is made and never again.
+/// What the structure of an object says about where it belongs: fields that are written when it is
+/// made and never again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     /// Address of the context; 0 where the structure does not name one.
@@ -100,8 +103,9 @@ pub(crate) struct Object<E: Exposed> {
     pub(crate) inner: E::Inner,
 }
 
-// SAFETY: the Rust part is Send and Sync; the exposed part is reached through raw pointers only, by the program and by
-// us, under the rules of the verbs interface (fields are written by whoever owns the call in progress).
+// SAFETY: the Rust part is Send and Sync; the exposed part is reached through raw pointers only, by
+// the program and by us, under the rules of the verbs interface (fields are written by whoever owns
+// the call in progress).
 unsafe impl<E: Exposed> Sync for Object<E> {}
 
 /// Names an object in events for as long as the process lives.
@@ -142,8 +146,8 @@ impl<E: Exposed> Object<E> {
         Self::publish(token, expose(token.short()), inner)
     }
 
-    /// Makes an object in a block of the program's allocator, if there is one and it does not leave the choice to
-    /// us; ENOMEM if it has no memory.
+    /// Makes an object in a block of the program's allocator, if there is one and it does not leave
+    /// the choice to us; ENOMEM if it has no memory.
     pub(crate) fn publish_in(
         allocator: Option<ObjectAllocator>,
         token: Token,
@@ -174,10 +178,11 @@ impl<E: Exposed> Object<E> {
         handle
     }
 
-    /// The object behind the handle of a control call; EINVAL if there is none of this kind, or if its structure does not
-    /// say any more what it said when the object was made.
+    /// The object behind the handle of a control call; EINVAL if there is none of this kind, or if
+    /// its structure does not say any more what it said when the object was made.
     ///
-    /// The program promises, as everywhere in verbs, not to destroy an object while another call uses it.
+    /// The program promises, as everywhere in verbs, not to destroy an object while another call
+    /// uses it.
     pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::unchanged(handle, EINVAL)
     }
@@ -187,14 +192,15 @@ impl<E: Exposed> Object<E> {
         if handle.is_null() { Ok(None) } else { Self::live(handle).map(Some) }
     }
 
-    /// The object behind the handle of a call that destroys it; EINVAL if there is none of this kind. A structure that
-    /// names another object is ENOENT, as the kernel answers for a number that it did not give out
-    /// (`rdma_lookup_get_uobject`).
+    /// The object behind the handle of a call that destroys it; EINVAL if there is none of this
+    /// kind. A structure that names another object is ENOENT, as the kernel answers for a number
+    /// that it did not give out (`rdma_lookup_get_uobject`).
     pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::unchanged(handle, ENOENT)
     }
 
-    /// The object behind a handle; EINVAL if there is none, `changed` if its structure names another.
+    /// The object behind a handle; EINVAL if there is none, `changed` if its structure names
+    /// another.
     fn unchanged<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
         let object = match REGISTER.lock().by_address.get(&handle.addr()) {
             // SAFETY: the register says that a block of this type lies there and was not freed.
@@ -211,18 +217,20 @@ impl<E: Exposed> Object<E> {
         self.identity.handle
     }
 
-    /// Calls `use_it` with the object behind a handle, whatever its structure says; it cannot be retired meanwhile.
+    /// Calls `use_it` with the object behind a handle, whatever its structure says; it cannot be
+    /// retired meanwhile.
     pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
         let register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
-        // SAFETY: the register says that a block of this type lies there, and it cannot be freed while locked.
+        // SAFETY: the register says that a block of this type lies there, and it cannot be freed
+        // while locked.
         Ok(use_it(unsafe { &*Self::block(handle) }))
     }
 
-    /// First half of destroying an object that has events: none finds it any more, and those handed out may still be
-    /// acknowledged.
+    /// First half of destroying an object that has events: none finds it any more, and those handed
+    /// out may still be acknowledged.
     pub(crate) fn conceal(&self) {
         REGISTER.lock().by_token.remove(&self.token);
     }
@@ -233,30 +241,35 @@ impl<E: Exposed> Object<E> {
         let mut alive = register.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
         alive.find_map(|&(address, _)| {
             let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-            // SAFETY: registered with this type, and it cannot be freed while the register is locked.
+            // SAFETY: registered with this type, and it cannot be freed while the register is
+            // locked.
             choose(unsafe { &*Self::block(handle) })
         })
     }
 
-    /// What `choose` makes of the object that shows this number (`man ibv_import_pd`); EINVAL if there is none that it wants.
+    /// What `choose` makes of the object that shows this number (`man ibv_import_pd`); EINVAL if
+    /// there is none that it wants.
     pub(crate) fn numbered<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
         Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
     }
 
-    /// Takes an object out of the register, whatever its structure says; dropping the result frees it.
+    /// Takes an object out of the register, whatever its structure says; dropping the result frees
+    /// it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
         register.by_address.remove(&handle.addr());
-        // SAFETY: the block was alive until the line above, and whoever removes the entry owns the block.
+        // SAFETY: the block was alive until the line above, and whoever removes the entry owns the
+        // block.
         let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
         register.by_token.remove(&object.token);
         Ok(object)
     }
 
-    /// Destroys an object without events: `release` ends what the provider has, or refuses; then the block is freed.
+    /// Destroys an object without events: `release` ends what the provider has, or refuses; then
+    /// the block is freed.
     pub(crate) fn destroy(
         handle: *mut E::Handle,
         release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
@@ -265,8 +278,8 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// Destroys an object as [`destroy`](Self::destroy) does, and waits in between until the program has acknowledged all
-    /// of its `events`.
+    /// Destroys an object as [`destroy`](Self::destroy) does, and waits in between until the
+    /// program has acknowledged all of its `events`.
     pub(crate) fn destroy_acknowledged(
         handle: *mut E::Handle,
         release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
@@ -296,7 +309,8 @@ impl<E: Exposed> Object<E> {
         self.exposed.get().cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast()
     }
 
-    /// The structure the program sees. Read and write single fields through it; never make a reference to it.
+    /// The structure the program sees. Read and write single fields through it; never make a
+    /// reference to it.
     pub(crate) fn exposed(&self) -> *mut E {
         self.exposed.get()
     }
@@ -334,7 +348,8 @@ impl<E: Exposed> Drop for Retired<E> {
     }
 }
 
-/// Calls `use_it` with the object named `token` if it is of this kind and alive; it cannot be retired meanwhile.
+/// Calls `use_it` with the object named `token` if it is of this kind and alive; it cannot be
+/// retired meanwhile.
 pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Object<E>) -> T) -> Option<T> {
     let register = REGISTER.lock();
     let &(address, kind) = register.by_token.get(&token)?;
@@ -342,12 +357,13 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-    // SAFETY: registered with this type, and `retire` needs the lock held here before it can free the block.
+    // SAFETY: registered with this type, and `retire` needs the lock held here before it can free
+    // the block.
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
-/// Events handed to the program and not acknowledged yet; destroying the object waits for them (`man
-/// ibv_get_cq_event`).
+/// Events handed to the program and not acknowledged yet; destroying the object waits for them
+/// (`man ibv_get_cq_event`).
 #[derive(Default)]
 pub(crate) struct Unacked {
     count: parking_lot::Mutex<u64>,

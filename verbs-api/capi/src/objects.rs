@@ -1,8 +1,8 @@
-//! The objects of libibverbs: the C structure that the program sees of each, the Rust part behind it, and
-//! how a call gets from a handle to what the provider has.
+//! The objects of libibverbs: the C structure that the program sees of each, the Rust part behind
+//! it, and how a call gets from a handle to what the provider has.
 //!
-//! Objects that name others do so by the provider's types, so everything here lies below the files that
-//! make and use them.
+//! Objects that name others do so by the provider's types, so everything here lies below the files
+//! that make and use them.
 
 use crate::abi::*;
 use crate::allocator::{Allocators, ObjectAllocator, Resource};
@@ -109,11 +109,13 @@ pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
 /// The context that the structure of a protection domain names.
 pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     let object = Object::<ibv_pd>::live(pd)?;
-    // SAFETY: the structure lives as long as the object and the field is never written after creation.
+    // SAFETY: the structure lives as long as the object and the field is never written after
+    // creation.
     Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 
-/// The allocator of the program that an object of the domain `handle` comes from; `None` if it is ours.
+/// The allocator of the program that an object of the domain `handle` comes from; `None` if it is
+/// ours.
 pub(crate) fn allocator(handle: *mut ibv_pd, resource: Resource) -> Result<Option<ObjectAllocator>> {
     let parent = Object::<ibv_pd>::live(handle)?.inner.parent.as_ref();
     let allocators = parent.and_then(|parent| parent.allocators);

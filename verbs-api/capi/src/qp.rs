@@ -1,4 +1,5 @@
-//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs` and `qp_ex.rs`.
+//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs`
+//! and `qp_ex.rs`.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
@@ -109,7 +110,8 @@ fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask)
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
-/// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does not know.
+/// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does
+/// not know.
 fn coded<T: Default>(mask: AttrMask, bit: AttrMask, code: c_int, convert: fn(u8) -> Option<T>) -> Result<Option<T>> {
     if !mask.contains(bit) {
         return Ok(None);
@@ -117,7 +119,8 @@ fn coded<T: Default>(mask: AttrMask, bit: AttrMask, code: c_int, convert: fn(u8)
     u8::try_from(code).ok().and_then(convert).map(Some).ok_or(EINVAL)
 }
 
-/// Attributes as the transport has them. Fields that `mask` does not name may hold anything and are not looked at.
+/// Attributes as the transport has them. Fields that `mask` does not name may hold anything and are
+/// not looked at.
 fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let state = |code: u8| QpState::from_code(code.into());
     let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
@@ -212,8 +215,8 @@ pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, for less than 1 Mbit/s, and for a burst without a rate. Packets are
-/// counted as they are, whatever size is typical.
+/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, for less than 1 Mbit/s, and for a burst
+/// without a rate. Packets are counted as they are, whatever size is typical.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
         let qp = qp(handle)?;
@@ -255,7 +258,8 @@ fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
     })
 }
 
-/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event is acknowledged.
+/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event
+/// is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     let release = |inner: &QpInner| {
         inner.qp.check_detached()?;

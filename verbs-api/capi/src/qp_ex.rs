@@ -1,7 +1,9 @@
-//! The `ibv_wr_*` interface: work requests put together call by call and posted as one batch (`man ibv_wr_post`).
+//! The `ibv_wr_*` interface: work requests put together call by call and posted as one batch (`man
+//! ibv_wr_post`).
 //!
-//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then nothing reaches the queue,
-//! so that an abort, or an error of any call in between, leaves no trace.
+//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then
+//! nothing reaches the queue, so that an abort, or an error of any call in between, leaves no
+//! trace.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::ud_dest;
@@ -18,8 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// What the program sees. A QP has the builders of everything that its service can do, whichever it was created
-/// with: programs use more than they asked for, because other providers let them.
+/// What the program sees. A QP has the builders of everything that its service can do, whichever it
+/// was created with: programs use more than they asked for, because other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     with_functions!(ibv_qp_ex {
         self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
@@ -130,7 +132,8 @@ operations! {
 }
 
 unsafe extern "C" fn wr_bind_mw(qp: Qpx, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living window and region.
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living window
+    // and region.
     unsafe {
         with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, window::bind_type_2(mw, rkey, info)?));
     }
@@ -157,8 +160,8 @@ refused! {
 /// The 8 bytes are copied now; whatever `max_inline_data` is.
 unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word: *const c_void) {
     let op = SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) };
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the program may read. The
-    // fields of the QP are read only if it is not NULL.
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the
+    // program may read. The fields of the QP are read only if it is not NULL.
     unsafe {
         with_batch(qp, |batch| {
             batch.begin((*qp).wr_id, (*qp).wr_flags, op)?;
@@ -167,10 +170,11 @@ unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word:
     }
 }
 
-/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data, `level` is 0 for the range and 1
-/// for the whole region.
+/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
+/// `level` is 0 for the range and 1 for the whole region.
 unsafe extern "C" fn wr_flush(qp: Qpx, rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`; its fields are read only if it is not NULL.
+    // SAFETY: called through the structure of a living QP, after `wr_start`; its fields are read
+    // only if it is not NULL.
     unsafe {
         with_batch(qp, |batch| {
             let length = u32::try_from(length).map_err(|_| EINVAL)?;
@@ -187,7 +191,8 @@ unsafe extern "C" fn wr_flush(qp: Qpx, rkey: u32, remote_addr: u64, length: usiz
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: Qpx, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living address handle.
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living address
+    // handle.
     unsafe {
         with_batch(qp, |batch| {
             if batch.service != Service::Ud {
@@ -234,7 +239,8 @@ unsafe extern "C" fn wr_set_sge_list(qp: Qpx, count: usize, list: *const ibv_sge
 
 unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr, length };
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the program may read.
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
+    // program may read.
     unsafe { with_batch(qp, |batch| batch.set_inline([buffer].into_iter())) };
 }
 
@@ -245,6 +251,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const
     }
     // SAFETY: the program passes `count` elements, and `i` is below that.
     let at = |i| unsafe { list.add(i).read() };
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the program may read.
+    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
+    // program may read.
     unsafe { with_batch(qp, |batch| batch.set_inline((0..count).map(at))) };
 }

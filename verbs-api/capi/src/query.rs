@@ -19,8 +19,9 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
-/// Page faults are the operating system's, so every access of every service may meet one: `IBV_ODP_SUPPORT` and
-/// `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0 on, as far as the service does them.
+/// Page faults are the operating system's, so every access of every service may meet one:
+/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0
+/// on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// What services of XRC do when a page is missing: their receives are all shared.
@@ -33,16 +34,19 @@ const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
     rx_hash_fields_mask: HashFields::all().bits(),
     rx_hash_function: wq::TOEPLITZ,
 };
-/// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`, operations, elements of a tag.
+/// `struct ibv_tm_caps`: the longest rendezvous request, tags of a queue, `IBV_TM_CAP_RC`,
+/// operations, elements of a tag.
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
 const RAW_PACKET_CAPS: u32 = 1 << 2;
-/// The types of queue pairs that keep to a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packets, both ends of XRC.
+/// The types of queue pairs that keep to a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packets,
+/// both ends of XRC.
 const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst`; bytes of a larger, newer structure are zeroed.
+/// Copies the first `size` bytes of `value` to `dst`; bytes of a larger, newer structure are
+/// zeroed.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
@@ -50,7 +54,8 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     if dst.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: at most `size` bytes are written, which this function's contract allows; the source has `size_of::<T>()`.
+    // SAFETY: at most `size` bytes are written, which this function's contract allows; the source
+    // has `size_of::<T>()`.
     unsafe {
         dst.cast::<u8>().write_bytes(0, size);
         dst.cast::<u8>().copy_from_nonoverlapping((&raw const *value).cast(), size.min(size_of::<T>()));
@@ -206,7 +211,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if they do not fit.
+/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if they do not
+/// fit.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     handle: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -221,7 +227,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
         }
         for (i, entry) in found.iter().enumerate() {
             let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size));
-            // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below that.
+            // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below
+            // that.
             unsafe { write_prefix(slot, size, &gid_entry(entry)) }?;
         }
         c_int::try_from(found.len()).map_err(|_| EINVAL)
@@ -229,7 +236,8 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     isize::try_from(count).unwrap_or_default()
 }
 
-/// The type of a GID in the enumeration of old programs (`ibv_devinfo`, pyverbs); a hole counts as type 0.
+/// The type of a GID in the enumeration of old programs (`ibv_devinfo`, pyverbs); a hole counts as
+/// type 0.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     handle: *mut ibv_context,
     port: u8,

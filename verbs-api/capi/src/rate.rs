@@ -7,7 +7,8 @@ use core::ffi::c_int;
 /// The rate that means "as fast as the port goes", and "no such rate" when converting to a rate.
 const RATE_MAX: c_int = 0;
 
-/// One rate: its number, Mbit/s on the wire, and the multiple of the 2.5 Gbit/s base rate where one is defined.
+/// One rate: its number, Mbit/s on the wire, and the multiple of the 2.5 Gbit/s base rate where one
+/// is defined.
 struct Rate {
     code: c_int,
     mbps: c_int,
@@ -65,7 +66,8 @@ pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|r| r.mbps == mbps).map_or(RATE_MAX, |r| r.code)
 }
 
-/// Mbit/s of the `static_rate` of an address; 0 for the rate of the port, and for a number that is no rate: perftest passes such.
+/// Mbit/s of the `static_rate` of an address; 0 for the rate of the port, and for a number that is
+/// no rate: perftest passes such.
 pub(crate) fn static_rate(code: u8) -> u32 {
     u32::try_from(ibv_rate_to_mbps(code.into())).unwrap_or(0)
 }

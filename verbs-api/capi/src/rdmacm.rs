@@ -1,13 +1,17 @@
-//! librdmacm: the functions of `rdma/rdma_cma.h`, and what the inline functions of `rdma/rdma_verbs.h` need.
+//! librdmacm: the functions of `rdma/rdma_cma.h`, and what the inline functions of
+//! `rdma/rdma_verbs.h` need.
 //!
-//! Identifiers of the provider report to channels only and never wait; what waits is here: a synchronous identifier has a
-//! channel of its own, and its calls take their outcome from it. Events know identifiers by the token of their object, so an
-//! event of one that is gone finds nothing.
+//! Identifiers of the provider report to channels only and never wait; what waits is here: a
+//! synchronous identifier has a channel of its own, and its calls take their outcome from it.
+//! Events know identifiers by the token of their object, so an event of one that is gone finds
+//! nothing.
 //!
-//! - `channel.rs`: channels; `id.rs`: the identifier and what programs read in it; `event.rs`: events; `lifecycle.rs`: from making
-//!   an identifier to destroying it;
-//! - `devices.rs`: open devices and what identifiers share on them; `address.rs`, `addrinfo.rs`: addresses;
-//! - `resolve.rs`, `connect.rs`, `endpoint.rs`, `queues.rs`, `multicast.rs`, `options.rs`, `ece.rs`: the calls.
+//! - `channel.rs`: channels; `id.rs`: the identifier and what programs read in it; `event.rs`:
+//!   events; `lifecycle.rs`: from making an identifier to destroying it;
+//! - `devices.rs`: open devices and what identifiers share on them; `address.rs`, `addrinfo.rs`:
+//!   addresses;
+//! - `resolve.rs`, `connect.rs`, `endpoint.rs`, `queues.rs`, `multicast.rs`, `options.rs`,
+//!   `ece.rs`: the calls.
 
 pub(crate) mod address;
 mod addrinfo;

@@ -1,9 +1,11 @@
 //! librdmacm's sockets: the functions of `rdma/rsocket.h`, over the crate `roxe-rsockets`.
 //!
-//! They are the calls of ordinary sockets with an `r` in front, and answer as those do: -1 and `errno`. Here: what C means by
-//! its pointers and lengths. EBADF for numbers that are no rsockets, EFAULT for NULL where something has to be.
+//! They are the calls of ordinary sockets with an `r` in front, and answer as those do: -1 and
+//! `errno`. Here: what C means by its pointers and lengths. EBADF for numbers that are no rsockets,
+//! EFAULT for NULL where something has to be.
 //!
-//! - `open.rs`: from nothing to a connection; `data_path.rs`: bytes; `control.rs`: waiting, options, mappings.
+//! - `open.rs`: from nothing to a connection; `data_path.rs`: bytes; `control.rs`: waiting,
+//!   options, mappings.
 
 mod control;
 mod data;
@@ -60,7 +62,8 @@ unsafe fn bytes_mut<'a>(start: *mut u8, len: usize) -> Result<&'a mut [u8]> {
     }
 }
 
-/// The address that a program names. EINVAL when it is too short for its family, EAFNOSUPPORT for families without sockets.
+/// The address that a program names. EINVAL when it is too short for its family, EAFNOSUPPORT for
+/// families without sockets.
 ///
 /// # Safety
 /// `addr` is NULL or has `len` bytes.
@@ -88,7 +91,8 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
     }
 }
 
-/// Where a program wants an address: `len` says how much room there is, and afterwards how long the address is.
+/// Where a program wants an address: `len` says how much room there is, and afterwards how long the
+/// address is.
 #[derive(Clone, Copy)]
 struct AddressOut {
     addr: *mut sockaddr,
@@ -126,7 +130,8 @@ impl AddressOut {
             Some(addr @ SocketAddr::V4(_)) => (address::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in>()),
             Some(addr @ SocketAddr::V6(_)) => (address::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in6>()),
         };
-        // SAFETY: this function's contract; no more is copied than there is and than there is room for.
+        // SAFETY: this function's contract; no more is copied than there is and than there is room
+        // for.
         unsafe {
             if !self.addr.is_null() {
                 let room = (*self.len as usize).min(size);

@@ -26,8 +26,8 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Makes an SRQ and writes what it really takes back to `wanted`. The limit is not part of creation (`man
-/// ibv_create_srq`), so it starts unarmed.
+/// Makes an SRQ and writes what it really takes back to `wanted`. The limit is not part of creation
+/// (`man ibv_create_srq`), so it starts unarmed.
 pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wanted: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
     publish(handle, srq_context, wanted, |init| pd.create_srq(init))

@@ -18,7 +18,8 @@ const ADD: c_int = 0;
 const DEL: c_int = 1;
 const SYNC: c_int = 2;
 
-/// `man ibv_create_srq_ex`: EINVAL without an extended CQ, since no other tells what matched (as libmlx5 has it).
+/// `man ibv_create_srq_ex`: EINVAL without an extended CQ, since no other tells what matched (as
+/// libmlx5 has it).
 pub(crate) fn create_srq(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
     let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
     let [max_tags, max_ops] = init.tm_cap;
@@ -52,7 +53,8 @@ unsafe fn post_one(srq: &roxe_provider::Srq, wr: &mut ibv_ops_wr) -> Result<()> 
     Ok(())
 }
 
-/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or of operations that are not polled, is full.
+/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or of operations that are not polled, is
+/// full.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     handle: *mut ibv_srq,
     wr: *mut ibv_ops_wr,

@@ -1,9 +1,10 @@
 //! The data path for programs built with ThreadSanitizer.
 //!
-//! What a thread did before it posted a request has happened when another sees the completion: programs hand buffers over
-//! that way. The sanitizer sees neither our locks nor what the peer does, so it is told. Which functions a context has is
-//! chosen when it is opened, so others pay nothing. All requests and completions of the process are one order here: it may
-//! miss a race of the program with itself, but never reports one that is none.
+//! What a thread did before it posted a request has happened when another sees the completion:
+//! programs hand buffers over that way. The sanitizer sees neither our locks nor what the peer
+//! does, so it is told. Which functions a context has is chosen when it is opened, so others pay
+//! nothing. All requests and completions of the process are one order here: it may miss a race of
+//! the program with itself, but never reports one that is none.
 
 use crate::abi::*;
 use crate::{cq_ex, data_path, qp_ex};
@@ -29,7 +30,8 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 }
 
 fn annotation(name: &CStr) -> Option<Annotation> {
-    // SAFETY: the name is a string of C; the answer is NULL or the function of this name, whose type is documented.
+    // SAFETY: the name is a string of C; the answer is NULL or the function of this name, whose
+    // type is documented.
     unsafe { core::mem::transmute::<*mut c_void, Option<Annotation>>(libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) }
 }
 
@@ -79,8 +81,9 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-/// The functions with an annotation: before the plain one it says that what this thread did so far comes before what others do
-/// behind a completion (`release`), or after it, if it found a completion, that it comes after what others did (`acquire`).
+/// The functions with an annotation: before the plain one it says that what this thread did so far
+/// comes before what others do behind a completion (`release`), or after it, if it found a
+/// completion, that it comes after what others did (`acquire`).
 macro_rules! annotated {
     ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
         $(after acquire if $found:expr)?;)+) => {

@@ -1,7 +1,8 @@
-//! Answers of the calls that roxe does not implement: EOPNOTSUPP in the way each call reports errors.
+//! Answers of the calls that roxe does not implement: EOPNOTSUPP in the way each call reports
+//! errors.
 //!
-//! One function serves many symbols. None of those looks at its arguments, so the number and types of the arguments, even
-//! a variable number, do not matter to the calling convention.
+//! One function serves many symbols. None of those looks at its arguments, so the number and types
+//! of the arguments, even a variable number, do not matter to the calling convention.
 
 use crate::errno::{EOPNOTSUPP, set_errno};
 use core::ffi::{c_int, c_long, c_void};
@@ -17,13 +18,15 @@ pub(crate) extern "C" fn null() -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// For calls that return -1 and set errno; wide enough for those that return a `ssize_t` or an offset.
+/// For calls that return -1 and set errno; wide enough for those that return a `ssize_t` or an
+/// offset.
 pub(crate) extern "C" fn minus_one() -> c_long {
     set_errno(libc::EOPNOTSUPP);
     -1
 }
 
-/// For calls that cannot report anything, or whose "nothing there" is zero (a port number, a length).
+/// For calls that cannot report anything, or whose "nothing there" is zero (a port number, a
+/// length).
 pub(crate) extern "C" fn nothing() -> c_long {
     0
 }

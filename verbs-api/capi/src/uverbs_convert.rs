@@ -1,5 +1,5 @@
-//! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for programs that talk to
-//! `rdma_cm` themselves. Copies field by field; touches nothing else.
+//! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for
+//! programs that talk to `rdma_cm` themselves. Copies field by field; touches nothing else.
 
 use crate::abi::{copy_fields, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
 
@@ -55,7 +55,8 @@ pub(crate) struct KernQpAttr {
     reserved: [u8; 5],
 }
 
-/// `struct ib_user_path_rec` of `rdma/ib_user_sa.h`; multi-byte fields in network byte order as in [`ibv_sa_path_rec`].
+/// `struct ib_user_path_rec` of `rdma/ib_user_sa.h`; multi-byte fields in network byte order as in
+/// [`ibv_sa_path_rec`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct KernPathRec {

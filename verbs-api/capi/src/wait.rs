@@ -1,8 +1,9 @@
-//! Sleeping for an event: where a thread of the program can be cancelled in a call of ours (`man pthread_cancel`), as it can
-//! with rdma-core.
+//! Sleeping for an event: where a thread of the program can be cancelled in a call of ours (`man
+//! pthread_cancel`), as it can with rdma-core.
 //!
-//! Whatever else a call does is done while that has to wait (see `errno.rs`). The sleep itself is a plain `read` without a lock
-//! of ours, and between it and the program is nothing that stops what unwinds: these functions are `C-unwind`.
+//! Whatever else a call does is done while that has to wait (see `errno.rs`). The sleep itself is a
+//! plain `read` without a lock of ours, and between it and the program is nothing that stops what
+//! unwinds: these functions are `C-unwind`.
 
 use crate::errno::{Result, minus_one};
 use core::ffi::{c_int, c_void};
@@ -14,9 +15,10 @@ unsafe extern "C-unwind" {
     fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
 }
 
-/// For calls that wait for an event and return 0, or -1 with `errno` set. `find` says on what, once: who waits on it goes on
-/// doing so when another thread destroys it, as with rdma-core. `prepare` says on which eventfd to sleep, and what to keep until
-/// then; `take` works off an event of which a unit was read, and says whether it was one for the program.
+/// For calls that wait for an event and return 0, or -1 with `errno` set. `find` says on what,
+/// once: who waits on it goes on doing so when another thread destroys it, as with rdma-core.
+/// `prepare` says on which eventfd to sleep, and what to keep until then; `take` works off an event
+/// of which a unit was read, and says whether it was one for the program.
 pub(crate) fn for_event<T, W>(
     find: impl FnOnce() -> Result<T>,
     prepare: impl Fn(&T) -> (RawFd, W),
@@ -54,8 +56,8 @@ fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
     made.ok_or(refused)
 }
 
-/// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor says so. A signal handler
-/// installed with `SA_RESTART` does not end that.
+/// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor
+/// says so. A signal handler installed with `SA_RESTART` does not end that.
 fn take_unit(fd: RawFd) -> io::Result<()> {
     let mut unit = [0u8; 8];
     // SAFETY: room for the eight bytes that an eventfd gives.

@@ -1,18 +1,21 @@
 //! Completion timestamps as time of day.
 //!
-//! Entries carry the time of the device's clock. What makes time of day of it is one number, which a queue keeps for a second:
-//! measured for each entry it was a little different every time, and entries of one moment went back by 140 ns.
+//! Entries carry the time of the device's clock. What makes time of day of it is one number, which
+//! a queue keeps for a second: measured for each entry it was a little different every time, and
+//! entries of one moment went back by 140 ns.
 //!
 //! Reads the two clocks and touches nothing else.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds for which the clocks are believed to run alike. At 500 ppm, the most that Linux corrects a clock by, they
-/// differ by half a millisecond then.
+/// Nanoseconds for which the clocks are believed to run alike. At 500 ppm, the most that Linux
+/// corrects a clock by, they differ by half a millisecond then.
 const GOOD_FOR: u64 = 1_000_000_000;
-/// Who finds the time of day to have gone back by more nanoseconds than this takes it for a clock that was set.
+/// Who finds the time of day to have gone back by more nanoseconds than this takes it for a clock
+/// that was set.
 const SET: u64 = 1_000_000_000;
-/// How often the clocks are compared at most, because a thread may lose the processor between one and the other.
+/// How often the clocks are compared at most, because a thread may lose the processor between one
+/// and the other.
 const TRIES: u32 = 8;
 /// Nanoseconds between two looks at the device's clock that are close enough.
 const CLOSE: u64 = 1_000;
@@ -29,8 +32,8 @@ pub(crate) struct WallClock {
 }
 
 impl WallClock {
-    /// Nanoseconds since 1970 at `timestamp` of the device's clock, which does not go back from one call to the next. Nor does
-    /// the answer, unless somebody has set the time of day back.
+    /// Nanoseconds since 1970 at `timestamp` of the device's clock, which does not go back from one
+    /// call to the next. Nor does the answer, unless somebody has set the time of day back.
     pub(crate) fn at(&mut self, timestamp: u64, measure: impl FnOnce() -> u64) -> u64 {
         if timestamp >= self.stale_at {
             (self.offset, self.stale_at) = (measure(), timestamp.saturating_add(GOOD_FOR));
@@ -46,8 +49,8 @@ pub(crate) fn measure() -> u64 {
     compare().1
 }
 
-/// The two looks at the device's clock that were closest together: how far they were apart, and time of day less time of the
-/// device in the middle between them.
+/// The two looks at the device's clock that were closest together: how far they were apart, and
+/// time of day less time of the device in the middle between them.
 fn compare() -> (u64, u64) {
     let look = || {
         let before = roxe_provider::now().0;

@@ -1,4 +1,5 @@
-//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work requests: `data_path.rs`.
+//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work
+//! requests: `data_path.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
 use crate::errno::{EINVAL, Result, pointer, status};
@@ -34,7 +35,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     status(|| Object::<ibv_mw>::destroy(handle, release))
 }
 
-/// `man ibv_bind_mw`: posts the binding of a window of type 1 under its next key, which the window shows from now on.
+/// `man ibv_bind_mw`: posts the binding of a window of type 1 under its next key, which the window
+/// shows from now on.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     status(|| {
         let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
@@ -56,7 +58,8 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 /// The binding of a window of type 2 under the key that ends in the last byte of `rkey`.
 ///
 /// # Safety
-/// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a whole structure.
+/// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a
+/// whole structure.
 pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: this function's contract.
     unsafe {
@@ -65,13 +68,15 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
     }
 }
 
-/// The key of `mw` that ends in the last byte of `rkey`: the rest of it is not for the program to choose.
+/// The key of `mw` that ends in the last byte of `rkey`: the rest of it is not for the program to
+/// choose.
 fn tagged(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// The binding of `mw` to a part of `region`; EINVAL if it is not of this kind, without a region, or with unknown rights. What else is wrong is
-/// found when its turn comes, and reported as `IBV_WC_MW_BIND_ERR`.
+/// The binding of `mw` to a part of `region`; EINVAL if it is not of this kind, without a region,
+/// or with unknown rights. What else is wrong is found when its turn comes, and reported as
+/// `IBV_WC_MW_BIND_ERR`.
 fn operation(
     mw: &Mw,
     kind: MwKind,

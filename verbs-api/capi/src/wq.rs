@@ -1,4 +1,5 @@
-//! Receive work queues, the tables that spread frames over them, and the queue pairs that have nothing but such a table.
+//! Receive work queues, the tables that spread frames over them, and the queue pairs that have
+//! nothing but such a table.
 
 use crate::abi::*;
 use crate::data_path::post_wq_recv;
@@ -18,8 +19,8 @@ const ATTR_CURRENT: u32 = 1 << 1;
 const ATTR_FLAGS: u32 = 1 << 2;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 pub(crate) const TOEPLITZ: u8 = 1;
-/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and hash are needed, creation
-/// flags may be given.
+/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and
+/// hash are needed, creation flags may be given.
 const MASK_HASH_QP: u32 = 1 | 1 << 4 | 1 << 5;
 const MASK_CREATE_FLAGS: u32 = 1 << 2;
 /// `IBV_QPT_RAW_PACKET`.
@@ -134,7 +135,8 @@ pub(crate) fn is_hash_qp(init: &ibv_qp_init_attr_ex) -> bool {
     init.comp_mask & 1 << 4 != 0
 }
 
-/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device does not hash.
+/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device
+/// does not hash.
 fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     let conf = &init.rx_hash_conf;
     if conf.rx_hash_function != TOEPLITZ {

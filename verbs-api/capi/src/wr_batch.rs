@@ -1,5 +1,5 @@
-//! What the `ibv_wr_*` interface collects: the work requests between `wr_start` and `wr_complete`, with
-//! their payloads, posted all together or not at all (`man ibv_wr_post`).
+//! What the `ibv_wr_*` interface collects: the work requests between `wr_start` and `wr_complete`,
+//! with their payloads, posted all together or not at all (`man ibv_wr_post`).
 //!
 //! Knows no handles: `qp_ex.rs` finds the queue pair and holds the lock.
 
@@ -28,7 +28,8 @@ enum Payload {
     Inline(Range<usize>),
 }
 
-/// Work requests since `wr_start`. The buffers grow to what the program uses once and keep that size.
+/// Work requests since `wr_start`. The buffers grow to what the program uses once and keep that
+/// size.
 pub(crate) struct Batch {
     requests: Vec<Built>,
     sges: Vec<Sge>,
@@ -45,7 +46,8 @@ pub(crate) struct Builder {
     pub(crate) batch: UnsafeCell<Batch>,
 }
 
-// SAFETY: the batch is only touched between `wr_start` and `wr_complete` or `wr_abort`, while the lock is held.
+// SAFETY: the batch is only touched between `wr_start` and `wr_complete` or `wr_abort`, while the
+// lock is held.
 unsafe impl Sync for Builder {}
 
 impl Builder {

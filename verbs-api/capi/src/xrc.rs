@@ -1,7 +1,8 @@
-//! XRC: domains, their shared receive queues, and targets, which are queue pairs that belong to a domain.
+//! XRC: domains, their shared receive queues, and targets, which are queue pairs that belong to a
+//! domain.
 //!
-//! A target may have several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous events
-//! go to the handle that created it.
+//! A target may have several handles (`man ibv_open_qp`); it lives until the last one is destroyed.
+//! Its asynchronous events go to the handle that created it.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
@@ -82,8 +83,8 @@ pub(crate) fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number, EOPNOTSUPP if it is a
-/// number of another process.
+/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number,
+/// EOPNOTSUPP if it is a number of another process.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;

@@ -1,8 +1,10 @@
-//! What valgrind and the sanitizers have to know about us, so that they report the mistakes of a program and nothing else.
+//! What valgrind and the sanitizers have to know about us, so that they report the mistakes of a
+//! program and nothing else.
 //!
-//! `roxe run` hands it over in the variables in which these tools take options, in front of or behind what the user set there, which
-//! stays in force. Our side is not built for ThreadSanitizer: it sees our allocations and copies, but not our locks. The files
-//! in `verbs-api/cli/suppressions` say more. Touches files in the folder that it is given.
+//! `roxe run` hands it over in the variables in which these tools take options, in front of or
+//! behind what the user set there, which stays in force. Our side is not built for ThreadSanitizer:
+//! it sees our allocations and copies, but not our locks. The files in `verbs-api/cli/suppressions`
+//! say more. Touches files in the folder that it is given.
 
 use crate::private_dir::{fnv1a, place};
 use std::ffi::OsString;
@@ -13,11 +15,12 @@ use std::{env, fs};
 const VALGRIND: &str = include_str!("../suppressions/valgrind.supp");
 const THREAD_SANITIZER: &str = include_str!("../suppressions/tsan.supp");
 
-/// AddressSanitizer refuses to run behind another preloaded library; ours works behind it and in front of it.
+/// AddressSanitizer refuses to run behind another preloaded library; ours works behind it and in
+/// front of it.
 const ANY_LINK_ORDER: &str = "verify_asan_link_order=0";
 
-/// The variables to set: names and values. Writes the files that they name to `folder`, which is private. `preloads` says whether
-/// LD_PRELOAD names libraries of ours.
+/// The variables to set: names and values. Writes the files that they name to `folder`, which is
+/// private. `preloads` says whether LD_PRELOAD names libraries of ours.
 pub(crate) fn variables(folder: &Path, preloads: bool) -> io::Result<Vec<(&'static str, OsString)>> {
     let valgrind = place(folder, "valgrind.supp", VALGRIND)?;
     let mut option = OsString::from("--suppressions=");
@@ -41,7 +44,8 @@ fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsStr
     ours
 }
 
-/// TSAN_OPTIONS with our suppressions. The last file that is named counts, so one of the user's goes into a file with ours.
+/// TSAN_OPTIONS with our suppressions. The last file that is named counts, so one of the user's
+/// goes into a file with ours.
 fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsString> {
     let users = users.unwrap_or_default();
     let Some(theirs) = named_suppressions(&users.to_string_lossy()) else {

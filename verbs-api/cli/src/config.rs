@@ -19,8 +19,8 @@ const OWN: [Knob; 2] = [
     },
 ];
 
-/// Prints each variable with its value, and what it does below. Fails if one holds something that would keep programs
-/// from starting.
+/// Prints each variable with its value, and what it does below. Fails if one holds something that
+/// would keep programs from starting.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let mut table = Table::new(["VARIABLE", "VALUE", "FROM", "DEFAULT"]);
     let mut help = vec![""];

@@ -1,5 +1,5 @@
-//! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, what the connection manager says in them, and
-//! whether each is whole.
+//! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, what the connection
+//! manager says in them, and whether each is whole.
 //!
 //! Reads the file; what packets mean is the business of `roxe_wire`.
 
@@ -118,8 +118,8 @@ fn judge(net: &NetHeader, payload: &[u8]) -> Verdict {
     }
 }
 
-/// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the network device to
-/// split, which is captured before it is split.
+/// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the
+/// network device to split, which is captured before it is split.
 fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
     // Otherwise cut short by the capture, or another protocol: nothing to judge.
     let Some(Ok((net, payload))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip) else {
@@ -142,7 +142,8 @@ fn segment_header(net: &NetHeader, index: u16) -> NetHeader {
     NetHeader { ident, ..*net }
 }
 
-/// Bytes of each segment of a batch, the last excepted: the length at which the first segment is a whole packet.
+/// Bytes of each segment of a batch, the last excepted: the length at which the first segment is a
+/// whole packet.
 fn segment_size(net: &NetHeader, payload: &[u8]) -> Option<usize> {
     /// `UDP_MAX_SEGMENTS` of Linux.
     const MAX_SEGMENTS: usize = 128;

@@ -1,5 +1,5 @@
-//! Where `libroxe.so` is, and the folder in which the program's loader finds it under the names of the libraries that it
-//! stands for.
+//! Where `libroxe.so` is, and the folder in which the program's loader finds it under the names of
+//! the libraries that it stands for.
 //!
 //! Touches the file system and the environment.
 
@@ -48,7 +48,8 @@ fn own_program() -> Option<PathBuf> {
     std::env::current_exe().ok().or_else(called)
 }
 
-/// The file that is started by the name `called`: that name if it has a folder, else in the first folder of `path` that has it.
+/// The file that is started by the name `called`: that name if it has a folder, else in the first
+/// folder of `path` that has it.
 fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     if called.components().count() > 1 {
         return called.canonicalize().ok();
@@ -56,8 +57,9 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
 }
 
-/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the newest; beside the
-/// program, where it puts another link when asked for the library itself; in `../lib`, when installed.
+/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the
+/// newest; beside the program, where it puts another link when asked for the library itself; in
+/// `../lib`, when installed.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
     ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
@@ -65,8 +67,9 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 
 /// The folder with the links to `library`, made if need be.
 ///
-/// There is one folder per library file, so that two builds do not take each other's links away. Any number of starts may
-/// do this at once: every step is either atomic or harmless when another process was faster.
+/// There is one folder per library file, so that two builds do not take each other's links away.
+/// Any number of starts may do this at once: every step is either atomic or harmless when another
+/// process was faster.
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     let base = base_folder()?;
     let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;

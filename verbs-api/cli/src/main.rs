@@ -1,15 +1,17 @@
-//! The program `roxe`: runs programs on the devices, shows the devices and the settings, proves that they work, reads
-//! captures.
+//! The program `roxe`: runs programs on the devices, shows the devices and the settings, proves
+//! that they work, reads captures.
 //!
-//! Here: the command line and nothing else. Every subcommand is a module that returns what went wrong as an error whose
-//! text says what happened, to what, and what to do.
+//! Here: the command line and nothing else. Every subcommand is a module that returns what went
+//! wrong as an error whose text says what happened, to what, and what to do.
 //!
-//! | subcommand | look in |
-//! |---|---|
-//! | `roxe run` | `run.rs`, the order of things; `library.rs`, what the loader of the program shall find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were killed; `view.rs` and `view/`, `/sys/class/infiniband` |
-//! | `roxe demo` | `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do, `client.rs`, `server.rs` |
-//! | `roxe devices`, `roxe config` | `devices.rs`, `config.rs`; `table.rs` |
-//! | `roxe dump` | `dump.rs` |
+//! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
+//!   find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this
+//!   user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes
+//!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
+//! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
+//!   `client.rs`, `server.rs`
+//! - `roxe devices`, `roxe config`: `devices.rs`, `config.rs`; `table.rs`
+//! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
 mod checkers;
@@ -58,14 +60,15 @@ Exit status: that of the program; 127 if there is no such program, 126 if it can
 enum Command {
     /// Run an unmodified verbs program on roxe's devices.
     ///
-    /// The program is started with LD_LIBRARY_PATH set, so that it finds roxe's libibverbs.so.1 and librdmacm.so.1; it
-    /// keeps this process id, and its exit status is what you see.
+    /// The program is started with LD_LIBRARY_PATH set, so that it finds roxe's libibverbs.so.1 and
+    /// librdmacm.so.1; it keeps this process id, and its exit status is what you see.
     #[command(override_usage = "roxe run [OPTIONS] -- PROGRAM [ARGS]...", after_help = RUN_EXAMPLES)]
     Run(run::Args),
-    /// Show that everything works: two processes, every operation, every byte checked, with a table of the speed.
+    /// Show that everything works: two processes, every operation, every byte checked, with a table
+    /// of the speed.
     ///
-    /// Takes some seconds. The processes talk over the first device, which is the loopback interface unless ROXE_NETDEV
-    /// names another.
+    /// Takes some seconds. The processes talk over the first device, which is the loopback
+    /// interface unless ROXE_NETDEV names another.
     Demo(demo::Args),
     /// List the devices that programs find, and their addresses.
     Devices,
@@ -111,7 +114,8 @@ fn finish(name: &str, result: Result<(), Box<dyn Error>>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whether the reader of our output went away, as `head` does: nothing to report, and nobody to report it to.
+/// Whether the reader of our output went away, as `head` does: nothing to report, and nobody to
+/// report it to.
 fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -1,7 +1,8 @@
-//! Folders and files that only this user can write: the loader of the program will run code from them.
+//! Folders and files that only this user can write: the loader of the program will run code from
+//! them.
 //!
-//! Any number of starts may make them at once: every step is either atomic or harmless when another process was faster.
-//! Touches the file system.
+//! Any number of starts may make them at once: every step is either atomic or harmless when another
+//! process was faster. Touches the file system.
 
 use nix::unistd::geteuid;
 use roxe_provider::runtime_dir;
@@ -29,8 +30,8 @@ pub(crate) fn base_folder() -> Result<PathBuf, FolderError> {
     runtime_dir().map_err(FolderError::None)
 }
 
-/// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it holds: the loader will
-/// run code from it.
+/// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it
+/// holds: the loader will run code from it.
 pub(crate) fn private_folder(path: &Path) -> Result<PathBuf, FolderError> {
     let unusable = |cause| FolderError::Unusable { path: path.into(), cause };
     match fs::DirBuilder::new().mode(0o700).create(path) {
@@ -42,8 +43,8 @@ pub(crate) fn private_folder(path: &Path) -> Result<PathBuf, FolderError> {
     if ours { Ok(path.into()) } else { Err(FolderError::Untrusted { path: path.into() }) }
 }
 
-/// Makes `folder/name` a link to `target`. A wrong or missing link is replaced by renaming a new one over it, so that a
-/// program that starts meanwhile sees the old or the new link, never none.
+/// Makes `folder/name` a link to `target`. A wrong or missing link is replaced by renaming a new
+/// one over it, so that a program that starts meanwhile sees the old or the new link, never none.
 pub(crate) fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result<()> {
     let link = folder.join(name);
     if fs::read_link(&link).is_ok_and(|current| current == target) {
@@ -61,7 +62,8 @@ pub(crate) fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result
     }
 }
 
-/// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the old or the new file, whole.
+/// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the
+/// old or the new file, whole.
 pub(crate) fn place(folder: &Path, name: &str, text: &str) -> io::Result<PathBuf> {
     let path = folder.join(name);
     if !fs::read_to_string(&path).is_ok_and(|old| old == text) {
@@ -72,7 +74,8 @@ pub(crate) fn place(folder: &Path, name: &str, text: &str) -> io::Result<PathBuf
     Ok(path)
 }
 
-/// FNV-1a, 64 bits: a name for a folder, the same in every process (the standard hasher does not promise that).
+/// FNV-1a, 64 bits: a name for a folder, the same in every process (the standard hasher does not
+/// promise that).
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

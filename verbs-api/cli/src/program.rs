@@ -1,5 +1,5 @@
-//! The program that `roxe run` is about to become, looked at beforehand: where it is, and what about it keeps it from
-//! being started, or from using roxe.
+//! The program that `roxe run` is about to become, looked at beforehand: where it is, and what
+//! about it keeps it from being started, or from using roxe.
 //!
 //! Reads the file of the program and touches nothing.
 
@@ -76,12 +76,14 @@ fn interpreter(program: &Path) -> Option<PathBuf> {
     line.split(u8::is_ascii_whitespace).next().map(|path| Path::new(OsStr::from_bytes(path)).to_owned())
 }
 
-/// Whether a program is linked statically: an ELF file that asks for no loader, so that nothing leads it to roxe.
+/// Whether a program is linked statically: an ELF file that asks for no loader, so that nothing
+/// leads it to roxe.
 pub(crate) fn is_static(program: &Path) -> bool {
     asks_for_loader(program) == Some(false)
 }
 
-/// Whether an ELF file of 64 bits has a program header of the type `PT_INTERP`; `None` for all other files (`man elf`).
+/// Whether an ELF file of 64 bits has a program header of the type `PT_INTERP`; `None` for all
+/// other files (`man elf`).
 fn asks_for_loader(program: &Path) -> Option<bool> {
     const PT_INTERP: [u8; 4] = 3u32.to_ne_bytes();
     const CLASS_64: u8 = 2;

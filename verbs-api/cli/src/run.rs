@@ -1,9 +1,11 @@
-//! `roxe run -- PROGRAM`: starts a program so that its loader finds our libraries instead of the system's.
+//! `roxe run -- PROGRAM`: starts a program so that its loader finds our libraries instead of the
+//! system's.
 //!
-//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of `LD_LIBRARY_PATH`. So there is a
-//! private folder with these two names, both links to `libroxe.so` (`library.rs`), which comes first there; then this
-//! process becomes the program: its process id, its signals and its exit status are its own. Touches the environment, and
-//! through other modules the file system; no device.
+//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of
+//! `LD_LIBRARY_PATH`. So there is a private folder with these two names, both links to `libroxe.so`
+//! (`library.rs`), which comes first there; then this process becomes the program: its process id,
+//! its signals and its exit status are its own. Touches the environment, and through other modules
+//! the file system; no device.
 
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
@@ -24,7 +26,8 @@ pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
-    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules (docs/faults.md).
+    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules
+    /// (docs/faults.md).
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
@@ -36,14 +39,17 @@ pub(crate) struct Args {
     /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
     #[arg(long)]
     no_view: bool,
-    /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a fixed library path.
+    /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a
+    /// fixed library path.
     #[arg(long)]
     preload: bool,
-    /// Carry the program's TCP and UDP sockets over RDMA (rsockets); both ends of a connection need it.
+    /// Carry the program's TCP and UDP sockets over RDMA (rsockets); both ends of a connection need
+    /// it.
     ///
-    /// Sets LD_PRELOAD to librspreload.so, which stands between the program and the socket calls of the C library. Where nobody
-    /// answers by RDMA, connect() makes an ordinary connection. RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set sizes; servers that fork
-    /// need RDMAV_FORK_SAFE=1 on both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
+    /// Sets LD_PRELOAD to librspreload.so, which stands between the program and the socket calls of
+    /// the C library. Where nobody answers by RDMA, connect() makes an ordinary connection.
+    /// RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set sizes; servers that fork need RDMAV_FORK_SAFE=1 on
+    /// both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
     #[arg(long)]
     rsocket: bool,
     /// The program and its arguments.
@@ -129,7 +135,8 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     Ok(command)
 }
 
-/// Hands the options to the library in the program. What is wrong is said here: the program would only find no device.
+/// Hands the options to the library in the program. What is wrong is said here: the program would
+/// only find no device.
 fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     if let Some(netdev) = &args.netdev {
         command.env("ROXE_NETDEV", netdev);
@@ -195,7 +202,8 @@ fn show_view(args: &Args, command: &mut Command) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Sees to it that what processes have counted is printed however they end. Who cannot have that has the rest all the same.
+/// Sees to it that what processes have counted is printed however they end. Who cannot have that
+/// has the rest all the same.
 fn leave_stats(command: &mut Command) -> Result<(), RunError> {
     let base = private_folder(&base_folder()?.join("stats"))?;
     match stats::watch(&base) {

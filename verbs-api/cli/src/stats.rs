@@ -1,14 +1,17 @@
-//! `roxe run --stats`: prints what those processes have counted that could not do so themselves, because a signal ended them or
-//! they left by `_exit`.
+//! `roxe run --stats`: prints what those processes have counted that could not do so themselves,
+//! because a signal ended them or they left by `_exit`.
 //!
 //! ```text
-//! roxe run ── makes FOLDER, locks FOLDER/run, starts ──► roxe tell-stats FOLDER (another process group, a child of init)
-//!     │ becomes the program, whose processes inherit the lock      │ waits for the lock: none of them is left
-//!     └─ each process: FOLDER/PID-roxe0, locked while it lives     └ prints the files that are left, removes the folder
+//! roxe run ── makes FOLDER, locks FOLDER/run, starts ──► roxe tell-stats FOLDER
+//!     │ becomes the program, whose processes            │ another process group, child of init
+//!     │ inherit the lock                                │ waits for the lock: none is left
+//!     └─ each process: FOLDER/PID-roxe0,                └ prints the files that are left,
+//!        locked while it lives                            removes the folder
 //! ```
 //!
-//! So the program keeps its process id, and nothing depends on how it ends. A process that has closed all its descriptors is
-//! waited for by the lock of its own file. Touches the folder and the lock.
+//! So the program keeps its process id, and nothing depends on how it ends. A process that has
+//! closed all its descriptors is waited for by the lock of its own file. Touches the folder and the
+//! lock.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use std::error::Error;
@@ -33,7 +36,8 @@ pub(crate) struct Args {
     detach: bool,
 }
 
-/// Makes a folder in `base` for the files of the program that this process is about to become, and starts who prints them.
+/// Makes a folder in `base` for the files of the program that this process is about to become, and
+/// starts who prints them.
 pub(crate) fn watch(base: &Path) -> io::Result<PathBuf> {
     let folder = base.join(std::process::id().to_string());
     // Left behind by a process that had our id and was killed with all others.
@@ -51,7 +55,8 @@ pub(crate) fn watch(base: &Path) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// This program, to print what is in `folder`. A signal for the program's process group does not end it.
+/// This program, to print what is in `folder`. A signal for the program's process group does not
+/// end it.
 fn itself(folder: &Path) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("tell-stats").arg(folder).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
@@ -67,7 +72,8 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
     File::open(args.folder.join(RUN))?.lock()?;
     while let Some(path) = next(&args.folder)? {
         match File::open(&path).and_then(|file| file.lock()) {
-            // A process that prints its counters itself removes the file before it lets go of the lock.
+            // A process that prints its counters itself removes the file before it lets go of the
+            // lock.
             Ok(()) if path.exists() => {
                 eprint!("{}", fs::read_to_string(&path)?);
                 fs::remove_file(&path)?;

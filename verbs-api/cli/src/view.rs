@@ -1,13 +1,14 @@
 //! The `/sys/class/infiniband` and `/dev/infiniband` that a program sees under `roxe run`.
 //!
-//! Some programs look for a card there before, or instead of, asking libibverbs. So the program starts in a mount
-//! namespace of its own in which these folders exist; nothing outside of it changes. Root needs no more than that. Other
-//! users need a user namespace as well, in which they keep their user and group and have no more rights than before; there,
-//! set-user-id programs have no effect and other users appear as `nobody`. Who has some of the rights of root would lose
-//! them there, and gets no view.
+//! Some programs look for a card there before, or instead of, asking libibverbs. So the program
+//! starts in a mount namespace of its own in which these folders exist; nothing outside of it
+//! changes. Root needs no more than that. Other users need a user namespace as well, in which they
+//! keep their user and group and have no more rights than before; there, set-user-id programs have
+//! no effect and other users appear as `nobody`. Who has some of the rights of root would lose them
+//! there, and gets no view.
 //!
-//! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made is said in one line, and
-//! the program starts without it.
+//! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made
+//! is said in one line, and the program starts without it.
 
 mod namespace;
 mod overlay;
@@ -46,8 +47,9 @@ pub(crate) enum ViewError {
     Mount { target: &'static str, cause: io::Error },
 }
 
-/// Moves this process to where it sees the devices of `netdevs`, for `program`, which it will become; `scratch` is a folder
-/// to mount on meanwhile. What cannot be done is handed to `report`. Whether there are counters.
+/// Moves this process to where it sees the devices of `netdevs`, for `program`, which it will
+/// become; `scratch` is a folder to mount on meanwhile. What cannot be done is handed to `report`.
+/// Whether there are counters.
 pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, report: impl Fn(ViewError)) -> bool {
     match prepare(netdevs, program) {
         Ok(devices) => show(&devices, scratch, report),
@@ -91,8 +93,8 @@ fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)
     shown
 }
 
-/// `roxe probe-view`: tries to enter the namespaces, in a process that has nothing to lose. The error is for the one who
-/// asked.
+/// `roxe probe-view`: tries to enter the namespaces, in a process that has nothing to lose. The
+/// error is for the one who asked.
 pub(crate) fn try_out() -> Result<(), Box<dyn std::error::Error>> {
     namespace::enter(Space::OfUser)?;
     Ok(overlay::try_out()?)

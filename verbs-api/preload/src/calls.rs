@@ -1,10 +1,11 @@
 //! The functions that programs call, under the names of libc.
 //!
-//! All are as their manual pages say; what is special about one when it meets an rsocket stands with it. Streams of the C
-//! library (`fdopen`) do not come by here, so they do not work on rsockets.
+//! All are as their manual pages say; what is special about one when it meets an rsocket stands
+//! with it. Streams of the C library (`fdopen`) do not come by here, so they do not work on
+//! rsockets.
 
-/// Functions that differ in their arguments only: `name / rsocket function as its number is found (arguments) -> result`, and
-/// behind `uses` the event that a call uses up.
+/// Functions that differ in their arguments only: `name / rsocket function as its number is found
+/// (arguments) -> result`, and behind `uses` the event that a call uses up.
 macro_rules! forwarded {
     ($($name:ident / $ours:ident by $find:ident ($($argument:ident: $type:ty),*) -> $result:ty
         $(, uses $event:expr)?;)+) => {
@@ -25,8 +26,8 @@ macro_rules! forwarded {
     };
 }
 
-/// What `_FORTIFY_SOURCE` makes of calls whose buffer it knows the size of: `name = call(arguments [, room: size] more arguments)
-/// if it fits`. That the buffer is large enough is checked first.
+/// What `_FORTIFY_SOURCE` makes of calls whose buffer it knows the size of: `name = call(arguments
+/// [, room: size] more arguments) if it fits`. That the buffer is large enough is checked first.
 macro_rules! fortified {
     ($($name:ident = $plain:ident($($argument:ident: $type:ty),* ; room $(, $more:ident: $more_type:ty)*) -> $result:ty,
         if |$room:ident| $fits:expr;)+) => {
@@ -61,7 +62,8 @@ fn behind(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma()?, table::rsocket(fd)?))
 }
 
-/// The rsocket behind `fd` where data is about to pass, which is when a socket that began as TCP moves over.
+/// The rsocket behind `fd` where data is about to pass, which is when a socket that began as TCP
+/// moves over.
 fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,

@@ -1,8 +1,9 @@
 //! What the environment and the administrator say.
 //!
-//! `/etc/rdma/rsocket/preload_config` has lines `program domain type protocol`: a program (the beginning of its name), `INET`
-//! `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with their `AF_` `PF_` `SOCK_` `IPPROTO_`, or `*`. A socket that no
-//! line describes stays ordinary. Without the file, or without a line that can be read, all programs and sockets are meant.
+//! `/etc/rdma/rsocket/preload_config` has lines `program domain type protocol`: a program (the
+//! beginning of its name), `INET` `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with
+//! their `AF_` `PF_` `SOCK_` `IPPROTO_`, or `*`. A socket that no line describes stays ordinary.
+//! Without the file, or without a line that can be read, all programs and sockets are meant.
 
 use core::ffi::c_int;
 use std::sync::OnceLock;

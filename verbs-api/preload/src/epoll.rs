@@ -1,9 +1,10 @@
 //! `epoll` with rsockets in the set.
 //!
-//! The kernel keeps the set of everything else; rsockets are kept here, and a wait is a `poll` of them and of the kernel's set.
-//! Level-triggered, one-shot and edge-triggered work. An edge is a state that was not reported since the program last used the
-//! socket: where the kernel reports an edge we report one too, and sometimes one more, as `man 7 epoll` allows. Sets within
-//! sets, and sets in `poll`, show only what the kernel has of them.
+//! The kernel keeps the set of everything else; rsockets are kept here, and a wait is a `poll` of
+//! them and of the kernel's set. Level-triggered, one-shot and edge-triggered work. An edge is a
+//! state that was not reported since the program last used the socket: where the kernel reports an
+//! edge we report one too, and sometimes one more, as `man 7 epoll` allows. Sets within sets, and
+//! sets in `poll`, show only what the kernel has of them.
 
 use crate::rdma::{Rdma, rdma};
 use crate::real::real;
@@ -60,7 +61,8 @@ impl Member {
 #[derive(Debug)]
 struct Set {
     members: BTreeMap<RawFd, Member>,
-    /// An eventfd in the kernel's set: readable while somebody waits for other members than there are now.
+    /// An eventfd in the kernel's set: readable while somebody waits for other members than there
+    /// are now.
     changed: RawFd,
     /// How often the members were changed.
     generation: u64,
@@ -81,7 +83,8 @@ pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// What the kernel's set reports for `changed`: an address of ours, which is no pointer or number of the program's.
+/// What the kernel's set reports for `changed`: an address of ours, which is no pointer or number
+/// of the program's.
 fn mark() -> u64 {
     (&raw const SETS).addr() as u64
 }
@@ -212,7 +215,8 @@ pub(crate) fn hand_over(fd: RawFd) {
     }
 }
 
-/// Nobody is in the middle of a change while a process is forked: locks, and unlocks in both processes.
+/// Nobody is in the middle of a change while a process is forked: locks, and unlocks in both
+/// processes.
 pub(crate) fn hold() {
     core::mem::forget(SETS.lock());
 }
@@ -310,8 +314,8 @@ pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -
     count - 1
 }
 
-/// Waits for rsockets and the rest, once; `None` when no rsocket was ever put into this set. 0 may mean that only the members
-/// have changed.
+/// Waits for rsockets and the rest, once; `None` when no rsocket was ever put into this set. 0 may
+/// mean that only the members have changed.
 pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
     let rdma = rdma()?;
     let mut round = Round::begin(epfd)?;

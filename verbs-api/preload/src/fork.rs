@@ -1,10 +1,12 @@
 //! Servers that fork a process for each connection (`RDMAV_FORK_SAFE=1` on both ends).
 //!
-//! An RDMA connection cannot be handed to a child, so it is made late: connections are TCP at first. With the first byte,
-//! in whichever process that is, the side that accepted listens on the same port for RDMA, says so with four zero bytes on
-//! the TCP connection, and accepts; the side that connected waits for them before its first byte and connects. Then both
-//! drop the TCP connection. That is what rdma-core's shim does, so the two work together; like there, a process that first waits
-//! for data with `poll` or `select` waits in vain, and a peer without the shim is not found out.
+//! An RDMA connection cannot be handed to a child, so it is made late: connections are TCP at
+//! first. With the first byte, in whichever process that is, the side that accepted listens on the
+//! same port for RDMA, says so with four zero bytes on the TCP connection, and accepts; the side
+//! that connected waits for them before its first byte and connects. Then both drop the TCP
+//! connection. That is what rdma-core's shim does, so the two work together; like there, a process
+//! that first waits for data with `poll` or `select` waits in vain, and a peer without the shim is
+//! not found out.
 
 use crate::rdma::{Rdma, rdma};
 use crate::real::real;
@@ -22,7 +24,8 @@ const READY: [u8; 4] = [0; 4];
 /// One thread at a time moves a socket over.
 static MOVING: Mutex<()> = Mutex::new(());
 
-/// Moves a connection to RDMA; when that cannot be done it stays what it is, for good. Returns the rsocket.
+/// Moves a connection to RDMA; when that cannot be done it stays what it is, for good. Returns the
+/// rsocket.
 pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     if !matches!(table::fd_kind(fd), FdKind::Fork(Stage::Accepted | Stage::Connected)) {
         return None;
@@ -119,7 +122,8 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     }
 }
 
-/// An rsocket that is closed when dropped. The lock goes after that: before, the next process would find the port taken.
+/// An rsocket that is closed when dropped. The lock goes after that: before, the next process would
+/// find the port taken.
 struct Listener<'a> {
     rdma: &'a Rdma,
     number: RawFd,
@@ -141,8 +145,8 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Waits until no other process of this user listens to accept. The lock ends with its holder, however
-/// that ends; where there is no place for it, nobody waits.
+/// Waits until no other process of this user listens to accept. The lock ends with its holder,
+/// however that ends; where there is no place for it, nobody waits.
 fn accept_lock() -> Option<File> {
     // SAFETY: takes no pointers.
     let path = format!("/dev/shm/rsocket_fork.{}", unsafe { libc::geteuid() });
@@ -151,7 +155,8 @@ fn accept_lock() -> Option<File> {
     Some(file)
 }
 
-/// The side that connected: the peer's first four bytes say that it listens; any others are already data.
+/// The side that connected: the peer's first four bytes say that it listens; any others are already
+/// data.
 fn connected(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     let mut seen = [1; READY.len()];
     // SAFETY: numbers, and a buffer with its size.

@@ -1,7 +1,7 @@
 //! The rsocket functions, from the `librdmacm.so.1` that the loader finds.
 //!
-//! While one of them runs on a thread, sockets that this thread makes are that library's own and stay ordinary; so do those
-//! that it makes on threads of its own ([`is_caller`]).
+//! While one of them runs on a thread, sockets that this thread makes are that library's own and
+//! stay ordinary; so do those that it makes on threads of its own ([`is_caller`]).
 
 use crate::config::options;
 use crate::real::{absent, functions};
@@ -36,8 +36,8 @@ macro_rules! guarded {
 }
 
 guarded! {
-    /// `rsocket.h`. `rfcntl` takes a variable number of arguments, which three in registers are on every ABI of Linux that
-    /// there is an RDMA card for.
+    /// `rsocket.h`. `rfcntl` takes a variable number of arguments, which three in registers are on
+    /// every ABI of Linux that there is an RDMA card for.
     Rdma:
     rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     rbind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
@@ -98,7 +98,8 @@ fn open() -> Option<Rdma> {
 }
 
 impl Rdma {
-    /// A new rsocket with the sizes that the environment asks for; where they are refused it has the usual ones.
+    /// A new rsocket with the sizes that the environment asks for; where they are refused it has
+    /// the usual ones.
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: numbers only.
         let number = unsafe { self.rsocket(domain, kind, protocol) };
@@ -147,7 +148,8 @@ impl Drop for Inside {
     }
 }
 
-/// Whether it is the library that asks for a socket: its code on this thread, or code of it that will go on at `from`.
+/// Whether it is the library that asks for a socket: its code on this thread, or code of it that
+/// will go on at `from`.
 pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }

@@ -30,7 +30,8 @@ macro_rules! functions {
                 Self {
                     $($name: {
                         const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                        // SAFETY: the caller's promise; pointers to data and to code are of one size.
+                        // SAFETY: the caller's promise; pointers to data and to code are of one
+                        // size.
                         unsafe { core::mem::transmute::<*mut c_void, $function>(find(NAME)) }
                     },)+
                 }

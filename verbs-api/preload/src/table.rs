@@ -1,7 +1,8 @@
 //! What the numbers that the program holds stand for.
 //!
-//! The question is asked in every `read` and `write` of the program, so it costs two loads and takes no lock: a word for each
-//! number, in pages that are made when needed and never go away. What is rarely needed is behind a lock.
+//! The question is asked in every `read` and `write` of the program, so it costs two loads and
+//! takes no lock: a word for each number, in pages that are made when needed and never go away.
+//! What is rarely needed is behind a lock.
 
 use crate::epoll;
 use crate::real::real;
@@ -133,7 +134,8 @@ pub(crate) fn stage(fd: c_int, stage: Stage) {
     set(fd, FdKind::Fork(stage));
 }
 
-/// `fd` stands for nothing special any more. Returns the rsocket that has no number now, which the caller closes.
+/// `fd` stands for nothing special any more. Returns the rsocket that has no number now, which the
+/// caller closes.
 pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     let word = word(fd)?;
     let mut shared = SHARED.lock();
@@ -147,7 +149,8 @@ pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     Some(number)
 }
 
-/// All numbers of this rsocket stand for their kernel socket again. Returns what the program had bound it to.
+/// All numbers of this rsocket stand for their kernel socket again. Returns what the program had
+/// bound it to.
 pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
     let Some(shared) = SHARED.lock().remove(&number) else { return Vec::new() };
     for word in shared.numbers.iter().filter_map(|fd| word(*fd)) {
@@ -163,8 +166,8 @@ pub(crate) fn bound(number: RawFd, address: &[u8]) {
     }
 }
 
-/// Whether the table is this process's own. The child of `vfork` works in its parent's memory: what it does to its own numbers
-/// must not change what the parent's stand for.
+/// Whether the table is this process's own. The child of `vfork` works in its parent's memory: what
+/// it does to its own numbers must not change what the parent's stand for.
 pub(crate) fn is_ours() -> bool {
     // SAFETY: takes no pointers.
     OWNER.load(Ordering::Relaxed) == unsafe { libc::getpid() }

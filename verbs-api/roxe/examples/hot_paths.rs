@@ -1,8 +1,10 @@
-//! One hot path, walked again and again, for an instruction counter to look at: `hot_paths NAME MESSAGES [MANY]`.
+//! One hot path, walked again and again, for an instruction counter to look at: `hot_paths NAME
+//! MESSAGES [MANY]`.
 //!
-//! Both queue pairs live in this process and one thread does everything, so that every run walks the same way. The count of
-//! `tests/tests/instructions.rs` is the difference of two runs: setting up and taking down cancel out. MANY is the number of
-//! pairs of queue pairs, or of memory regions, on the paths that go round them.
+//! Both queue pairs live in this process and one thread does everything, so that every run walks
+//! the same way. The count of `tests/tests/instructions.rs` is the difference of two runs: setting
+//! up and taking down cancel out. MANY is the number of pairs of queue pairs, or of memory regions,
+//! on the paths that go round them.
 
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,
@@ -49,7 +51,8 @@ impl Crowd {
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(u32::try_from(many.max(64))?)?;
-        // A second: under valgrind, and with others on the machine, an answer may take longer than usual.
+        // A second: under valgrind, and with others on the machine, an answer may take longer than
+        // usual.
         let qp = || pd.create_qp(&cq, &cq).max_recv_wr(1).max_send_wr(8).timeout(18).build();
         let pair = || {
             let (from, to) = (qp()?, qp()?);

@@ -5,8 +5,8 @@
 //! cargo run --release -p roxe --example ping_pong 127.0.0.1    # another terminal: the client
 //! ```
 //!
-//! RDMA needs another channel first, over which the two tell each other where their queue pairs are. Here it is a TCP
-//! connection that carries one line each way.
+//! RDMA needs another channel first, over which the two tell each other where their queue pairs
+//! are. Here it is a TCP connection that carries one line each way.
 
 use roxe::{Access, CompletionQueue, Context, Endpoint, MemoryRegion, QueuePair, WcOpcode, WorkRequest};
 use std::error::Error;
@@ -52,16 +52,19 @@ impl Side {
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
 
-        // One completion queue for sends and receives. It must hold all that can be outstanding: one of each here.
+        // One completion queue for sends and receives. It must hold all that can be outstanding:
+        // one of each here.
         let cq = context.create_cq(16)?;
         let qp = pd.create_qp(&cq, &cq).max_send_wr(8).max_recv_wr(8).build()?;
 
-        // The card may touch only registered memory. LOCAL_WRITE: received messages are written here. No remote right:
-        // SEND needs none, because the receiver chooses where a message lands.
+        // The card may touch only registered memory. LOCAL_WRITE: received messages are written
+        // here. No remote right: SEND needs none, because the receiver chooses where a message
+        // lands.
         let region = pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)?;
         let side = Self { tcp, qp, cq, region };
 
-        // The first receive request is posted before the peer knows of us, so its message always finds one.
+        // The first receive request is posted before the peer knows of us, so its message always
+        // finds one.
         side.post_recv()?;
         let peer = exchange(&side.tcp, &side.qp.endpoint())?;
         side.qp.connect(&peer)?;
@@ -90,13 +93,15 @@ impl Side {
             let ping = self.receive()?;
             self.send(&ping)?;
         }
-        // Stay until the client has the last answer and hangs up: if its packet was lost, we have to repeat it.
+        // Stay until the client has the last answer and hangs up: if its packet was lost, we have
+        // to repeat it.
         (&self.tcp).read_to_end(&mut Vec::new())?;
         println!("answered {ROUNDS} messages");
         Ok(())
     }
 
-    /// Sends one message. Its bytes stay in the outbox until the peer has them: the answer proves that.
+    /// Sends one message. Its bytes stay in the outbox until the peer has them: the answer proves
+    /// that.
     fn send(&self, bytes: &[u8]) -> Result<(), roxe::Error> {
         self.region.write(OUTBOX, bytes)?;
         let part = self.region.slice(OUTBOX..OUTBOX + bytes.len())?;

@@ -1,14 +1,14 @@
 //! A server with many connections in one thread, and its clients, with tokio as the event loop.
 //!
 //! ```sh
-//! cargo run --release -p roxe --example tokio_echo                          # server and clients in one process
-//! cargo run --release -p roxe --example tokio_echo serve 127.0.0.1:7471     # one terminal: the server
-//! cargo run --release -p roxe --example tokio_echo 127.0.0.1:7471           # other terminals: clients
+//! cargo run --release -p roxe --example tokio_echo                      # server and clients
+//! cargo run --release -p roxe --example tokio_echo serve 127.0.0.1:7471 # only the server
+//! cargo run --release -p roxe --example tokio_echo 127.0.0.1:7471       # only clients
 //! ```
 //!
-//! Nothing in the crate knows tokio, and another event loop does as well: a channel has a descriptor that is readable
-//! while something is pending, and a method that takes it without waiting. [`watched`] and [`until`] are all that joins the
-//! two.
+//! Nothing in the crate knows tokio, and another event loop does as well: a channel has a
+//! descriptor that is readable while something is pending, and a method that takes it without
+//! waiting. [`watched`] and [`until`] are all that joins the two.
 
 use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use roxe::{
@@ -60,7 +60,8 @@ pub(crate) async fn demo() -> Result<u32> {
 
 /// Lets tokio watch the descriptor of `channel`.
 fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>> {
-    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both traits name the same one.
+    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both
+    // traits name the same one.
     Ok(unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }.map_err(std::io::Error::from)?)
 }
 
@@ -124,7 +125,8 @@ async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
     id.accept(&terms)?;
     event(&events, CmEventKind::Established).await?;
 
-    // When the client hangs up, so do we: that flushes the receive request, and the loop below ends.
+    // When the client hangs up, so do we: that flushes the receive request, and the loop below
+    // ends.
     tokio::spawn(async move {
         event(&events, CmEventKind::Disconnected).await?;
         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(id.disconnect()?)
@@ -196,8 +198,8 @@ impl End {
         }
     }
 
-    /// The next completion: the queue is polled once more after it was told to raise an event, because what is there
-    /// already raises none.
+    /// The next completion: the queue is polled once more after it was told to raise an event,
+    /// because what is there already raises none.
     async fn completion(&self) -> Result<WorkCompletion> {
         let mut one = [WorkCompletion::default()];
         loop {

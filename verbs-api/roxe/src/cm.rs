@@ -1,12 +1,14 @@
 //! Connection management: from an address to a connected queue pair, as `librdmacm` does it.
 //!
-//! Queue pairs know each other by numbers; programs know each other by addresses and ports. The connection manager of the
-//! card brings the two together: it speaks the InfiniBand connection management protocol with the one at the other
-//! address, whether that is this card, the Linux kernel's or a hardware card, and sets both queue pairs up.
+//! Queue pairs know each other by numbers; programs know each other by addresses and ports. The
+//! connection manager of the card brings the two together: it speaks the InfiniBand connection
+//! management protocol with the one at the other address, whether that is this card, the Linux
+//! kernel's or a hardware card, and sets both queue pairs up.
 //!
 //! # One thread for each connection
 //!
-//! [`Listener`] and [`Connection`] are for programs that can wait; they are used like the TCP types of the standard library:
+//! [`Listener`] and [`Connection`] are for programs that can wait; they are used like the TCP types
+//! of the standard library:
 //!
 //! ```
 //! use roxe::cm::{Connection, Listener};
@@ -33,15 +35,16 @@
 //! # Ok::<(), roxe::Error>(())
 //! ```
 //!
-//! [`Outgoing`] and [`Incoming`] are the same in two steps: in between, the program makes its queues and memory, looks at the
-//! private data of the peer, and sends its own.
+//! [`Outgoing`] and [`Incoming`] are the same in two steps: in between, the program makes its
+//! queues and memory, looks at the private data of the peer, and sends its own.
 //!
 //! # Many connections and one event loop
 //!
-//! [`CmId`] and [`EventChannel`] never wait: each verb returns at once, and what becomes of it is a [`CmEvent`] on the
-//! channel. Channels of connections and of completions work alike: their descriptor ([`AsFd`](std::os::fd::AsFd)) is readable
-//! while something is pending, and `try_next` and `try_get_event` take it without waiting, whatever the mode of the
-//! descriptor. So waiting is the same loop with any runtime: wait until the descriptor is readable; try; if there was
+//! [`CmId`] and [`EventChannel`] never wait: each verb returns at once, and what becomes of it is a
+//! [`CmEvent`] on the channel. Channels of connections and of completions work alike: their
+//! descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while something is pending, and `try_next`
+//! and `try_get_event` take it without waiting, whatever the mode of the descriptor. So waiting is
+//! the same loop with any runtime: wait until the descriptor is readable; try; if there was
 //! nothing, once more. With tokio:
 //!
 //! ```

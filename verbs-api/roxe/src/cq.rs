@@ -22,8 +22,9 @@ impl Context {
         Ok(CompletionChannel(self.provider().create_comp_channel()?))
     }
 
-    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost, with everything that
-    /// reports to it, so make it as large as all requests that can be outstanding.
+    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost,
+    /// with everything that reports to it, so make it as large as all requests that can be
+    /// outstanding.
     ///
     /// # Errors
     /// [`Error::Provider`] if `cqe` is zero or above the limit.
@@ -56,8 +57,9 @@ impl CompletionQueue {
         Ok(Self { cq, id })
     }
 
-    /// Takes as many completions as there are and `out` holds, oldest first; an empty slice means that there are none
-    /// now. Polling an empty queue is what drives the card: packets are received on this thread.
+    /// Takes as many completions as there are and `out` holds, oldest first; an empty slice means
+    /// that there are none now. Polling an empty queue is what drives the card: packets are
+    /// received on this thread.
     ///
     /// # Errors
     /// [`Error::Provider`] when the queue overran; it is of no use then.
@@ -72,12 +74,12 @@ impl CompletionQueue {
         Ok(out.get(..taken).unwrap_or_default())
     }
 
-    /// The next completion; polls until there is one, and lets other threads run when that takes long. For programs that
-    /// have nothing else to do meanwhile.
+    /// The next completion; polls until there is one, and lets other threads run when that takes
+    /// long. For programs that have nothing else to do meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when none came in time, and as [`poll`](Self::poll). A completion that reports a failure is not
-    /// an error here: see [`WorkCompletion::ok`].
+    /// [`Error::Timeout`] when none came in time, and as [`poll`](Self::poll). A completion that
+    /// reports a failure is not an error here: see [`WorkCompletion::ok`].
     pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
         let deadline = Instant::now().checked_add(timeout);
         let mut one = [WorkCompletion::default()];
@@ -93,15 +95,15 @@ impl CompletionQueue {
         Err(Error::Timeout(timeout))
     }
 
-    /// Asks for one event on the channel when the next completion comes; with `solicited_only`, when the next one comes
-    /// that the sender marked as solicited, or that failed. Poll once more after this, before you wait: what was there
-    /// already raises no event.
+    /// Asks for one event on the channel when the next completion comes; with `solicited_only`,
+    /// when the next one comes that the sender marked as solicited, or that failed. Poll once more
+    /// after this, before you wait: what was there already raises no event.
     pub fn req_notify(&self, solicited_only: bool) {
         self.cq.req_notify(solicited_only);
     }
 
-    /// Lets one event stand for `count` completions, or for those that come within `period` of the first, at most 65 ms. A
-    /// count of 1 or a period of 0 lets every event stand for one again.
+    /// Lets one event stand for `count` completions, or for those that come within `period` of the
+    /// first, at most 65 ms. A count of 1 or a period of 0 lets every event stand for one again.
     pub fn moderate(&self, count: u16, period: Duration) {
         let period = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
         self.cq.moderate(provider::Moderation { count, period });
@@ -110,7 +112,8 @@ impl CompletionQueue {
     /// Changes how many completions it takes; those that wait stay.
     ///
     /// # Errors
-    /// [`Error::Provider`] if more of them wait than would fit, or `cqe` is zero or above the limit.
+    /// [`Error::Provider`] if more of them wait than would fit, or `cqe` is zero or above the
+    /// limit.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         Ok(self.cq.resize(cqe)?)
     }
@@ -129,13 +132,14 @@ impl CompletionQueue {
     }
 }
 
-/// Where completion queues announce new completions: a descriptor for `poll` and `epoll`, or a blocking wait.
+/// Where completion queues announce new completions: a descriptor for `poll` and `epoll`, or a
+/// blocking wait.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel(Arc<provider::CompChannel>);
 
 impl CompletionChannel {
-    /// Waits for an event and says which queue it is of. If the descriptor was made non-blocking, an error for which
-    /// [`Error::is_would_block`] holds means that there is none.
+    /// Waits for an event and says which queue it is of. If the descriptor was made non-blocking,
+    /// an error for which [`Error::is_would_block`] holds means that there is none.
     ///
     /// # Errors
     /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
@@ -143,8 +147,9 @@ impl CompletionChannel {
         Ok(ObjectId::from_user(self.0.get_event()?))
     }
 
-    /// The queue of the oldest event, if there is one; never waits. For programs with an event loop, which call it until there
-    /// is none and then wait until the descriptor is readable: `examples/tokio_echo.rs`.
+    /// The queue of the oldest event, if there is one; never waits. For programs with an event
+    /// loop, which call it until there is none and then wait until the descriptor is readable:
+    /// `examples/tokio_echo.rs`.
     pub fn try_get_event(&self) -> Option<ObjectId> {
         self.0.try_get_event().map(ObjectId::from_user)
     }
@@ -200,7 +205,8 @@ impl WorkCompletion {
         self.0.byte_len
     }
 
-    /// The immediate data that came along, as the number given to [`WorkRequest::imm`](crate::WorkRequest::imm).
+    /// The immediate data that came along, as the number given to
+    /// [`WorkRequest::imm`](crate::WorkRequest::imm).
     pub const fn imm_data(&self) -> Option<u32> {
         match self.0.extra {
             WcExtra::Imm(imm) => Some(u32::from_be_bytes(imm.0)),
@@ -226,7 +232,8 @@ impl WorkCompletion {
         self.0.src_qpn
     }
 
-    /// Whether the first 40 bytes of the buffer hold the network header of the message; true for every UD message.
+    /// Whether the first 40 bytes of the buffer hold the network header of the message; true for
+    /// every UD message.
     pub const fn has_grh(&self) -> bool {
         self.0.grh
     }

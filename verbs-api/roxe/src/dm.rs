@@ -1,4 +1,5 @@
-//! Device memory: buffers of the card's own, for data that many peers fetch or count in and the program seldom looks at.
+//! Device memory: buffers of the card's own, for data that many peers fetch or count in and the
+//! program seldom looks at.
 //!
 //! Touches the provider's buffers and their registration.
 
@@ -19,8 +20,8 @@ impl Context {
     }
 }
 
-/// A buffer in the memory of the card, zeroed at first. Clones are the same buffer; it lives as long as one of them or a
-/// region in it.
+/// A buffer in the memory of the card, zeroed at first. Clones are the same buffer; it lives as
+/// long as one of them or a region in it.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
@@ -34,7 +35,8 @@ impl DeviceMemory {
         self.len
     }
 
-    /// Copies `data` into the buffer, starting at byte `offset`; both offset and length are multiples of 4.
+    /// Copies `data` into the buffer, starting at byte `offset`; both offset and length are
+    /// multiples of 4.
     ///
     /// # Errors
     /// [`Error::Provider`] if it does not fit, or offset or length is no multiple of 4.
@@ -42,7 +44,8 @@ impl DeviceMemory {
         Ok(self.dm.write(offset as u64, data)?)
     }
 
-    /// Copies bytes out of the buffer, starting at byte `offset`, until `out` is full; both are multiples of 4.
+    /// Copies bytes out of the buffer, starting at byte `offset`, until `out` is full; both are
+    /// multiples of 4.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -55,8 +58,8 @@ impl ProtectionDomain {
     /// Registers a part of a buffer of the card; rights as for [`alloc_mr`](Self::alloc_mr).
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the buffer does not have this part, [`Error::Provider`] if the card refuses the rights or
-    /// the buffer is of another context.
+    /// [`Error::OutOfRange`] if the buffer does not have this part, [`Error::Provider`] if the card
+    /// refuses the rights or the buffer is of another context.
     pub fn register_dm(
         &self,
         dm: &DeviceMemory,

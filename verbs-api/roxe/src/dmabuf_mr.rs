@@ -11,11 +11,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 impl ProtectionDomain {
-    /// Registers `len` bytes, from byte `offset` on, of a dma-buf or of any file that can be mapped shared. Rights as for
-    /// [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and `ON_DEMAND`.
+    /// Registers `len` bytes, from byte `offset` on, of a dma-buf or of any file that can be mapped
+    /// shared. Rights as for [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and
+    /// `ON_DEMAND`.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the descriptor was not opened for these rights, cannot be mapped, or ends before.
+    /// [`Error::Provider`] if the descriptor was not opened for these rights, cannot be mapped, or
+    /// ends before.
     pub fn register_dmabuf(
         &self,
         fd: impl AsFd,
@@ -30,8 +32,9 @@ impl ProtectionDomain {
 
 /// A registered part of a dma-buf, or of a file that can be mapped.
 ///
-/// Peers and own requests reach its bytes without the program having them in its memory, so registering it needs no promise.
-/// The part stays registered as long as the value lives; the descriptor may be closed.
+/// Peers and own requests reach its bytes without the program having them in its memory, so
+/// registering it needs no promise. The part stays registered as long as the value lives; the
+/// descriptor may be closed.
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,

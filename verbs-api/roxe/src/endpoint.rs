@@ -1,7 +1,8 @@
-//! What two programs tell each other before they can talk: endpoints and remote addresses, as values and as text.
+//! What two programs tell each other before they can talk: endpoints and remote addresses, as
+//! values and as text.
 //!
-//! Both print to one line without spaces and parse back from it, so that they travel over whatever channel the programs
-//! have: a TCP connection, a file, two terminals. Touches no device.
+//! Both print to one line without spaces and parse back from it, so that they travel over whatever
+//! channel the programs have: a TCP connection, a file, two terminals. Touches no device.
 
 use crate::Error;
 use roxe_wire::{Gid, Psn, Qpn, RKey};
@@ -9,7 +10,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// One end of a connection: the address, the queue pair there, and the first packet sequence number it sends.
+/// One end of a connection: the address, the queue pair there, and the first packet sequence number
+/// it sends.
 ///
 /// ```
 /// # use roxe::Endpoint;
@@ -67,7 +69,8 @@ pub struct RemoteAddr {
 }
 
 impl RemoteAddr {
-    /// The address `bytes` further on. Whether it is still inside the region is for the peer to judge.
+    /// The address `bytes` further on. Whether it is still inside the region is for the peer to
+    /// judge.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }

@@ -68,7 +68,8 @@ pub enum Error {
         /// Detail: a number from the list in the README, 0 if there is none.
         vendor_err: u32,
     },
-    /// A connection did not come about, or something else that [`cm`](crate::cm) was asked to do did not work.
+    /// A connection did not come about, or something else that [`cm`](crate::cm) was asked to do
+    /// did not work.
     #[error("{}", crate::cm::failure_text(*kind, *status))]
     Connection {
         /// How it ended.

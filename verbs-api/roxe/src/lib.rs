@@ -1,9 +1,10 @@
-//! Verbs for Rust programs: open an RDMA device, register memory, connect queue pairs, and move data without copies on
-//! the way.
+//! Verbs for Rust programs: open an RDMA device, register memory, connect queue pairs, and move
+//! data without copies on the way.
 //!
-//! The nouns are those of `libibverbs` and of the crates that wrap it. The difference is underneath: here the card itself
-//! is software, runs in this process, and speaks RoCEv2 over an ordinary UDP socket. So nothing has to be installed, the
-//! default device is the loopback interface, and most of the API is safe.
+//! The nouns are those of `libibverbs` and of the crates that wrap it. The difference is
+//! underneath: here the card itself is software, runs in this process, and speaks RoCEv2 over an
+//! ordinary UDP socket. So nothing has to be installed, the default device is the loopback
+//! interface, and most of the API is safe.
 //!
 //! Two queue pairs of one process, a SEND, and a look at what arrived:
 //!
@@ -45,15 +46,18 @@
 //! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
 //! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
 //!   [`QueuePair::offer_path`]: a second way for a connection.
-//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and `epoll`.
+//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and
+//!   `epoll`.
 //! - [`cm`]: from an address to a connected queue pair, for programs that wait and for event loops.
-//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/tokio_echo.rs`: a server with tokio.
+//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/tokio_echo.rs`: a server
+//!   with tokio.
 //!
 //! # Threads and order
 //!
-//! Every type is `Send` and `Sync`, and every method takes `&self`. Requests of one queue pair start in the order in
-//! which they were posted. Packets are received by whoever polls an empty completion queue, and by one background thread
-//! when nobody does; so the memory of a passive process can be read and written while it sleeps.
+//! Every type is `Send` and `Sync`, and every method takes `&self`. Requests of one queue pair
+//! start in the order in which they were posted. Packets are received by whoever polls an empty
+//! completion queue, and by one background thread when nobody does; so the memory of a passive
+//! process can be read and written while it sleeps.
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -100,7 +104,8 @@ pub use xrc::XrcDomain;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Identity of a queue or queue pair in this process: events carry it, and the object's `id` returns it.
+/// Identity of a queue or queue pair in this process: events carry it, and the object's `id`
+/// returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId(u64);
 

@@ -1,9 +1,10 @@
 //! Memory regions: memory that the card may read and write.
 //!
-//! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a reference would promise the
-//! compiler that nothing changes. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed atomic accesses,
-//! which is defined whatever happens meanwhile. The one module of this crate with unsafe code; it may
-//! touch the provider's registration and the bytes it owns.
+//! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a
+//! reference would promise the compiler that nothing changes. [`MemoryRegion`] owns its bytes and
+//! copies them in and out with relaxed atomic accesses, which is defined whatever happens
+//! meanwhile. The one module of this crate with unsafe code; it may touch the provider's
+//! registration and the bytes it owns.
 #![allow(unsafe_code)]
 
 use crate::{Error, ProtectionDomain};
@@ -22,8 +23,8 @@ pub use roxe_transport::wr::Sge;
 const PAGE: usize = 4096;
 
 impl ProtectionDomain {
-    /// Allocates `len` zeroed bytes, page aligned, and registers them. `LOCAL_WRITE` is needed to receive or READ into
-    /// them; `REMOTE_WRITE` and `REMOTE_ATOMIC` need it too.
+    /// Allocates `len` zeroed bytes, page aligned, and registers them. `LOCAL_WRITE` is needed to
+    /// receive or READ into them; `REMOTE_WRITE` and `REMOTE_ATOMIC` need it too.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], or [`Error::Provider`] if the card refuses length or rights.
@@ -32,12 +33,14 @@ impl ProtectionDomain {
         MemoryRegion::register(self, bytes, access)
     }
 
-    /// Registers memory of the program's own, for example a mapped file or a buffer of another library.
+    /// Registers memory of the program's own, for example a mapped file or a buffer of another
+    /// library.
     ///
     /// # Safety
-    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and everybody who looks at them
-    /// meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]` to them may be used while a queue
-    /// pair of this domain or, with remote rights, a peer can reach them.
+    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and everybody who
+    /// looks at them meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]`
+    /// to them may be used while a queue pair of this domain or, with remote rights, a peer can
+    /// reach them.
     ///
     /// # Errors
     /// [`Error::Provider`] if the memory is not there or the card refuses length or rights.
@@ -49,9 +52,9 @@ impl ProtectionDomain {
 
 /// Registered memory of this process.
 ///
-/// The memory stays registered as long as the value lives. Dropping it while requests still use it is allowed: the keys
-/// stop working first, memory windows on it close, drop returns when no access is under way, and the requests complete
-/// with an error.
+/// The memory stays registered as long as the value lives. Dropping it while requests still use it
+/// is allowed: the keys stop working first, memory windows on it close, drop returns when no access
+/// is under way, and the requests complete with an error.
 pub struct MemoryRegion {
     mr: Arc<provider::Mr>,
     bytes: Bytes,
@@ -75,7 +78,8 @@ impl MemoryRegion {
         self.bytes.ptr.as_ptr()
     }
 
-    /// The address by which the first byte is named in requests: not where it is if the region is zero based.
+    /// The address by which the first byte is named in requests: not where it is if the region is
+    /// zero based.
     pub(crate) fn base(&self) -> u64 {
         self.mr.base()
     }
@@ -94,8 +98,9 @@ impl MemoryRegion {
     /// [`Error::OutOfRange`] if it does not fit; nothing is written then.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let place = self.place(offset, data.len())?;
-        // SAFETY: `place` checked that all of `data.len()` bytes behind it belong to the region, which lives as long as
-        // `self`; all other accesses to it are atomic too, or made by the card on a peer's behalf.
+        // SAFETY: `place` checked that all of `data.len()` bytes behind it belong to the region,
+        // which lives as long as `self`; all other accesses to it are atomic too, or made by the
+        // card on a peer's behalf.
         unsafe { store(place, data) };
         Ok(())
     }
@@ -122,8 +127,9 @@ impl MemoryRegion {
         Ok(out)
     }
 
-    /// The byte at `offset`, with acquire ordering: once it shows what a peer wrote last, the bytes before it are there
-    /// too, because the card places a WRITE in increasing order. For programs that poll on memory.
+    /// The byte at `offset`, with acquire ordering: once it shows what a peer wrote last, the bytes
+    /// before it are there too, because the card places a WRITE in increasing order. For programs
+    /// that poll on memory.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -199,8 +205,8 @@ pub(crate) use region_keys;
 
 region_keys!(MemoryRegion);
 
-/// A part of a region of `region` bytes as an element of a work request; [`Error::OutOfRange`] if it does not lie inside, or
-/// has more than `most` bytes.
+/// A part of a region of `region` bytes as an element of a work request; [`Error::OutOfRange`] if
+/// it does not lie inside, or has more than `most` bytes.
 pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, most: u32) -> Result<Sge, Error> {
     let (offset, len) = bounds(range, region)?;
     let length = u32::try_from(len).ok().filter(|len| *len <= most);
@@ -208,7 +214,8 @@ pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<us
     Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
 }
 
-/// Offset and length of `range` in a region of `region` bytes; [`Error::OutOfRange`] if it does not lie inside.
+/// Offset and length of `range` in a region of `region` bytes; [`Error::OutOfRange`] if it does not
+/// lie inside.
 pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -247,7 +254,8 @@ struct Bytes {
     owned: Option<Layout>,
 }
 
-// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by the card.
+// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by the
+// card.
 unsafe impl Send for Bytes {}
 // SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by
 // the card.
@@ -279,7 +287,8 @@ unsafe fn store(place: *mut u8, data: &[u8]) {
     let (head, body) = data.split_at(place.align_offset(8).min(data.len()));
     let words = body.chunks_exact(8);
     let tail = words.remainder();
-    // SAFETY: the three parts are `data.len()` bytes together; the middle starts at the first aligned word.
+    // SAFETY: the three parts are `data.len()` bytes together; the middle starts at the first
+    // aligned word.
     unsafe {
         store_bytes(place, head);
         let mut at = place.add(head.len());
@@ -307,7 +316,8 @@ unsafe fn store_bytes(place: *mut u8, data: &[u8]) {
 /// `out.len()` bytes behind `place` are valid for atomic access.
 unsafe fn load(place: *mut u8, out: &mut [u8]) {
     let (head, body) = out.split_at_mut(place.align_offset(8).min(out.len()));
-    // SAFETY: the three parts are `out.len()` bytes together; the middle starts at the first aligned word.
+    // SAFETY: the three parts are `out.len()` bytes together; the middle starts at the first
+    // aligned word.
     unsafe {
         load_bytes(place, head);
         let mut at = place.add(head.len());

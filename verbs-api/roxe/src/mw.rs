@@ -39,10 +39,11 @@ impl ProtectionDomain {
 
 /// A key that opens a part of a region to peers, for as long as they need it.
 ///
-/// A region that is registered without remote rights, but with [`Access::MW_BIND`], is closed to every peer. A window
-/// opens a part of it: [`bind`](Self::bind) says which, [`WorkRequest::bind`] does it, [`close`](Self::close) takes the right
-/// away again. Unlike registration that costs no look at the pages, and each opening has another key, so that a peer
-/// who kept an old one finds it closed. Dropping the window closes it; dropping the region closes its windows.
+/// A region that is registered without remote rights, but with [`Access::MW_BIND`], is closed to
+/// every peer. A window opens a part of it: [`bind`](Self::bind) says which, [`WorkRequest::bind`]
+/// does it, [`close`](Self::close) takes the right away again. Unlike registration that costs no
+/// look at the pages, and each opening has another key, so that a peer who kept an old one finds it
+/// closed. Dropping the window closes it; dropping the region closes its windows.
 ///
 /// ```
 /// use roxe::{Access, Context, WindowKind, WorkRequest};
@@ -59,7 +60,8 @@ impl ProtectionDomain {
 /// let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_mw(WindowKind::QueuePair)?;
 ///
-/// // Alice opens bytes 100 to 200 to the peer of her queue pair. What she posts next starts when they are open.
+/// // Alice opens bytes 100 to 200 to the peer of her queue pair. What she
+/// // posts next starts when they are open.
 /// let opened = window.bind(&region, 100..200, Access::REMOTE_WRITE)?;
 /// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
 /// ours.wait(wait)?.ok()?;
@@ -90,13 +92,14 @@ impl MemoryWindow {
         self.kind
     }
 
-    /// How `range` of `region` would be opened for `access`, under a key of its own. Nothing happens before
-    /// [`WorkRequest::bind`] is posted.
+    /// How `range` of `region` would be opened for `access`, under a key of its own. Nothing
+    /// happens before [`WorkRequest::bind`] is posted.
     ///
-    /// `access` takes remote rights, and on a window for one queue pair [`Access::ZERO_BASED`], with which the peer counts
-    /// addresses from the first byte of the window. The region needs [`Access::MW_BIND`], and `LOCAL_WRITE` if peers
-    /// shall write or do atomics. A window for the domain can be bound again while it is open: that closes what was open.
-    /// One for a queue pair has to be closed before.
+    /// `access` takes remote rights, and on a window for one queue pair [`Access::ZERO_BASED`],
+    /// with which the peer counts addresses from the first byte of the window. The region needs
+    /// [`Access::MW_BIND`], and `LOCAL_WRITE` if peers shall write or do atomics. A window for the
+    /// domain can be bound again while it is open: that closes what was open. One for a queue pair
+    /// has to be closed before.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the range is not inside the region.
@@ -113,7 +116,8 @@ impl MemoryWindow {
 
     /// The request that closes what was opened last. When it completes, no access is under way.
     ///
-    /// A window for a queue pair is closed by that queue pair. Closing one that is not open is an error there.
+    /// A window for a queue pair is closed by that queue pair. Closing one that is not open is an
+    /// error there.
     pub fn close(&self) -> WorkRequest<'static> {
         match self.kind {
             WindowKind::QueuePair => WorkRequest::local_invalidate(self.key(self.tag.load(Ordering::Relaxed))),

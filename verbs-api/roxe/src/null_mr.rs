@@ -17,7 +17,8 @@ impl ProtectionDomain {
     }
 }
 
-/// Bytes that do not matter: they read as zeros, and what is written to them is forgotten. Peers cannot reach them.
+/// Bytes that do not matter: they read as zeros, and what is written to them is forgotten. Peers
+/// cannot reach them.
 ///
 /// ```
 /// # use roxe::{Access, Context, WorkRequest};

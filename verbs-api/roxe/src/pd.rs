@@ -18,7 +18,8 @@ impl Context {
     }
 }
 
-/// A protection domain. A queue pair reaches only memory of its own domain. Clones are the same domain.
+/// A protection domain. A queue pair reaches only memory of its own domain. Clones are the same
+/// domain.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     pd: Arc<provider::Pd>,
@@ -40,8 +41,8 @@ impl ProtectionDomain {
         Ok(AddressHandle { av })
     }
 
-    /// Makes the address that `attr` describes in full, for example as [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param)
-    /// tells it.
+    /// Makes the address that `attr` describes in full, for example as
+    /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param) tells it.
     ///
     /// # Errors
     /// As [`create_ah`](Self::create_ah).

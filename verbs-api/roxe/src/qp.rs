@@ -25,9 +25,10 @@ pub struct AlternatePath {
 
 /// A queue pair: one end of a connection, or a datagram socket.
 ///
-/// [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) makes it; [`connect`](Self::connect) (RC, UC, XRC) or [`activate`](Self::activate) (UD)
-/// makes it ready. All methods take `&self`: several threads may post to one queue pair. Posting is safe: the card looks every
-/// buffer up by its key when it uses it, so a region that was dropped meanwhile ends in a failed completion.
+/// [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) makes it; [`connect`](Self::connect)
+/// (RC, UC, XRC) or [`activate`](Self::activate) (UD) makes it ready. All methods take `&self`:
+/// several threads may post to one queue pair. Posting is safe: the card looks every buffer up by
+/// its key when it uses it, so a region that was dropped meanwhile ends in a failed completion.
 #[derive(Debug)]
 pub struct QueuePair {
     pub(crate) qp: Arc<provider::Qp>,
@@ -91,16 +92,19 @@ impl QueuePair {
         CompletionQueue::wrap(self.qp.recv_cq())
     }
 
-    /// What the peer needs to reach it. A queue pair that was built on a [`CmId`] needs none of this.
+    /// What the peer needs to reach it. A queue pair that was built on a [`CmId`] needs none of
+    /// this.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
 
-    /// Connects it to `peer` and makes it ready to receive and to send (RC, UC and XRC). The peer does the same with
-    /// [`endpoint`](Self::endpoint) of this side, in any order; an RC request that comes too early is repeated.
+    /// Connects it to `peer` and makes it ready to receive and to send (RC, UC and XRC). The peer
+    /// does the same with [`endpoint`](Self::endpoint) of this side, in any order; an RC request
+    /// that comes too early is repeated.
     ///
     /// # Errors
-    /// [`Error::WrongService`] on UD; [`Error::Provider`] when it was connected already, or a setting is out of range.
+    /// [`Error::WrongService`] on UD; [`Error::Provider`] when it was connected already, or a
+    /// setting is out of range.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
         if self.service == Service::Ud {
             return Err(
@@ -151,17 +155,20 @@ impl QueuePair {
         self.modify(&QpAttr { state: QpState::Rts, ..self.attr }, mask)
     }
 
-    /// Changes the attributes that `mask` names, as `ibv_modify_qp` does. `connect` and `activate` are made of this.
+    /// Changes the attributes that `mask` names, as `ibv_modify_qp` does. `connect` and `activate`
+    /// are made of this.
     ///
     /// # Errors
-    /// [`Error::Provider`], which names the attributes that are missing, not allowed here, or out of range.
+    /// [`Error::Provider`], which names the attributes that are missing, not allowed here, or out
+    /// of range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
     }
 
-    /// Offers `path` to the peer as a second way for the connection (RC, UC and XRC). When the peer has offered one, too,
-    /// and packets have gone both ways, the path is armed: either end may go over to it with [`migrate`](Self::migrate),
-    /// and a reliable end does so by itself when the first way fails. Going over uses the offer up.
+    /// Offers `path` to the peer as a second way for the connection (RC, UC and XRC). When the peer
+    /// has offered one, too, and packets have gone both ways, the path is armed: either end may go
+    /// over to it with [`migrate`](Self::migrate), and a reliable end does so by itself when the
+    /// first way fails. Going over uses the offer up.
     ///
     /// ```
     /// use roxe::{AlternatePath, AsyncEventKind, Context, MigState, WorkRequest};
@@ -170,7 +177,8 @@ impl QueuePair {
     /// let context = Context::open_first()?;
     /// let entries = context.gid_entries();
     /// // Two ways to the same port: its first address, and one of another family.
-    /// let Some(second) = entries.iter().find(|entry| entry.gid.is_ipv4() != entries[0].gid.is_ipv4()) else {
+    /// let family = entries[0].gid.is_ipv4();
+    /// let Some(second) = entries.iter().find(|entry| entry.gid.is_ipv4() != family) else {
     ///     return Ok(());
     /// };
     /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
@@ -220,8 +228,9 @@ impl QueuePair {
         self.query().path_mig_state
     }
 
-    /// Receives what is sent to the multicast group `group` from now on (UD); once more changes nothing. A sender needs no
-    /// membership; it addresses [`Qpn::MULTICAST`], and gets its own messages too if it is a member.
+    /// Receives what is sent to the multicast group `group` from now on (UD); once more changes
+    /// nothing. A sender needs no membership; it addresses [`Qpn::MULTICAST`], and gets its own
+    /// messages too if it is a member.
     ///
     /// ```
     /// use roxe::{Access, Context, Gid, Qkey, Qpn, Service, WorkRequest};
@@ -245,7 +254,8 @@ impl QueuePair {
     /// }
     /// sender.activate()?;
     /// let everyone = pd.create_ah(group, 0)?;
-    /// sender.post_send(&WorkRequest::send_inline(b"hello all").to(&everyone, Qpn::MULTICAST, qkey))?;
+    /// let hello = WorkRequest::send_inline(b"hello all").to(&everyone, Qpn::MULTICAST, qkey);
+    /// sender.post_send(&hello)?;
     ///
     /// for _ in 0..2 {
     ///     assert_eq!(cq.wait(Duration::from_secs(5))?.ok()?.src_qp(), sender.qp_num());
@@ -256,12 +266,14 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Provider`] if `group` is no multicast address, the queue pair is not UD, or there are too many groups.
+    /// [`Error::Provider`] if `group` is no multicast address, the queue pair is not UD, or there
+    /// are too many groups.
     pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.attach_mcast(group)?)
     }
 
-    /// Ends what [`attach_mcast`](Self::attach_mcast) began. A queue pair that goes away leaves its groups by itself.
+    /// Ends what [`attach_mcast`](Self::attach_mcast) began. A queue pair that goes away leaves its
+    /// groups by itself.
     ///
     /// # Errors
     /// [`Error::Provider`] if it is no member.
@@ -280,7 +292,8 @@ impl QueuePair {
     /// Posts several send requests at once; their packets leave together.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first that is refused; those before it are posted, those behind it are not.
+    /// [`Error::Post`] for the first that is refused; those before it are posted, those behind it
+    /// are not.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
@@ -296,11 +309,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts a receive request: one message lands in `sges`, in order, and the completion carries `wr_id`. On UD, 40
-    /// bytes of network header come first.
+    /// Posts a receive request: one message lands in `sges`, in order, and the completion carries
+    /// `wr_id`. On UD, 40 bytes of network header come first.
     ///
     /// # Errors
-    /// [`Error::Post`] if the queue is full, the list too long, or the queue pair takes from a shared queue.
+    /// [`Error::Post`] if the queue is full, the list too long, or the queue pair takes from a
+    /// shared queue.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
         self.qp.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| self.refused("a receive request", 0, source))
     }

@@ -1,5 +1,5 @@
-//! What a queue pair is built from: its settings with their defaults, and the two ways to build it, alone or
-//! on one end of a connection.
+//! What a queue pair is built from: its settings with their defaults, and the two ways to build it,
+//! alone or on one end of a connection.
 //!
 //! Touches the provider's protection and XRC domains, which make the QP.
 
@@ -51,8 +51,8 @@ enum Parent<'a> {
     Xrc(&'a XrcDomain),
 }
 
-/// Rights that a queue pair gives its peer unless the builder is told otherwise. The rights of each memory region still
-/// decide.
+/// Rights that a queue pair gives its peer unless the builder is told otherwise. The rights of each
+/// memory region still decide.
 const ALL_REMOTE: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
 
@@ -114,7 +114,8 @@ settings! {
     /// Retries while the peer has no receive request, 0..=6, or 7 for ever; 7 if not set.
     rnr_retry(n: u8) sets attr.rnr_retry = n;
 
-    /// How long the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if not set.
+    /// How long the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if
+    /// not set.
     min_rnr_timer(code: u8) sets attr.min_rnr_timer = code;
 
     /// The key a datagram must carry to be received (UD); 0x11111111 if not set.
@@ -146,8 +147,8 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Makes the queue pair, in state INIT: receive requests can be posted, and its [`endpoint`](QueuePair::endpoint)
-    /// can be told to the peer.
+    /// Makes the queue pair, in state INIT: receive requests can be posted, and its
+    /// [`endpoint`](QueuePair::endpoint) can be told to the peer.
     ///
     /// # Errors
     /// [`Error::Provider`] if a setting is above the limits of the card.
@@ -168,17 +169,18 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(qp)
     }
 
-    /// Makes the queue pair on one end of a connection to be. It is in state INIT, so receive requests can be posted; from now on
-    /// the verbs of the id change its state: [`connect`](CmId::connect), [`accept`](CmId::accept),
-    /// [`disconnect`](CmId::disconnect). A queue pair for datagrams can send and receive at once.
+    /// Makes the queue pair on one end of a connection to be. It is in state INIT, so receive
+    /// requests can be posted; from now on the verbs of the id change its state:
+    /// [`connect`](CmId::connect), [`accept`](CmId::accept), [`disconnect`](CmId::disconnect). A
+    /// queue pair for datagrams can send and receive at once.
     ///
-    /// Service, addresses, path MTU, rights, keys, timeouts, retries,
-    /// READs and atomics are those of the connection, whatever the builder was told. The connection lasts as long as the queue
+    /// Service, addresses, path MTU, rights, keys, timeouts, retries, READs and atomics are those
+    /// of the connection, whatever the builder was told. The connection lasts as long as the queue
     /// pair or the id.
     ///
     /// # Errors
-    /// [`Error::Provider`] if a setting is above the limits of the card, the id has no address yet or has a queue pair, or
-    /// its address leads to another device.
+    /// [`Error::Provider`] if a setting is above the limits of the card, the id has no address yet
+    /// or has a queue pair, or its address leads to another device.
     pub fn build_on(self, cm: &CmId) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let builder = Self { service: cm.service(), ..self };
@@ -214,15 +216,16 @@ impl<'a> QueuePairBuilder<'a> {
     }
 }
 
-/// The own address of `cm`, and its place in the GID table: the first one for an id that is bound to all.
+/// The own address of `cm`, and its place in the GID table: the first one for an id that is bound
+/// to all.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
     let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());
     entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 
-/// Where a connection starts counting: any number, but not the same every time, so that packets of an old connection
-/// are not taken for new ones.
+/// Where a connection starts counting: any number, but not the same every time, so that packets of
+/// an old connection are not taken for new ones.
 fn random_psn() -> Psn {
     use std::hash::{BuildHasher, RandomState};
     Psn::new((RandomState::new().hash_one(0) & 0xff_ffff) as u32)

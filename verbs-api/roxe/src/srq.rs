@@ -47,7 +47,8 @@ impl SharedReceiveQueue {
         self.srq.number().map(SrqNumber)
     }
 
-    /// Adds a receive request: a message lands in `sges`, in order, and the completion carries `wr_id`.
+    /// Adds a receive request: a message lands in `sges`, in order, and the completion carries
+    /// `wr_id`.
     ///
     /// # Errors
     /// [`Error::PostShared`] when the queue is full or the list too long.
@@ -60,7 +61,8 @@ impl SharedReceiveQueue {
         self.id
     }
 
-    /// Raises one asynchronous event when fewer than `limit` requests are left; 0 takes the wish back.
+    /// Raises one asynchronous event when fewer than `limit` requests are left; 0 takes the wish
+    /// back.
     ///
     /// # Errors
     /// [`Error::Provider`] if `limit` is more than the queue holds.
@@ -73,7 +75,8 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Number of a shared receive queue in its XRC domain, 24 bits. It travels as text: `0x` and hexadecimal digits.
+/// Number of a shared receive queue in its XRC domain, 24 bits. It travels as text: `0x` and
+/// hexadecimal digits.
 ///
 /// ```
 /// # use roxe::SrqNumber;

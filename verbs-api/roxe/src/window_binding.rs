@@ -16,8 +16,8 @@ impl WindowBinding {
         Self(bind)
     }
 
-    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with a SEND on the same
-    /// queue pair, which starts later anyway.
+    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with
+    /// a SEND on the same queue pair, which starts later anyway.
     pub const fn remote(&self) -> RemoteAddr {
         let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
         RemoteAddr { addr, rkey: self.0.rkey }

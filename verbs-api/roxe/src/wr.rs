@@ -1,4 +1,5 @@
-//! Work requests: what to send, where from, where to. Plain builders over borrowed lists; nothing is copied until posting.
+//! Work requests: what to send, where from, where to. Plain builders over borrowed lists; nothing
+//! is copied until posting.
 //!
 //! Touches no device: `qp.rs` posts them.
 
@@ -14,13 +15,15 @@ use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 /// # use roxe::{QueuePair, MemoryRegion, RemoteAddr, WorkRequest};
 /// # fn f(qp: &QueuePair, region: &MemoryRegion, remote: RemoteAddr) -> Result<(), roxe::Error> {
 /// qp.post_send(&WorkRequest::send(&[region.slice(0..64)?]).wr_id(1).signaled())?;
-/// qp.post_send(&WorkRequest::write(&[region.slice(64..128)?], remote).imm(7).wr_id(2).signaled())?;
+/// let data = [region.slice(64..128)?];
+/// qp.post_send(&WorkRequest::write(&data, remote).imm(7).wr_id(2).signaled())?;
 /// qp.post_send(&WorkRequest::send_inline(b"hello").solicited())?;
 /// # Ok(()) }
 /// ```
 ///
-/// A request without [`signaled`](Self::signaled) reports only its failure, unless the queue pair was built with
-/// `sq_sig_all`; its place in the send queue is free again when a later signaled request completes.
+/// A request without [`signaled`](Self::signaled) reports only its failure, unless the queue pair
+/// was built with `sq_sig_all`; its place in the send queue is free again when a later signaled
+/// request completes.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
     wr_id: u64,
@@ -41,8 +44,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Send, SendData::Sges(sges))
     }
 
-    /// SEND of bytes that are copied while posting: they need no registration and may change right after. At most
-    /// `max_inline_data` of the queue pair.
+    /// SEND of bytes that are copied while posting: they need no registration and may change right
+    /// after. At most `max_inline_data` of the queue pair.
     pub const fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(SendOp::Send, SendData::Inline(bytes))
     }
@@ -62,40 +65,43 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Read { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
-    /// COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer): stores `swap` there if they
-    /// equal `compare`. The old value lands in `sges` (8 bytes). RC only.
+    /// COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer): stores
+    /// `swap` there if they equal `compare`. The old value lands in `sges` (8 bytes). RC only.
     pub const fn compare_swap(sges: &'a [Sge], remote: RemoteAddr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote_addr: remote.addr, rkey: remote.rkey, compare, swap };
         Self::new(op, SendData::Sges(sges))
     }
 
-    /// FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer), wrapping. The old value lands in
-    /// `sges` (8 bytes). RC only.
+    /// FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer), wrapping. The
+    /// old value lands in `sges` (8 bytes). RC only.
     pub const fn fetch_add(sges: &'a [Sge], remote: RemoteAddr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
 
-    /// Opens a memory window on what [`MemoryWindow::bind`](crate::MemoryWindow::bind) has said. Sends nothing; starts when
-    /// every earlier request of the queue is complete, and later ones start when it is done. RC and UC.
+    /// Opens a memory window on what [`MemoryWindow::bind`](crate::MemoryWindow::bind) has said.
+    /// Sends nothing; starts when every earlier request of the queue is complete, and later ones
+    /// start when it is done. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
         let wr::Bind { rkey, lkey, access, addr, length } = binding.bind();
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
-    /// Closes the own memory window that has this key and was opened by this queue pair. Sends nothing; takes its turn as
-    /// [`bind`](Self::bind) does. RC and UC.
+    /// Closes the own memory window that has this key and was opened by this queue pair. Sends
+    /// nothing; takes its turn as [`bind`](Self::bind) does. RC and UC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
-    /// ATOMIC WRITE: the 8 bytes of `word`, which are copied while posting, go to `remote` (aligned) behind everything written
-    /// before; whoever looks there sees all of them or none. Completes when they are there. RC only.
+    /// ATOMIC WRITE: the 8 bytes of `word`, which are copied while posting, go to `remote`
+    /// (aligned) behind everything written before; whoever looks there sees all of them or none.
+    /// Completes when they are there. RC only.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
 
-    /// FLUSH: completes when everything written before to the `length` bytes at `remote` can be seen by every thread of the
-    /// peer. The memory there needs [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
+    /// FLUSH: completes when everything written before to the `length` bytes at `remote` can be
+    /// seen by every thread of the peer. The memory there needs
+    /// [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
     pub const fn flush(remote: RemoteAddr, length: u32) -> Self {
         Self::new_flush(remote, length, Selectivity::Range)
     }
@@ -118,8 +124,9 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Carries four bytes to the peer's completion, as a number. SEND and WRITE become "with immediate" (a WRITE then
-    /// uses up a receive request of the peer); other operations have no such form and stay as they are.
+    /// Carries four bytes to the peer's completion, as a number. SEND and WRITE become "with
+    /// immediate" (a WRITE then uses up a receive request of the peer); other operations have no
+    /// such form and stay as they are.
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -133,8 +140,10 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Closes the peer's memory window `rkey` on arrival: one of [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only
-    /// for SEND on RC; other operations stay as they are. Add [`fence`](Self::fence) if a READ of that window may be under way.
+    /// Closes the peer's memory window `rkey` on arrival: one of
+    /// [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC; other
+    /// operations stay as they are. Add [`fence`](Self::fence) if a READ of that window may be
+    /// under way.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.op {
@@ -164,15 +173,16 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Where a UD message goes: the queue pair `qpn` behind `ah`, which takes it if `qkey` is its own.
+    /// Where a UD message goes: the queue pair `qpn` behind `ah`, which takes it if `qkey` is its
+    /// own.
     #[must_use]
     pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
         self.ud = Some(UdDest { av: ah.av(), qpn, qkey });
         self
     }
 
-    /// The shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics need one, too: the peer
-    /// looks their memory up in its protection domain.
+    /// The shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics
+    /// need one, too: the peer looks their memory up in its protection domain.
     #[must_use]
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);

@@ -1,5 +1,5 @@
-//! XRC: domains, and what is made in them. One connection per process instead of one per queue: each message names the
-//! shared receive queue of the peer that it is for.
+//! XRC: domains, and what is made in them. One connection per process instead of one per queue:
+//! each message names the shared receive queue of the peer that it is for.
 //!
 //! Touches the provider's XRC domain.
 
@@ -17,8 +17,9 @@ impl Context {
         XrcDomain::open(self, None)
     }
 
-    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process that open the same file on
-    /// the same device share it. In another process the file names another domain. It may be closed afterwards.
+    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process
+    /// that open the same file on the same device share it. In another process the file names
+    /// another domain. It may be closed afterwards.
     ///
     /// # Errors
     /// [`Error::Provider`] if the file cannot be looked at.
@@ -27,10 +28,11 @@ impl Context {
     }
 }
 
-/// An XRC domain: shared receive queues with numbers, and the receiving ends of connections, which take receives from the
-/// queue that a message names. Clones are the same domain.
+/// An XRC domain: shared receive queues with numbers, and the receiving ends of connections, which
+/// take receives from the queue that a message names. Clones are the same domain.
 ///
-/// A sender needs one queue pair of [`Service::XrcIni`](crate::Service::XrcIni) per peer, however many queues the peer has:
+/// A sender needs one queue pair of [`Service::XrcIni`](crate::Service::XrcIni) per peer, however
+/// many queues the peer has:
 ///
 /// ```
 /// use roxe::{Access, Context, Service, WorkRequest};
@@ -74,11 +76,13 @@ impl XrcDomain {
         Ok(Self { xrcd: context.provider().open_xrcd(init)?, context: context.clone() })
     }
 
-    /// Makes a shared receive queue of the domain, for `max_wr` requests of at most `max_sge` parts. Its buffers are looked
-    /// up in `pd`; its receives complete in `cq`, whichever connection brought them.
+    /// Makes a shared receive queue of the domain, for `max_wr` requests of at most `max_sge`
+    /// parts. Its buffers are looked up in `pd`; its receives complete in `cq`, whichever
+    /// connection brought them.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the numbers are above the limits of the card, or `pd` or `cq` is of another context.
+    /// [`Error::Provider`] if the numbers are above the limits of the card, or `pd` or `cq` is of
+    /// another context.
     pub fn create_srq(
         &self,
         pd: &ProtectionDomain,

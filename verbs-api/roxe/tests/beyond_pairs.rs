@@ -75,7 +75,8 @@ fn who_opens_the_same_file_meets_in_one_domain() {
     assert_eq!(xrc.sends.wait(PATIENCE).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
 }
 
-/// Two connected queue pairs that report to one queue, and the index of an address of the other family.
+/// Two connected queue pairs that report to one queue, and the index of an address of the other
+/// family.
 fn two_ways(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2], AlternatePath)> {
     let context = Context::open_first().unwrap();
     let entries = context.gid_entries();

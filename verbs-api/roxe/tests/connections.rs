@@ -199,7 +199,8 @@ fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
     channel.next().unwrap().expect(CmEventKind::RouteResolved).unwrap();
 }
 
-/// The next event, which must be of this kind, but for the late ends of connections that were over before.
+/// The next event, which must be of this kind, but for the late ends of connections that were over
+/// before.
 fn next(channel: &EventChannel, kind: CmEventKind) -> CmEvent {
     loop {
         let event = channel.next().unwrap();

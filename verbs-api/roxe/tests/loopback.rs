@@ -1,5 +1,5 @@
-//! The Rust API over the loopback device, both ends in this process: what is special to it, and what misuse ends in. What
-//! requests do is told by `tests/tests/cases`.
+//! The Rust API over the loopback device, both ends in this process: what is special to it, and
+//! what misuse ends in. What requests do is told by `tests/tests/cases`.
 
 use roxe::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, PathMtu,
@@ -180,7 +180,8 @@ fn threads_post_to_one_queue_pair() {
     assert_eq!(bob.region.to_vec(..80).unwrap(), [1; 80]);
 }
 
-/// Peers remember a queue pair for some time after its end, and take the next one of its number for stale.
+/// Peers remember a queue pair for some time after its end, and take the next one of its number for
+/// stale.
 #[test]
 fn numbers_of_queue_pairs_are_not_soon_used_again() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
@@ -390,8 +391,8 @@ fn settle(alice: &End, bob: &End) {
     }
 }
 
-/// The acknowledgement of a message may wait for its answer; it comes all the same when there is none. No retransmission
-/// asks for it: the timeout of the queue pairs is off.
+/// The acknowledgement of a message may wait for its answer; it comes all the same when there is
+/// none. No retransmission asks for it: the timeout of the queue pairs is off.
 // clause: ACK-BEHIND-REQUESTS
 #[test]
 fn a_message_that_gets_no_answer_any_more_is_acknowledged() {

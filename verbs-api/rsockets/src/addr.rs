@@ -1,5 +1,5 @@
-//! Addresses of programs and addresses of the fabric. A socket of AF_INET6 names IPv4 hosts by mapped addresses; underneath they
-//! are IPv4.
+//! Addresses of programs and addresses of the fabric. A socket of AF_INET6 names IPv4 hosts by
+//! mapped addresses; underneath they are IPv4.
 
 use crate::errno::os;
 use std::io;

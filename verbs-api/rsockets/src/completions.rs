@@ -1,5 +1,5 @@
-//! A completion queue that announces what completes to those who sleep, and only to those: asking for an event costs a little
-//! each time.
+//! A completion queue that announces what completes to those who sleep, and only to those: asking
+//! for an event costs a little each time.
 
 use roxe::{CompletionChannel, CompletionQueue, Context, Error};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -35,8 +35,8 @@ impl Completions {
         }
     }
 
-    /// Takes the events that have come. With `watched`, somebody sleeps or is about to: then one is asked for anew, because what
-    /// was announced may not be what that one waits for.
+    /// Takes the events that have come. With `watched`, somebody sleeps or is about to: then one is
+    /// asked for anew, because what was announced may not be what that one waits for.
     pub(crate) fn take_announcements(&mut self, watched: bool) {
         if !self.armed {
             return;

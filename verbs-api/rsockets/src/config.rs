@@ -46,7 +46,8 @@ impl Config {
         CONFIG.get_or_init(|| Self::read(Path::new(FOLDER)))
     }
 
-    /// Reads the files that are there. What is no number, or too large for its purpose, leaves the default.
+    /// Reads the files that are there. What is no number, or too large for its purpose, leaves the
+    /// default.
     fn read(folder: &Path) -> Self {
         let default = Self::default();
         let number = |name: &str| -> Option<u32> {

@@ -1,8 +1,10 @@
-//! Sockets over RDMA: what `rsocket(7)` describes, on the wire as the rsockets of librdmacm speak it.
+//! Sockets over RDMA: what `rsocket(7)` describes, on the wire as the rsockets of librdmacm speak
+//! it.
 //!
-//! A socket is a number, as in C, and behind the number stands a [`Socket`]. A stream lives on a connected queue pair and
-//! writes straight into the receive buffer of its peer; a datagram socket lives on a UDP socket, over which it learns where
-//! the peers are, and on UD queue pairs. The two have only the calls in common.
+//! A socket is a number, as in C, and behind the number stands a [`Socket`]. A stream lives on a
+//! connected queue pair and writes straight into the receive buffer of its peer; a datagram socket
+//! lives on a UDP socket, over which it learns where the peers are, and on UD queue pairs. The two
+//! have only the calls in common.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -33,16 +35,21 @@
 //! # }
 //! ```
 //!
-//! | to see | look in |
-//! |---|---|
-//! | from numbers to sockets, which are opened, accepted and closed by them; what one can do, of either kind | `table.rs`; `socket.rs` |
-//! | what is said on the wire, when something may be sent, what a message of the peer means: no I/O, no clock | `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`, `datagram.rs` |
-//! | streams: from a connection to bytes | `stream/`; `phase.rs` first, then `opening.rs`, `open.rs`, `listening.rs`, `transfer.rs` |
-//! | datagrams | `datagram/` |
-//! | waiting: a short spin, then sleep on descriptors | `wait.rs`, `poll.rs`; events of completion queues: `completions.rs` |
-//! | the one background thread, which exists as long as somebody listens, has a datagram socket or asked for keepalives | `service.rs`; for streams `stream/service.rs` |
-//! | what programs and administrators set | `options.rs` and `settings.rs` in `stream/` and `datagram/`; `config.rs` |
-//! | system calls that need `unsafe`; nothing else has any | `sys.rs` |
+//! - from numbers to sockets, which are opened, accepted and closed by them; what one can do, of
+//!   either kind: `table.rs`; `socket.rs`
+//! - what is said on the wire, when something may be sent, what a message of the peer means: no
+//!   I/O, no clock: `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`,
+//!   `datagram.rs`
+//! - streams: from a connection to bytes: `stream/`; `phase.rs` first, then `opening.rs`,
+//!   `open.rs`, `listening.rs`, `transfer.rs`
+//! - datagrams: `datagram/`
+//! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`; events of completion
+//!   queues: `completions.rs`
+//! - the one background thread, which exists as long as somebody listens, has a datagram socket or
+//!   asked for keepalives: `service.rs`; for streams `stream/service.rs`
+//! - what programs and administrators set: `options.rs` and `settings.rs` in `stream/` and
+//!   `datagram/`; `config.rs`
+//! - system calls that need `unsafe`; nothing else has any: `sys.rs`
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]

@@ -1,5 +1,5 @@
-//! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and the provider
-//! ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and
+//! the provider ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `table`: sockets by descriptor.

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 /// What to wait for on one descriptor, and what was found: `struct pollfd`.
 pub use libc::pollfd as PollFd;
 
-/// Waits until one of `fds`, each an rsocket or any other descriptor, has what it asks for; fills in `revents` and returns
-/// how many are not 0. `timeout` in milliseconds, negative for ever. Entries with a negative number are passed over.
+/// Waits until one of `fds`, each an rsocket or any other descriptor, has what it asks for; fills
+/// in `revents` and returns how many are not 0. `timeout` in milliseconds, negative for ever.
+/// Entries with a negative number are passed over.
 ///
 /// # Errors
 /// As `poll(2)`; EINTR when a signal came.
@@ -105,12 +106,14 @@ fn nap(asleep: &mut [PollFd], deadline: Option<Instant>) -> io::Result<()> {
     sys::poll(asleep, millis).map(drop)
 }
 
-/// `select(2)` with rsockets: `sets` are those to read, to write, and with exceptions, each a bit for every descriptor,
-/// lowest bit of the first word first, as in `fd_set`. Only the first `nfds` bits count; the sets come back with those that
-/// are ready, all others cleared. `timeout` in milliseconds, negative for ever. Returns how many bits are set.
+/// `select(2)` with rsockets: `sets` are those to read, to write, and with exceptions, each a bit
+/// for every descriptor, lowest bit of the first word first, as in `fd_set`. Only the first `nfds`
+/// bits count; the sets come back with those that are ready, all others cleared. `timeout` in
+/// milliseconds, negative for ever. Returns how many bits are set.
 ///
 /// # Errors
-/// EBADF if a set names a descriptor that is not open, EINVAL if `nfds` does not fit into a set, EINTR.
+/// EBADF if a set names a descriptor that is not open, EINVAL if `nfds` does not fit into a set,
+/// EINTR.
 pub fn select(nfds: RawFd, sets: [Option<&mut [u64]>; 3], timeout: i32) -> io::Result<usize> {
     let count = usize::try_from(nfds).map_err(|_| os(libc::EINVAL))?;
     if sets.iter().flatten().any(|set| set.len() * 64 < count) {

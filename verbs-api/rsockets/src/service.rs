@@ -1,5 +1,5 @@
-//! The background thread: accepts connections for listeners, looks after UDP sockets, sends keepalives. It runs as long as there
-//! is a socket that needs it; a forked child starts its own.
+//! The background thread: accepts connections for listeners, looks after UDP sockets, sends
+//! keepalives. It runs as long as there is a socket that needs it; a forked child starts its own.
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
@@ -66,7 +66,8 @@ fn run(waker: &Waker) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
         }
-        // Sockets are not kept alive meanwhile. An error is a signal: then everything is looked at, which does no harm.
+        // Sockets are not kept alive meanwhile. An error is a signal: then everything is looked at,
+        // which does no harm.
         let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
         waker.clear();
         let now = Instant::now();

@@ -24,8 +24,9 @@ macro_rules! of_kind {
     };
 }
 
-/// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is closed meanwhile. `flags` are
-/// those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are ignored.
+/// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is
+/// closed meanwhile. `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT,
+/// MSG_WAITALL; others are ignored.
 #[derive(Debug)]
 pub struct Socket {
     kind: Kind,
@@ -129,7 +130,8 @@ impl Socket {
     /// Connects a stream, or names the usual peer of a datagram socket.
     ///
     /// # Errors
-    /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH.
+    /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
+    /// EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
         let addr = unmapped(addr, self.domain)?;
         match &self.kind {
@@ -188,7 +190,8 @@ impl Socket {
     /// Sends `buf`. A blocking stream returns when all of it is under way.
     ///
     /// # Errors
-    /// EAGAIN, ENOTCONN, EPIPE after the own end of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE, EINTR.
+    /// EAGAIN, ENOTCONN, EPIPE after the own end of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
+    /// EINTR.
     pub fn send(&self, buf: &[u8], flags: i32) -> io::Result<usize> {
         self.send_to(buf, flags, None)
     }
@@ -239,7 +242,8 @@ impl Socket {
     /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.
     ///
     /// # Errors
-    /// EINVAL if there are too few, or it comes too late; ENOTSUP for options that rsockets do not have.
+    /// EINVAL if there are too few, or it comes too late; ENOTSUP for options that rsockets do not
+    /// have.
     pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
         let needs_service = match &self.kind {
             Kind::Stream(stream) => stream.set_option(level, name, value)?,
@@ -286,7 +290,8 @@ impl Socket {
         self.descriptor_flags.store(flags & libc::FD_CLOEXEC, Ordering::Relaxed);
     }
 
-    /// The protection domain of a connected stream, to register memory for [`iomap`](Self::iomap) in.
+    /// The protection domain of a connected stream, to register memory for [`iomap`](Self::iomap)
+    /// in.
     ///
     /// # Errors
     /// EINVAL if it is not connected or a datagram socket.
@@ -294,11 +299,13 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
-    /// Maps registered memory: with `shared` the peer may write to it by `offset` (-1: its address), which it learns before the next
-    /// bytes of the stream; otherwise it is only registered. Returns the offset.
+    /// Maps registered memory: with `shared` the peer may write to it by `offset` (-1: its
+    /// address), which it learns before the next bytes of the stream; otherwise it is only
+    /// registered. Returns the offset.
     ///
     /// # Errors
-    /// EINVAL if it is not connected, ENOMEM if the peer has no room for one more (its RDMA_IOMAPSIZE).
+    /// EINVAL if it is not connected, ENOMEM if the peer has no room for one more (its
+    /// RDMA_IOMAPSIZE).
     pub fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iomap(region, shared, offset)
     }
@@ -311,8 +318,8 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iounmap(addr, len)
     }
 
-    /// Writes `buf` into what the peer has mapped at `offset`, in order with the bytes of the stream. Returns how much of it is
-    /// under way: less than all if no mapping covers the rest.
+    /// Writes `buf` into what the peer has mapped at `offset`, in order with the bytes of the
+    /// stream. Returns how much of it is under way: less than all if no mapping covers the rest.
     ///
     /// # Errors
     /// As [`send`](Self::send).

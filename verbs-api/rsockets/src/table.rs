@@ -13,8 +13,8 @@ use std::sync::{Arc, LazyLock};
 
 static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
 
-/// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind` SOCK_STREAM or SOCK_DGRAM with
-/// SOCK_NONBLOCK and SOCK_CLOEXEC at will.
+/// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind`
+/// SOCK_STREAM or SOCK_DGRAM with SOCK_NONBLOCK and SOCK_CLOEXEC at will.
 ///
 /// # Errors
 /// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
@@ -31,15 +31,16 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     Ok((insert(socket), peer))
 }
 
-/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child only the number is given up, and
-/// the connection goes on in the parent.
+/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child
+/// only the number is given up, and the connection goes on in the parent.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> io::Result<()> {
     let socket = remove(fd)?;
     if !socket.is_own() {
-        // Of the parent, who goes on using it: here only the number is given up. The rest stays as the fork found it.
+        // Of the parent, who goes on using it: here only the number is given up. The rest stays as
+        // the fork found it.
         sys::close(fd);
         std::mem::forget(socket);
         return Ok(());

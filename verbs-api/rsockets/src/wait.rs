@@ -1,9 +1,10 @@
 //! Waiting: each thread has a descriptor by which other threads wake it.
 //!
-//! A thread that wants to sleep leaves its [`Waker`] with the sockets it waits for, looks once more, and sleeps on their
-//! descriptors and on its own. Several threads may sleep on one socket; the descriptors of a socket wake all of them, but the
-//! one that comes first takes the event, and with it maybe the change that another one waits for. So whoever changes a
-//! socket wakes the others, who look again.
+//! A thread that wants to sleep leaves its [`Waker`] with the sockets it waits for, looks once
+//! more, and sleeps on their descriptors and on its own. Several threads may sleep on one socket;
+//! the descriptors of a socket wake all of them, but the one that comes first takes the event, and
+//! with it maybe the change that another one waits for. So whoever changes a socket wakes the
+//! others, who look again.
 
 use crate::config::Config;
 use crate::sys;
@@ -88,18 +89,20 @@ impl Watchers {
 
 /// Something to wait for.
 pub(crate) trait Source {
-    /// Takes in what has happened, and says which of `events`, and of POLLERR and POLLHUP, hold now.
+    /// Takes in what has happened, and says which of `events`, and of POLLERR and POLLHUP, hold
+    /// now.
     fn ready(&self, events: i16) -> i16;
 
-    /// Lets changes be announced from now on, to `waker` and on the descriptors that are added to `fds`.
+    /// Lets changes be announced from now on, to `waker` and on the descriptors that are added to
+    /// `fds`.
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>);
 
     /// Ends what [`watch`](Self::watch) began.
     fn unwatch(&self, waker: &Waker);
 }
 
-/// Waits until `done` says so, for ever without a `deadline`: looks for a short while, then sleeps until something changes.
-/// `done` has to take in what has happened.
+/// Waits until `done` says so, for ever without a `deadline`: looks for a short while, then sleeps
+/// until something changes. `done` has to take in what has happened.
 ///
 /// # Errors
 /// EINTR when a signal came, ETIMEDOUT.

@@ -1,4 +1,5 @@
-//! Datagram sockets over the loopback device, all in this process: the way from UDP to queue pairs, and what the calls promise.
+//! Datagram sockets over the loopback device, all in this process: the way from UDP to queue pairs,
+//! and what the calls promise.
 
 mod common;
 
@@ -23,7 +24,8 @@ fn receive(sock: &Sock) -> (Vec<u8>, SocketAddr) {
     (buf[..len].to_vec(), from.unwrap())
 }
 
-/// Back and forth often enough that both ways: over UDP, and from queue pair to queue pair, are taken.
+/// Back and forth often enough that both ways: over UDP, and from queue pair to queue pair, are
+/// taken.
 fn ping_pong(address: &str) {
     let ((a, at_a), (b, at_b)) = (bound(address), bound(address));
     for round in 0..20u8 {

@@ -1,4 +1,5 @@
-//! Streams between processes: what is left of a connection when the other process is killed or does not answer.
+//! Streams between processes: what is left of a connection when the other process is killed or does
+//! not answer.
 
 mod common;
 
@@ -11,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Set in the other process: where to connect to.
 const PEER: &str = "ROXE_TEST_PEER";
 
-/// Held by the test that has a peer: packets of other tests could reach a process that is stopped or killed.
+/// Held by the test that has a peer: packets of other tests could reach a process that is stopped
+/// or killed.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// Another process, which is killed at the end at the latest.

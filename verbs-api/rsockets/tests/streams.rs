@@ -208,7 +208,8 @@ fn a_full_pipe_stops_and_goes_on() {
     assert_eq!(a.status_flags() & libc::O_NONBLOCK, libc::O_NONBLOCK);
     let bytes = pattern(10_000_000);
     let mut sent = a.send(&bytes, 0).unwrap();
-    // What the peer acknowledges meanwhile makes room, until what it does not read fills that as well.
+    // What the peer acknowledges meanwhile makes room, until what it does not read fills that as
+    // well.
     let full = loop {
         match a.send(&bytes[sent..], MSG_DONTWAIT) {
             Ok(more) => sent += more,
@@ -336,7 +337,8 @@ fn the_peer_writes_into_mapped_memory() {
     let mut memory = vec![0u8; 100_000];
     let start = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
     let pd = b.protection_domain().unwrap();
-    // SAFETY: `memory` outlives the mapping, and is looked at only when the peer has said that it is done.
+    // SAFETY: `memory` outlives the mapping, and is looked at only when the peer has said that it
+    // is done.
     let region = unsafe { pd.register_raw(start, memory.len(), rights) }.unwrap();
     assert_eq!(b.iomap(region, true, 5000).unwrap(), 5000);
     send_all(&b, b"mapped");

@@ -1,4 +1,5 @@
-//! What both formats of capture files say of a frame, and the numbers that readers and writers share. Touches nothing.
+//! What both formats of capture files say of a frame, and the numbers that readers and writers
+//! share. Touches nothing.
 
 /// What stands in front of the IP header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,8 @@ pub(super) const INTERFACE: u32 = 1;
 pub(super) const SIMPLE_PACKET: u32 = 3;
 pub(super) const ENHANCED_PACKET: u32 = 6;
 
-/// Codes of the options that are read or written. The same code means different things in different blocks.
+/// Codes of the options that are read or written. The same code means different things in different
+/// blocks.
 pub(super) mod option {
     pub(crate) const END: u16 = 0;
     pub(crate) const COMMENT: u16 = 1;
@@ -99,6 +101,7 @@ pub(super) mod option {
     pub(crate) const FLAGS: u16 = 2;
     /// The program that wrote a section.
     pub(crate) const APPLICATION: u16 = 4;
-    /// The unit of an interface's timestamps, a negative power of 10 (or of 2 with the top bit set).
+    /// The unit of an interface's timestamps, a negative power of 10 (or of 2 with the top bit
+    /// set).
     pub(crate) const RESOLUTION: u16 = 9;
 }

@@ -1,7 +1,8 @@
 //! Capture files: frames out of pcap and pcapng ([`reader`]), packets into pcapng ([`writer`]).
 //!
-//! For tests, for `roxe dump` and for `ROXE_CAPTURE`. Both sides work on bytes in memory and leave files to others.
-//! Formats: the Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
+//! For tests, for `roxe dump` and for `ROXE_CAPTURE`. Both sides work on bytes in memory and leave
+//! files to others. Formats: the Internet drafts draft-ietf-opsawg-pcap and
+//! draft-ietf-opsawg-pcapng.
 
 mod format;
 pub mod reader;

@@ -171,7 +171,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The options at the end of a block: code and value. Ends where they are broken; they are only remarks.
+/// The options at the end of a block: code and value. Ends where they are broken; they are only
+/// remarks.
 #[derive(Clone, Debug)]
 struct Options<'a>(Fields<'a>);
 
@@ -225,7 +226,8 @@ impl<'a> Classic<'a> {
 /// A pcapng file: sections of blocks; every section has its own byte order and interfaces.
 #[derive(Clone, Debug)]
 struct Blocks<'a> {
-    /// The current section, from behind its header to the end of the file: interfaces are looked up here.
+    /// The current section, from behind its header to the end of the file: interfaces are looked up
+    /// here.
     section: Fields<'a>,
     /// Blocks not yet read.
     rest: Fields<'a>,
@@ -335,7 +337,8 @@ fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
     }
 }
 
-/// Walks the section instead of keeping a list: interfaces stand at its beginning, and nothing is allocated.
+/// Walks the section instead of keeping a list: interfaces stand at its beginning, and nothing is
+/// allocated.
 fn find_interface(mut section: Fields<'_>, id: u32) -> Result<Interface, CaptureError> {
     let mut seen = 0;
     while !section.is_empty() {

@@ -1,9 +1,11 @@
-//! Writes RoCEv2 packets as a pcapng file that any tool for captures reads: little endian, nanoseconds, raw IP.
+//! Writes RoCEv2 packets as a pcapng file that any tool for captures reads: little endian,
+//! nanoseconds, raw IP.
 //!
-//! Every function appends one block, whole, to anything that takes bytes. A file is one section, then its interfaces, then
-//! packets; an interface may also come later, before its first packet. The IP and UDP headers around a packet are built
-//! from its [`NetHeader`]: with IPv4 there is a valid header checksum and no UDP checksum, which RoCEv2 allows; with IPv6
-//! there is a valid UDP checksum, because tools complain about its absence. Touches `net`.
+//! Every function appends one block, whole, to anything that takes bytes. A file is one section,
+//! then its interfaces, then packets; an interface may also come later, before its first packet.
+//! The IP and UDP headers around a packet are built from its [`NetHeader`]: with IPv4 there is a
+//! valid header checksum and no UDP checksum, which RoCEv2 allows; with IPv6 there is a valid UDP
+//! checksum, because tools complain about its absence. Touches `net`.
 
 use super::format::{Direction, ENHANCED_PACKET, INTERFACE, RAW_IP, SECTION_HEADER, option};
 use crate::net::NetHeader;

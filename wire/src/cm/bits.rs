@@ -1,6 +1,8 @@
-//! Where the fields of a message lie: one table per message, from which it is read, written and documented.
+//! Where the fields of a message lie: one table per message, from which it is read, written and
+//! documented.
 //!
-//! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one. Touches `num`.
+//! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one.
+//! Touches `num`.
 
 use super::error::MadError;
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
@@ -66,7 +68,8 @@ pub(super) trait Field: Sized {
     fn write(&self, area: &mut [u8], at: &[Bits]);
 }
 
-/// A field that is a number of at most 64 bits; one of several pieces has its high bits in the first.
+/// A field that is a number of at most 64 bits; one of several pieces has its high bits in the
+/// first.
 pub(super) trait Number {
     /// `number` has no more bits than the field.
     fn from_number(number: u64) -> Self;

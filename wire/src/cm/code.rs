@@ -135,7 +135,8 @@ codes! {
     }
 }
 
-/// Transport of a connection: 2 bits of service type, and 3 bits of extended type that count if the first are 3.
+/// Transport of a connection: 2 bits of service type, and 3 bits of extended type that count if the
+/// first are 3.
 // clause: CM-TRANSPORT
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {

@@ -1,5 +1,5 @@
-//! What RDMA CM puts in front of the private data of a REQ and of a SIDR_REQ: the addresses behind the connection
-//! (IBA annex A11; Linux `struct cma_hdr`).
+//! What RDMA CM puts in front of the private data of a REQ and of a SIDR_REQ: the addresses behind
+//! the connection (IBA annex A11; Linux `struct cma_hdr`).
 //!
 //! The destination port is not in it: the service id has it. Touches `num`.
 
@@ -127,7 +127,8 @@ impl IpCmHeader {
         bytes
     }
 
-    /// Private data of this header and what the program gives; `None` if that is more than `N` less 36 bytes.
+    /// Private data of this header and what the program gives; `None` if that is more than `N` less
+    /// 36 bytes.
     pub fn with_user<const N: usize>(&self, user: &[u8]) -> Option<PrivateData<N>> {
         let mut bytes = [0; N];
         let (head, room) = bytes.split_first_chunk_mut()?;

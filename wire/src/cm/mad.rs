@@ -24,7 +24,8 @@ const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 3;
 
 layout! {
-    /// What every MAD begins with (IBA §13.4.3); status and class-specific bits have no meaning with the method Send.
+    /// What every MAD begins with (IBA §13.4.3); status and class-specific bits have no meaning
+    /// with the method Send.
     #[derive(Clone, Copy, Debug)]
     struct MadHeader of 24 bytes {
         base_version: u8 = [0, 0, 8];
@@ -82,7 +83,8 @@ impl Mad {
         Ok(Self { tid: header.tid, modifier: header.modifier, message })
     }
 
-    /// The message in `packet`, if it is a datagram to queue pair 1; else `None`. Its Q_Key is not looked at.
+    /// The message in `packet`, if it is a datagram to queue pair 1; else `None`. Its Q_Key is not
+    /// looked at.
     pub fn of_packet(packet: &Packet<'_>) -> Option<Result<Self, MadError>> {
         let is_datagram = matches!(packet.header.kind, Kind::Ud { imm: None, .. });
         (is_datagram && packet.header.bth.dest_qpn == Qpn::GSI).then(|| Self::parse(packet.payload))
@@ -175,7 +177,8 @@ messages! {
     0x001a "APR" Apr, "Reply to that";
 }
 
-/// The header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY in the default partition.
+/// The header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY in the
+/// default partition.
 // clause: CM-GSI, BTH-MIGRATED
 pub const fn gsi_header(psn: Psn) -> Header {
     let deth = Deth { qkey: Qkey::GSI, src_qpn: Qpn::GSI };

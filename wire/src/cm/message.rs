@@ -1,7 +1,9 @@
-//! The messages of connection management, field by field (IBA §12.6 to §12.11; Linux include/rdma/ibta_vol1_c12.h).
+//! The messages of connection management, field by field (IBA §12.6 to §12.11; Linux
+//! include/rdma/ibta_vol1_c12.h).
 //!
-//! Offsets are those of the message, which begins at byte 24 of the MAD; bit 0 is the most significant bit of its byte.
-//! What no field covers is reserved: 0 when written, ignored when read. Touches `bits`, `code`, `num`.
+//! Offsets are those of the message, which begins at byte 24 of the MAD; bit 0 is the most
+//! significant bit of its byte. What no field covers is reserved: 0 when written, ignored when
+//! read. Touches `bits`, `code`, `num`.
 // clause: CM-FIELDS
 
 use super::bits::layout;
@@ -10,7 +12,8 @@ use super::num::{CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, ServiceId,
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
 layout! {
-    /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver takes any.
+    /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver takes
+    /// any.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Path of 44 bytes {
         /// LID of the sender; on RoCE 0xffff if packets may pass a router, else 0.
@@ -33,7 +36,8 @@ layout! {
         sl: Small<4> = [42, 0, 4];
         /// Both ends are in one subnet.
         subnet_local: bool = [42, 4, 1];
-        /// How long the sender's queue pair waits for an acknowledgement; the receiver's takes it over.
+        /// How long the sender's queue pair waits for an acknowledgement; the receiver's takes it
+        /// over.
         local_ack_timeout: TimeCode = [43, 0, 5];
     }
 }
@@ -131,8 +135,8 @@ layout! {
         remote_comm_id: CommId = [4, 0, 32];
         /// What is rejected.
         answered: Answered = [8, 0, 2];
-        /// Additional information that goes with the reason: with a timeout the node GUID of the sender, with a GID
-        /// the one to use.
+        /// Additional information that goes with the reason: with a timeout the node GUID of the
+        /// sender, with a GID the one to use.
         info: Info = [9, 0, 7] [12, 0, 576];
         /// Why the message is rejected.
         reason: RejReason = [10, 0, 16];

@@ -1,11 +1,14 @@
-//! Messages of the connection manager: the 256 bytes of a management datagram (MAD) to values, and back.
+//! Messages of the connection manager: the 256 bytes of a management datagram (MAD) to values, and
+//! back.
 //!
-//! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports, with the Q_Key
-//! [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload; [`gsi_header`] makes the packet header around one.
-//! Lives here: the MAD ([`Mad`]), its messages ([`message`]), their codes ([`code`]), numbers ([`num`]) and the header that
-//! RDMA CM puts in front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
+//! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports,
+//! with the Q_Key [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload;
+//! [`gsi_header`] makes the packet header around one. Lives here: the MAD ([`Mad`]), its messages
+//! ([`message`]), their codes ([`code`]), numbers ([`num`]) and the header that RDMA CM puts in
+//! front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
 //!
-//! What is parsed is written back byte for byte, but for reserved bits, which are ignored and sent as 0.
+//! What is parsed is written back byte for byte, but for reserved bits, which are ignored and sent
+//! as 0.
 //!
 //! ```
 //! use roxe_wire::cm::{CommId, Mad, Message, PrivateData, Rtu, TransactionId};

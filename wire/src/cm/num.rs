@@ -8,7 +8,8 @@ use crate::num::PathMtu;
 use core::fmt;
 use core::time::Duration;
 
-/// Communication id: the number that one end has given to a connection. In a message "local" is the sender's.
+/// Communication id: the number that one end has given to a connection. In a message "local" is the
+/// sender's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u32);
 
@@ -41,7 +42,8 @@ impl fmt::Display for CommId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TransactionId(pub u64);
 
-/// GUID of a channel adapter, as a number in host order (its first byte on the wire is the highest).
+/// GUID of a channel adapter, as a number in host order (its first byte on the wire is the
+/// highest).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Guid(pub u64);
 
@@ -50,7 +52,8 @@ pub struct Guid(pub u64);
 pub struct ServiceId(pub u64);
 
 impl ServiceId {
-    /// The service of `port` (host order) in a port space of RDMA CM (Linux cma.c: port space and port, 16 bits each).
+    /// The service of `port` (host order) in a port space of RDMA CM (Linux cma.c: port space and
+    /// port, 16 bits each).
     // clause: CM-SERVICE-ID
     pub const fn new(space: PortSpace, port: u16) -> Self {
         Self((space.code() as u64) << 16 | port as u64)
@@ -186,8 +189,8 @@ impl FlowLabel {
     }
 }
 
-/// Who defines the options that the attribute modifier of a MAD selects (enhanced connection establishment): 24 bits,
-/// an OUI; 0 for none.
+/// Who defines the options that the attribute modifier of a MAD selects (enhanced connection
+/// establishment): 24 bits, an OUI; 0 for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VendorId(u32);
 
@@ -203,8 +206,8 @@ impl VendorId {
     }
 }
 
-/// The path MTU of a REQ: 4 bits, of which five values are defined. The others are refused with a reason, so they are
-/// kept.
+/// The path MTU of a REQ: 4 bits, of which five values are defined. The others are refused with a
+/// reason, so they are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MtuCode(u8);
 
@@ -231,8 +234,8 @@ impl From<PathMtu> for MtuCode {
     }
 }
 
-/// What a program says to the other's with a message: always `N` bytes on the wire, which do not tell how many of them
-/// were given; the rest is zero.
+/// What a program says to the other's with a message: always `N` bytes on the wire, which do not
+/// tell how many of them were given; the rest is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>([u8; N]);
 

@@ -1,4 +1,5 @@
-//! The checksums of IPv4, TCP and UDP in a frame: what network cards check and fill in for their hosts.
+//! The checksums of IPv4, TCP and UDP in a frame: what network cards check and fill in for their
+//! hosts.
 //!
 //! Touches `super::Layout` and the sums of [`crate::net`].
 
@@ -14,8 +15,8 @@ const UDP_LEN: usize = 8;
 /// Where it lies in the header of IPv4.
 const IPV4_CHECKSUM: usize = 10;
 
-/// Whether the frame holds a whole TCP segment or UDP datagram in IPv4 whose two checksums are right: what
-/// `IBV_WC_IP_CSUM_OK` says. A datagram without a checksum does not count.
+/// Whether the frame holds a whole TCP segment or UDP datagram in IPv4 whose two checksums are
+/// right: what `IBV_WC_IP_CSUM_OK` says. A datagram without a checksum does not count.
 // clause: RAW-CHECKSUM-OK
 pub fn is_verified(frame: &[u8]) -> bool {
     let Some(ip) = ip_of(frame).filter(|ip| ip.is_v4 && header_sum(frame, ip) == Some(0)) else { return false };
@@ -25,8 +26,8 @@ pub fn is_verified(frame: &[u8]) -> bool {
     is_given && segment.sum(frame, &ip) == 0
 }
 
-/// Fills in the checksum of an IPv4 header and of the TCP segment or UDP datagram in IPv4 or IPv6, as far as the frame holds
-/// them whole: what `IBV_SEND_IP_CSUM` asks for.
+/// Fills in the checksum of an IPv4 header and of the TCP segment or UDP datagram in IPv4 or IPv6,
+/// as far as the frame holds them whole: what `IBV_SEND_IP_CSUM` asks for.
 // clause: RAW-CHECKSUM-SEND
 pub fn fill(frame: &mut [u8]) {
     let Some(ip) = ip_of(frame) else { return };

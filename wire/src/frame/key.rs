@@ -1,4 +1,5 @@
-//! What the headers of a frame say as one row of bytes, so that a match is a comparison under a mask.
+//! What the headers of a frame say as one row of bytes, so that a match is a comparison under a
+//! mask.
 //!
 //! Touches [`Layout`].
 
@@ -35,7 +36,8 @@ pub enum Field {
     TrafficClass,
     /// TTL of IPv4, hop limit of IPv6, 1 byte.
     HopLimit,
-    /// Flags of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4 more fragments; 1 byte.
+    /// Flags of IPv4, with the numbers of the kernel's `enum ib_ipv4_flags`: 2 don't fragment, 4
+    /// more fragments; 1 byte.
     Ipv4Flags,
     /// Flow label of IPv6: 20 bits in 4 bytes.
     FlowLabel,
@@ -158,7 +160,8 @@ impl Default for FrameMatch {
 }
 
 impl FrameMatch {
-    /// Also asks that the bits of `field` under `mask` are those of `value`. Both may be shorter than the field.
+    /// Also asks that the bits of `field` under `mask` are those of `value`. Both may be shorter
+    /// than the field.
     ///
     /// # Errors
     /// [`Contradiction`]; the match is then not to be used.

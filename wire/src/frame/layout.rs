@@ -105,8 +105,8 @@ impl L4 {
     }
 }
 
-/// What follows the extension headers of IPv6, the first of which is a `next` header at `at`; and whether one of them says
-/// that this is a fragment.
+/// What follows the extension headers of IPv6, the first of which is a `next` header at `at`; and
+/// whether one of them says that this is a fragment.
 fn behind_extensions(packet: &[u8], mut next: u8, mut at: usize) -> (Option<L4>, bool) {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;

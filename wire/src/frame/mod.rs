@@ -1,7 +1,9 @@
-//! Ethernet frames as flow steering sees them: where their headers lie, what these say ([`FrameKey`]), whether that is what
-//! somebody asks for ([`FrameMatch`]), and the checksums in them ([`checksum`]).
+//! Ethernet frames as flow steering sees them: where their headers lie, what these say
+//! ([`FrameKey`]), whether that is what somebody asks for ([`FrameMatch`]), and the checksums in
+//! them ([`checksum`]).
 //!
-//! Any bytes may come in. Headers that are not whole, or not understood, count as payload. Touches nothing.
+//! Any bytes may come in. Headers that are not whole, or not understood, count as payload. Touches
+//! nothing.
 
 pub mod checksum;
 mod key;

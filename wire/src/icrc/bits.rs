@@ -1,4 +1,5 @@
-//! The CRC of a few bytes, looked up one after the other, and what single header fields change in it.
+//! The CRC of a few bytes, looked up one after the other, and what single header fields change in
+//! it.
 
 use super::gf2::{multiply, power_of_x};
 

@@ -1,4 +1,5 @@
-//! Polynomials over GF(2) modulo that of the CRC, in the CRC's bit order: bit 31 is the coefficient of x^0.
+//! Polynomials over GF(2) modulo that of the CRC, in the CRC's bit order: bit 31 is the coefficient
+//! of x^0.
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
@@ -8,10 +9,12 @@ const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
 const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
 /// x^(8·256).
 const BLOCK: u32 = power_of_x(8 * 256);
-/// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256 zero bytes later.
+/// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256
+/// zero bytes later.
 static LATER: [[[u32; 16]; 8]; 17] = later();
 
-/// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that is too many.
+/// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that
+/// is too many.
 #[inline]
 pub(super) fn shift(register: u32, blocks: u8) -> Option<u32> {
     let fours = LATER.get(usize::from(blocks))?.iter().enumerate();

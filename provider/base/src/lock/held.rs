@@ -22,7 +22,8 @@ impl Held {
 }
 
 thread_local! {
-    // All accesses are tried: a thread that ends, or a signal handler that interrupts these few lines, is not checked.
+    // All accesses are tried: a thread that ends, or a signal handler that interrupts these few
+    // lines, is not checked.
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
     /// Whether locks of one rank are taken together.
     static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
@@ -36,7 +37,8 @@ pub(super) fn check<R: Rank>(address: usize) {
     let conflict = HELD.try_with(|held| held.try_borrow().ok().and_then(|held| conflict(&held, &wanted, beside)));
     if let Ok(Some(other)) = conflict {
         let Held { name, at, .. } = wanted;
-        // Not by a macro: the test harness would keep the message to itself, and it is about to die.
+        // Not by a macro: the test harness would keep the message to itself, and it is about to
+        // die.
         let _ = writeln!(
             std::io::stderr(),
             "lock order: {name} is waited for at {at} while {} is held, taken at {}; see the table in lock/rank.rs",
@@ -62,8 +64,8 @@ pub(super) fn note<R: Rank>(address: usize) {
     let _ = HELD.try_with(|held| held.try_borrow_mut().map(|mut held| held.push(taken)));
 }
 
-/// This thread has released a lock. Does nothing if it never had it: in the child of a fork locks are taken back from
-/// threads that are not there.
+/// This thread has released a lock. Does nothing if it never had it: in the child of a fork locks
+/// are taken back from threads that are not there.
 pub(super) fn forget(address: usize) {
     let _ = HELD.try_with(|held| {
         let Ok(mut held) = held.try_borrow_mut() else { return };

@@ -8,8 +8,8 @@ pub trait Rank: Send + Sync + 'static {
     const NAME: &'static str;
 }
 
-/// Declares ranks, outermost first. The first one has this level, which leaves room for the tables of other crates: each
-/// crate's levels are below those of the crates that it uses.
+/// Declares ranks, outermost first. The first one has this level, which leaves room for the tables
+/// of other crates: each crate's levels are below those of the crates that it uses.
 #[macro_export]
 macro_rules! ranks {
     ($vis:vis, $first:literal.. ; $($(#[$doc:meta])* $name:ident,)*) => {
@@ -31,9 +31,11 @@ macro_rules! ranks {
 }
 
 crate::ranks! { pub, 10_000.. ;
-    /// `engine::thread`: held by the background thread while it has its engine, that is, while it does anything.
+    /// `engine::thread`: held by the background thread while it has its engine, that is, while it
+    /// does anything.
     ThreadTurn,
-    /// `cm::agent`: the connection manager of an engine; who receives only tries it, and leaves messages in its inbox.
+    /// `cm::agent`: the connection manager of an engine; who receives only tries it, and leaves
+    /// messages in its inbox.
     CmAgent,
     /// `cm::id`: one identifier.
     CmId,
@@ -51,9 +53,11 @@ crate::ranks! { pub, 10_000.. ;
     Starting,
     /// `engine::interceptor`: the start of captures and fault rules.
     InterceptorStarting,
-    /// `device`: the contexts that want to hear of the port; also held while its new addresses are opened.
+    /// `device`: the contexts that want to hear of the port; also held while its new addresses are
+    /// opened.
     Contexts,
-    /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those answer. Pollers only try it.
+    /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those
+    /// answer. Pollers only try it.
     Rx,
     /// `srq::remote_targets`: stand-ins for XRC targets of other processes, held while one works.
     XrcRemoteTargets,
@@ -125,7 +129,8 @@ crate::ranks! { pub, 10_000.. ;
     CmIds,
     /// `net::runtime_dir`: the names of this process in the runtime directory.
     RuntimeDir,
-    /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is sent.
+    /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is
+    /// sent.
     TxQueue,
     /// `net::segments`: destinations to which the kernel does not cut sends into packets.
     Segments,

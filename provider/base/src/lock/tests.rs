@@ -8,7 +8,8 @@ use std::os::fd::FromRawFd;
 /// What a child of a fork that does `wrong` says before it dies, and the signal that ends it.
 fn in_child(wrong: impl FnOnce()) -> (String, i32) {
     let (mut pipe, mut status) = ([0; 2], 0);
-    // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the latest.
+    // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the
+    // latest.
     let (reader, pid) = unsafe {
         assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
         let pid = libc::fork();

@@ -1,8 +1,8 @@
-//! Alternate paths of a connection: one end proposes another path, both load it into their queue pairs, which go over to it
-//! when the first path fails (`ibv_modify_qp`, path migration).
+//! Alternate paths of a connection: one end proposes another path, both load it into their queue
+//! pairs, which go over to it when the first path fails (`ibv_modify_qp`, path migration).
 //!
-//! librdmacm has no calls for this, so only programs in Rust do it. Nothing of a peer's proposal is loaded without
-//! [`Id::take_alternates`]: it lets the peer choose where packets may go.
+//! librdmacm has no calls for this, so only programs in Rust do it. Nothing of a peer's proposal is
+//! loaded without [`Id::take_alternates`]: it lets the peer choose where packets may go.
 
 use super::event::{EventData, EventKind, Told};
 use super::id::{Id, Inner, State, refused};
@@ -18,7 +18,8 @@ use roxe_wire::cm::{AprStatus, CommId, FlowLabel, Lap, TimeCode};
 
 /// Verbs.
 impl Id {
-    /// Whether the queue pair loads alternate paths that the peer proposes from now on. It says no by itself.
+    /// Whether the queue pair loads alternate paths that the peer proposes from now on. It says no
+    /// by itself.
     ///
     /// EINVAL: not connected, or no queue pair attached.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
@@ -30,12 +31,13 @@ impl Id {
         })?
     }
 
-    /// Proposes an alternate path to the peer. Comes to [`EventKind::RouteResolved`] when both queue pairs have it, armed as
-    /// soon as a packet has come; or to [`EventKind::RouteError`]: the status is a negative errno, -EOPNOTSUPP if the peer's
-    /// program does not want any, or the positive status of an APR.
+    /// Proposes an alternate path to the peer. Comes to [`EventKind::RouteResolved`] when both
+    /// queue pairs have it, armed as soon as a packet has come; or to [`EventKind::RouteError`]:
+    /// the status is a negative errno, -EOPNOTSUPP if the peer's program does not want any, or the
+    /// positive status of an APR.
     ///
-    /// EINVAL: not established, no queue pair attached, a proposal is under way, or `path` does not begin at an address of
-    /// the device.
+    /// EINVAL: not established, no queue pair attached, a proposal is under way, or `path` does not
+    /// begin at an address of the device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         self.engine()?.cm(|session| {
             let mut inner = self.lock();

@@ -12,7 +12,8 @@ impl Channel {
         Ok(Arc::new(Self { events: EventQueue::new()? }))
     }
 
-    /// Readable while events are pending. Stays owned by the channel; may be polled and made non-blocking.
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made
+    /// non-blocking.
     pub fn fd(&self) -> RawFd {
         self.events.fd()
     }
@@ -22,14 +23,14 @@ impl Channel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending, EINTR as `read(2)` gives
-    /// it.
+    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending,
+    /// EINTR as `read(2)` gives it.
     pub fn next(&self) -> Result<Event, Error> {
         Ok(fetched(self.events.next()?))
     }
 
-    /// The next event for a caller that has slept itself, by reading a unit from the descriptor. `None`: there is no event any
-    /// more, go on waiting.
+    /// The next event for a caller that has slept itself, by reading a unit from the descriptor.
+    /// `None`: there is no event any more, go on waiting.
     pub fn take(&self) -> Option<Event> {
         self.events.take_next().map(fetched)
     }

@@ -1,6 +1,7 @@
 //! Where an id is: its device, its address there, and how it got to that address.
 //!
-//! Asks the system for its route by connecting a UDP socket, which sends nothing and needs no privilege.
+//! Asks the system for its route by connecting a UDP socket, which sends nothing and needs no
+//! privilege.
 
 use super::address::Address;
 use crate::device::Device;
@@ -28,7 +29,8 @@ pub(super) struct DeviceAddr {
 }
 
 impl DeviceAddr {
-    /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device has it.
+    /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device
+    /// has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
         if let Some(device_addr) = Self::among(&known_devices(), gid)? {
             return Ok(device_addr);
@@ -56,7 +58,8 @@ impl DeviceAddr {
         Ok(Self { device: Arc::clone(device), engine, gid, gid_index, mac: device.adapter().interface().mac })
     }
 
-    /// The first address of its IP version of the first device that has one: what stands for this host.
+    /// The first address of its IP version of the first device that has one: what stands for this
+    /// host.
     fn first(is_ipv4: bool) -> Result<Self, Error> {
         for device in devices()? {
             if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| gid.is_ipv4() == is_ipv4) {
@@ -102,8 +105,8 @@ pub(super) struct HostRoute {
 }
 
 impl HostRoute {
-    /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others as connect(2);
-    /// EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
+    /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others
+    /// as connect(2); EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
         let to = match to {
             Address::Ip(ip) => *ip,
@@ -113,7 +116,8 @@ impl HostRoute {
             return Self::to_ourselves(source, to.is_ipv4());
         }
         let (source, hop_limit) = match source {
-            // Groups are reached through the interface that has the address, whatever the routes say.
+            // Groups are reached through the interface that has the address, whatever the routes
+            // say.
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
             _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
@@ -146,7 +150,8 @@ fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
     Ok((socket.local_addr()?.ip(), hop_limit))
 }
 
-/// How many connections and lookups of `device` this process has, those included that are over but for late packets.
+/// How many connections and lookups of `device` this process has, those included that are over but
+/// for late packets.
 pub fn connections(device: &Arc<Device>) -> usize {
     fork::runtime_of(device).map_or(0, |engine| engine.connections())
 }

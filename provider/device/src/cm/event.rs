@@ -11,13 +11,15 @@ pub enum EventKind {
     AddrResolved = 0,
     /// It did not; the status is a negative errno.
     AddrError = 1,
-    /// [`Id::resolve_route`](super::Id::resolve_route) is done: [`Id::connect`](super::Id::connect) may follow.
+    /// [`Id::resolve_route`](super::Id::resolve_route) is done: [`Id::connect`](super::Id::connect)
+    /// may follow.
     RouteResolved = 2,
     /// There is no path.
     RouteError = 3,
     /// A peer wants to connect; the event has a new id.
     ConnectRequest = 4,
-    /// The peer accepts, and the program moves its queue pair itself: [`Id::establish`](super::Id::establish) confirms.
+    /// The peer accepts, and the program moves its queue pair itself:
+    /// [`Id::establish`](super::Id::establish) confirms.
     ConnectResponse = 5,
     /// The peer accepts, but the queue pair could not be moved.
     ConnectError = 6,
@@ -85,12 +87,14 @@ pub enum EventData {
 /// Terms of a connection (`struct rdma_conn_param`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {
-    /// For the program at the other end. From it, the length is always the most it could have said, and zeros follow what
-    /// it said.
+    /// For the program at the other end. From it, the length is always the most it could have said,
+    /// and zeros follow what it said.
     pub private_data: Vec<u8>,
-    /// READs and atomics that this side serves at a time; [`ConnParam::MOST`] for all that the device can.
+    /// READs and atomics that this side serves at a time; [`ConnParam::MOST`] for all that the
+    /// device can.
     pub responder_resources: u8,
-    /// READs and atomics that this side has under way at a time; [`ConnParam::MOST`] for all that the device can.
+    /// READs and atomics that this side has under way at a time; [`ConnParam::MOST`] for all that
+    /// the device can.
     pub initiator_depth: u8,
     /// Hardware flow control; has no effect here, the peer is told.
     pub flow_control: bool,
@@ -104,7 +108,8 @@ pub struct ConnParam {
     pub qp_num: u32,
 }
 
-/// What suits a program that has no wishes: all READs and atomics that the device can, and as many retries as there can be.
+/// What suits a program that has no wishes: all READs and atomics that the device can, and as many
+/// retries as there can be.
 impl Default for ConnParam {
     fn default() -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! The multicast groups of a datagram id, and which of them its queue pair is attached to by the id's doing.
+//! The multicast groups of a datagram id, and which of them its queue pair is attached to by the
+//! id's doing.
 
 use super::address::Address;
 use crate::qp::Qp;

@@ -1,4 +1,5 @@
-//! What an id hears of the machine: what its program is told, and what happens to its queue pair meanwhile.
+//! What an id hears of the machine: what its program is told, and what happens to its queue pair
+//! meanwhile.
 
 use super::address::{Address, IbAddress};
 use super::device_addr::DeviceAddr;
@@ -41,7 +42,8 @@ impl Id {
     }
 }
 
-/// What the new id is for, if the listener takes it. Who listens for connections takes RC and UC; XRC has to be asked for.
+/// What the new id is for, if the listener takes it. Who listens for connections takes RC and UC;
+/// XRC has to be asked for.
 fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     let Request::Connection(req, _) = request else { return Some(Service::Ud) };
     let service = match req.transport {
@@ -53,7 +55,8 @@ fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     (is_xrc == (service == Service::XrcTgt)).then_some(service)
 }
 
-/// Our address and the peer's, and what its program says. The machine has checked those that are in the request.
+/// Our address and the peer's, and what its program says. The machine has checked those that are in
+/// the request.
 // clause: CM-IP-HEADER
 fn addresses<'a>(request: &'a Request<'_>, bound: &Address, route: Route) -> Option<(Address, Address, &'a [u8])> {
     let (service_id, private_data) = match request {

@@ -1,5 +1,5 @@
-//! What an id does when its network interface changes: it tells its program that its device or its address is gone, and listens
-//! where it could not before.
+//! What an id does when its network interface changes: it tells its program that its device or its
+//! address is gone, and listens where it could not before.
 
 use super::event::{EventData, EventKind};
 use super::id::{Id, State};

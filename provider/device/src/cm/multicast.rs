@@ -1,7 +1,8 @@
 //! Multicast groups of datagram ids: `rdma_join_multicast` and what follows.
 //!
-//! On RoCE nobody is asked: to be a member is to have a queue pair attached, and the interface listens for the group (IGMP,
-//! MLD) as long as one is. So a join comes to its end at once, and a member that only sends is never attached.
+//! On RoCE nobody is asked: to be a member is to have a queue pair attached, and the interface
+//! listens for the group (IGMP, MLD) as long as one is. So a join comes to its end at once, and a
+//! member that only sends is never attached.
 
 use super::address::Address;
 use super::event::{EventData, EventKind, UDP_QKEY, UdParam};
@@ -17,9 +18,10 @@ use roxe_transport::qp::Service;
 use roxe_wire::{Gid, Qpn};
 
 impl Id {
-    /// Becomes a member of the group `addr`, an IPv4 or IPv6 address: the queue pair that the id has, or gets before it
-    /// leaves, receives what is sent there, unless this is to send only. Comes at once to
-    /// [`EventKind::MulticastJoin`] with the way there, or to [`EventKind::MulticastError`]; both bear `user`.
+    /// Becomes a member of the group `addr`, an IPv4 or IPv6 address: the queue pair that the id
+    /// has, or gets before it leaves, receives what is sent there, unless this is to send only.
+    /// Comes at once to [`EventKind::MulticastJoin`] with the way there, or to
+    /// [`EventKind::MulticastError`]; both bear `user`.
     ///
     /// EINVAL: no group, not a datagram id, not bound to a device, or connected already.
     // clause: CM-MULTICAST
@@ -40,7 +42,8 @@ impl Id {
         Ok(())
     }
 
-    /// Ends what [`Id::join_multicast`] with the same address began. EADDRNOTAVAIL: it is no member.
+    /// Ends what [`Id::join_multicast`] with the same address began. EADDRNOTAVAIL: it is no
+    /// member.
     pub fn leave_multicast(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         let (groups, qp) = inner.groups();

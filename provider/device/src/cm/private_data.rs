@@ -1,4 +1,5 @@
-//! The most bytes of private data that a program may give, by verb and kind of id, and how many of them its peer is told of.
+//! The most bytes of private data that a program may give, by verb and kind of id, and how many of
+//! them its peer is told of.
 
 /// `connect` of an id with IP addresses: what the addresses leave of 92 bytes.
 pub const CONNECT: usize = 56;

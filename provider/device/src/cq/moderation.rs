@@ -1,12 +1,14 @@
-//! Moderation: one event for several completions, or for those that came within a while (`man ibv_modify_cq`).
+//! Moderation: one event for several completions, or for those that came within a while (`man
+//! ibv_modify_cq`).
 //!
-//! Pure arithmetic under the lock of the queue; whoever owns the queue registers the deadline with the engine.
+//! Pure arithmetic under the lock of the queue; whoever owns the queue registers the deadline with
+//! the engine.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// How many completions one event stands for. Off while either number says that there is nothing to wait for: a count of 0
-/// or 1, or a period of 0.
+/// How many completions one event stands for. Off while either number says that there is nothing to
+/// wait for: a count of 0 or 1, or a period of 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moderation {
     /// Completions that cause an event.

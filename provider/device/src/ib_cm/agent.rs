@@ -1,7 +1,8 @@
-//! [`Agent`]: connection management of one device in this process, between the verbs of programs and queue pair 1.
+//! [`Agent`]: connection management of one device in this process, between the verbs of programs
+//! and queue pair 1.
 //!
-//! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it, messages and events, leaves
-//! before the lock is dropped. May touch everything of the engine.
+//! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it,
+//! messages and events, leaves before the lock is dropped. May touch everything of the engine.
 
 use super::mad_sender::MadSender;
 use super::session::{CmHandler, Inbox, Session};
@@ -62,7 +63,8 @@ impl Core {
         Session { cm, engine, ids, listeners, now: clock::now(), check_at, random: draw, mad_sender }
     }
 
-    /// Asks the engine to call when the machine's next timer is due, or the peers are to be checked.
+    /// Asks the engine to call when the machine's next timer is due, or the peers are to be
+    /// checked.
     fn ask_for_call(&mut self, engine: &Engine) {
         let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
@@ -107,8 +109,8 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
-    /// The process ends: the program forgets all connections and lookups, and peers are told so several times. Takes the lock
-    /// only if it gets it in time.
+    /// The process ends: the program forgets all connections and lookups, and peers are told so
+    /// several times. Takes the lock only if it gets it in time.
     // clause: CM-DISCONNECT, CM-PARTING
     pub(crate) fn end_all(&self, engine: &Engine, limit: Duration) {
         let Some(mut guard) = self.core.try_lock_for(limit) else { return };
@@ -149,8 +151,8 @@ impl Agent {
         Self { core: Mutex::default(), inbox: Mutex::default(), on_start }
     }
 
-    /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends the messages and
-    /// delivers the events that came of it. Take no lock of an id around this.
+    /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends
+    /// the messages and delivers the events that came of it. Take no lock of an id around this.
     ///
     /// # Errors
     /// Why the engine cannot start: no address, no slot.
@@ -171,7 +173,8 @@ impl Agent {
         Ok(value)
     }
 
-    /// How many connections and lookups there are, those included that are over but for late packets.
+    /// How many connections and lookups there are, those included that are over but for late
+    /// packets.
     pub(crate) fn connections(&self, engine: &Engine) -> usize {
         let count = self.core.lock().as_ref().map_or(0, |core| core.cm.len());
         look_again(engine);
@@ -186,8 +189,9 @@ impl Agent {
         core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
     }
 
-    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread that holds it, which looks
-    /// once more after it has let go: the fences see to it that one of the two finds what is there.
+    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread
+    /// that holds it, which looks once more after it has let go: the fences see to it that one of
+    /// the two finds what is there.
     #[cold]
     pub(crate) fn work_off_inbox(&self, engine: &Engine) {
         uncancelled(|| self.work_off(engine));
@@ -216,6 +220,7 @@ fn look_again(engine: &Engine) {
 
 /// A number that nobody can predict: ids and starting PSNs keep strangers out of connections.
 fn draw() -> u64 {
-    // The system refuses only where it has been told to. Then the keys of hash maps, which it gave earlier, must do.
+    // The system refuses only where it has been told to. Then the keys of hash maps, which it gave
+    // earlier, must do.
     getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
 }

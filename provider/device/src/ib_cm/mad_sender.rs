@@ -45,7 +45,8 @@ impl MadSender {
         batch.put_back();
     }
 
-    /// Puts a message into `batch`; what is in there leaves if it is full. One that stays on this host leaves at once.
+    /// Puts a message into `batch`; what is in there leaves if it is full. One that stays on this
+    /// host leaves at once.
     fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
         let Outgoing { route, mad } = outgoing;
         let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
@@ -58,8 +59,9 @@ impl MadSender {
         engine.counters().sent_mads.add(1);
     }
 
-    /// Sends a message that stays on this host, if it does and can be sent without the socket now. The thread that holds the
-    /// receive side may be this very one, in a signal handler that ends the process: waits for it once only.
+    /// Sends a message that stays on this host, if it does and can be sent without the socket now.
+    /// The thread that holds the receive side may be this very one, in a signal handler that ends
+    /// the process: waits for it once only.
     fn put_to_own_host(&mut self, route: Route, header: &Header, mad: &[u8; MAD_LEN], engine: &Engine) -> bool {
         if !engine.keeps_mads(route) {
             return false;

@@ -1,9 +1,10 @@
 //! Ends the connections to processes of this host that died.
 //!
-//! The kernel would do it for a dead process: it holds what that had, and sends a DREQ for each of its connections. Here the
-//! card dies with its process, so those who are left look whether the others are still there: at an address of our own the
-//! slot in the peer's name of a connection says which process that is, and its mailbox whether it lives. Nobody can look
-//! into other hosts; there a connection ends by what its queue pair or its program sends.
+//! The kernel would do it for a dead process: it holds what that had, and sends a DREQ for each of
+//! its connections. Here the card dies with its process, so those who are left look whether the
+//! others are still there: at an address of our own the slot in the peer's name of a connection
+//! says which process that is, and its mailbox whether it lives. Nobody can look into other hosts;
+//! there a connection ends by what its queue pair or its program sends.
 
 use super::session::Session;
 use roxe_engine::engine::Engine;
@@ -12,8 +13,8 @@ use roxe_transport::cm::{EventKind, Peer};
 use roxe_wire::Gid;
 use std::time::Duration;
 
-/// Between two checks of the peers: the longest time for which the end of a process stays unknown. One check takes some
-/// microseconds for each process.
+/// Between two checks of the peers: the longest time for which the end of a process stays unknown.
+/// One check takes some microseconds for each process.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Whether the process of a peer lives.
@@ -33,7 +34,8 @@ impl Session<'_> {
         }
     }
 
-    /// Checks the peers if it is time to, and ends the connections to those that are gone. Stops when there is none left to check.
+    /// Checks the peers if it is time to, and ends the connections to those that are gone. Stops
+    /// when there is none left to check.
     // clause: CM-PEER-GONE
     pub(super) fn check_peers(&mut self) {
         if self.check_at.is_none_or(|at| at > self.now) {

@@ -1,11 +1,13 @@
 //! Which program has which port, among all processes of this host; [`Claim`].
 //!
-//! A port that a program binds is claimed by a name that only one process can have, and that ends with it
-//! ([`roxe_net::service`]). The rules are those of the kernel's rdma_cm: one program may bind a service at one address, or
-//! at all of them, unless all who bind it say that they share; who listens does not share. Claims cost a descriptor each;
-//! the ports of the asking side, [`Ephemeral`], are only unique in this process, and free.
+//! A port that a program binds is claimed by a name that only one process can have, and that ends
+//! with it ([`roxe_net::service`]). The rules are those of the kernel's rdma_cm: one program may
+//! bind a service at one address, or at all of them, unless all who bind it say that they share;
+//! who listens does not share. Claims cost a descriptor each; the ports of the asking side,
+//! [`Ephemeral`], are only unique in this process, and free.
 //!
-//! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own ports, and we take neither.
+//! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own
+//! ports, and we take neither.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -45,7 +47,8 @@ pub(crate) struct Claim {
     alone: Mutex<rank::PortAlone, Option<u64>>,
 }
 
-/// What holds the names of this process; in one place, so that the child of a fork can let go of them.
+/// What holds the names of this process; in one place, so that the child of a fork can let go of
+/// them.
 static HELD: Mutex<rank::PortNames, BTreeMap<u64, NamedSocket>> = Mutex::new(BTreeMap::new());
 
 fn keep(socket: NamedSocket) -> u64 {
@@ -67,8 +70,9 @@ pub(crate) fn abandon() {
 }
 
 impl Claim {
-    /// Binds `port` (0: a free one) at `address`, which may be unspecified. EADDRINUSE: somebody has it at this address.
-    /// EADDRNOTAVAIL: somebody has it, and one of both has it at all addresses; or no port is free.
+    /// Binds `port` (0: a free one) at `address`, which may be unspecified. EADDRINUSE: somebody
+    /// has it at this address. EADDRNOTAVAIL: somebody has it, and one of both has it at all
+    /// addresses; or no port is free.
     pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
         let scope = match address {
             _ if !address.is_unspecified() => Scope::At(address.into()),
@@ -80,8 +84,8 @@ impl Claim {
         if port != 0 { Self::bind(at(port), sharing.reuse) } else { Self::choose(at) }
     }
 
-    /// Binds a service named outright (`AF_IB`), at `gid`, or all addresses if that is zero. Errors as of
-    /// [`Claim::take`].
+    /// Binds a service named outright (`AF_IB`), at `gid`, or all addresses if that is zero. Errors
+    /// as of [`Claim::take`].
     pub(crate) fn take_service(service: ServiceId, gid: Gid, reuse: bool) -> Result<Self, Error> {
         let scope = if gid.is_zero() { Scope::All } else { Scope::At(gid) };
         Self::bind(Place { service, scope }, reuse)
@@ -97,14 +101,16 @@ impl Claim {
         self.place.service
     }
 
-    /// Requests for it that reach other processes on the interface of `engine` shall come to that engine: its program
-    /// listens. Do this when the machine knows the listener. Errors as of [`Claim::take`], if it is shared.
+    /// Requests for it that reach other processes on the interface of `engine` shall come to that
+    /// engine: its program listens. Do this when the machine knows the listener. Errors as of
+    /// [`Claim::take`], if it is shared.
     pub(crate) fn watch(&self, engine: &Engine) -> Result<(), Error> {
         self.be_alone()?;
         engine.open_service(self.place)
     }
 
-    /// Requests that reach other processes shall not come to `engine` any more: its program has stopped listening.
+    /// Requests that reach other processes shall not come to `engine` any more: its program has
+    /// stopped listening.
     pub(crate) fn unwatch(&self, engine: &Engine) {
         engine.close_service(self.place);
     }
@@ -209,15 +215,16 @@ fn overlapping(scope: Scope) -> Vec<Scope> {
     families.into_iter().chain(addresses.into_iter().filter(fits).map(Scope::At)).collect()
 }
 
-/// As the kernel says it: EADDRINUSE means the same address, EADDRNOTAVAIL that one of both has all addresses.
+/// As the kernel says it: EADDRINUSE means the same address, EADDRNOTAVAIL that one of both has all
+/// addresses.
 fn taken(wanted: Place, by: Scope) -> Error {
     let is_same = matches!((wanted.scope, by), (Scope::At(_), Scope::At(_)));
     let errno = if is_same { libc::EADDRINUSE } else { libc::EADDRNOTAVAIL };
     Error::new(errno, format!("{} is taken at address {by}", wanted.service))
 }
 
-/// The port of an id that asks. Unique among those of this process and port space, which is all that it is for: peers find
-/// us by other numbers.
+/// The port of an id that asks. Unique among those of this process and port space, which is all
+/// that it is for: peers find us by other numbers.
 #[derive(Debug)]
 pub(crate) struct Ephemeral {
     space: PortSpace,

@@ -1,4 +1,5 @@
-//! [`Session`]: what a verb, a message or a timer works with, under the lock of the connection manager.
+//! [`Session`]: what a verb, a message or a timer works with, under the lock of the connection
+//! manager.
 //!
 //! Who has a connection, or listens, is known by [`CmHandler`]. Touches the machine and the engine.
 
@@ -11,7 +12,8 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Connections that are ended at a time when the process ends: the machine holds a few thousand messages.
+/// Connections that are ended at a time when the process ends: the machine holds a few thousand
+/// messages.
 const MAX_AT_ONCE: usize = 64;
 
 /// A request of a peer.
@@ -23,7 +25,8 @@ pub(crate) enum Request<'a> {
     Lookup(&'a SidrReq),
 }
 
-/// Who has a connection or lookup, or listens (`ib_cm_handler` of the kernel). Called under the lock of the connection manager.
+/// Who has a connection or lookup, or listens (`ib_cm_handler` of the kernel). Called under the
+/// lock of the connection manager.
 pub(crate) trait CmHandler: Debug + Send + Sync {
     /// Something happened to its connection or lookup `comm`.
     fn on_event(&self, session: &mut Session<'_>, comm: CommId, kind: EventKind);
@@ -70,8 +73,8 @@ impl Session<'_> {
         (self.random)()
     }
 
-    /// Sends what the machine has to send. Happens by itself before every call of a handler and at the end; a handler does it
-    /// before it tells the program something after which that may end.
+    /// Sends what the machine has to send. Happens by itself before every call of a handler and at
+    /// the end; a handler does it before it tells the program something after which that may end.
     pub(crate) fn send(&mut self) {
         self.mad_sender.send_all(self.cm, self.engine);
     }
@@ -125,9 +128,10 @@ impl Session<'_> {
         };
     }
 
-    /// Works off an inbox. Management messages and data come by different ways (a mailbox and a ring, say), and none of these
-    /// knows what has come by the others: before a message that ends a connection counts, all that arrived before it is
-    /// received, so a program that hears of the end has the completions of what its peer sent or acknowledged.
+    /// Works off an inbox. Management messages and data come by different ways (a mailbox and a
+    /// ring, say), and none of these knows what has come by the others: before a message that ends
+    /// a connection counts, all that arrived before it is received, so a program that hears of the
+    /// end has the completions of what its peer sent or acknowledged.
     // clause: CM-END-LAST
     pub(super) fn take_in(&mut self, inbox: Inbox) {
         if inbox.messages.iter().any(|(_, mad)| ends_connection(&mad.message)) {

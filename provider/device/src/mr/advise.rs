@@ -1,7 +1,7 @@
 //! Advice about registered memory (`ibv_advise_mr`): which of it a program will soon want present.
 //!
-//! Touches no contents; asks the operating system, which also answers the page faults of regions that were registered
-//! with `ON_DEMAND`.
+//! Touches no contents; asks the operating system, which also answers the page faults of regions
+//! that were registered with `ON_DEMAND`.
 
 use crate::pd::Pd;
 use roxe_base::error::Error;
@@ -16,22 +16,25 @@ pub enum Advice {
     Prefetch,
     /// Present for writing.
     PrefetchWrite,
-    /// Those that are present are made known to the card. Here that is so already: only the list is checked.
+    /// Those that are present are made known to the card. Here that is so already: only the list is
+    /// checked.
     PrefetchNoFault,
 }
 
 impl Pd {
     /// Follows `advice` for the whole list; returns when it is done.
     ///
-    /// EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for [`Advice::PrefetchWrite`], a range
-    /// beyond its region, or memory that is not mapped with these rights. Then some of the list may have been followed.
+    /// EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
+    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory that is not mapped with
+    /// these rights. Then some of the list may have been followed.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
         if advice == Advice::PrefetchNoFault {
             return Ok(());
         }
-        // No lock is held here: the pages may have to come from a disk. Whoever unmaps them meanwhile gets EFAULT.
+        // No lock is held here: the pages may have to come from a disk. Whoever unmaps them
+        // meanwhile gets EFAULT.
         ranges.into_iter().try_for_each(|(addr, length)| mapped::check(addr, length, write))
     }
 

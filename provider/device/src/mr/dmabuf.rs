@@ -1,7 +1,8 @@
-//! Regions of a dma-buf (`ibv_reg_dmabuf_mr`): memory that the program names by a descriptor and need not have mapped.
+//! Regions of a dma-buf (`ibv_reg_dmabuf_mr`): memory that the program names by a descriptor and
+//! need not have mapped.
 //!
-//! A card would reach it through the bus. This one maps it for itself, so anything serves that `mmap` maps shared: a dma-buf
-//! whose exporter allows that, a file in memory. Touches no contents.
+//! A card would reach it through the bus. This one maps it for itself, so anything serves that
+//! `mmap` maps shared: a dma-buf whose exporter allows that, a file in memory. Touches no contents.
 
 use super::registration::{Backing, Mr, Terms, check_range, check_rights};
 use crate::pd::Pd;
@@ -33,9 +34,10 @@ pub struct DmaBuf {
 impl Pd {
     /// Registers a part of a dma-buf; peers and lists name it by addresses from `iova`.
     ///
-    /// EINVAL: other rights than local and remote ones and relaxed ordering, remote write or atomic rights without
-    /// `LOCAL_WRITE`, an `iova` with another offset in its page than the part has, a part that is empty or reaches beyond
-    /// the end, or a descriptor that cannot be mapped. EBADF: no descriptor. EACCES: one that was not opened for this.
+    /// EINVAL: other rights than local and remote ones and relaxed ordering, remote write or atomic
+    /// rights without `LOCAL_WRITE`, an `iova` with another offset in its page than the part has, a
+    /// part that is empty or reaches beyond the end, or a descriptor that cannot be mapped. EBADF:
+    /// no descriptor. EACCES: one that was not opened for this.
     pub fn reg_dmabuf_mr(self: &Arc<Self>, part: DmaBuf, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         // clause: KEY-DMABUF
         let within_page = page_size() - 1;

@@ -1,6 +1,7 @@
 //! The null region (`ibv_alloc_null_mr`): a key for lists behind which there is no memory.
 //!
-//! A program names it where a list must have bytes that it does not care about. Touches the table of regions only.
+//! A program names it where a list must have bytes that it does not care about. Touches the table
+//! of regions only.
 
 use super::registration::{Backing, Mr, Terms};
 use crate::pd::Pd;
@@ -10,8 +11,8 @@ use roxe_transport::wr::Access;
 use std::sync::Arc;
 
 impl Pd {
-    /// A region of any addresses that reads as zeros and forgets what is written. No peer can use its key. ENOMEM: too many
-    /// regions and windows.
+    /// A region of any addresses that reads as zeros and forgets what is written. No peer can use
+    /// its key. ENOMEM: too many regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
         let terms = Terms { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = Region { users: Users::Null(self.id()), ..terms.region(self, 0) };

@@ -1,6 +1,8 @@
-//! Registration: what a program asks for when it registers memory, registers it anew, or no longer needs it.
+//! Registration: what a program asks for when it registers memory, registers it anew, or no longer
+//! needs it.
 //!
-//! Checks rights and ranges and asks the operating system about the memory; touches no contents. The keys are the table's.
+//! Checks rights and ranges and asks the operating system about the memory; touches no contents.
+//! The keys are the table's.
 
 use crate::context::Context;
 use crate::dm::{Dm, Part};
@@ -109,21 +111,26 @@ impl Terms {
 }
 
 impl Pd {
-    /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0 with `ZERO_BASED`).
+    /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0
+    /// with `ZERO_BASED`).
     ///
-    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all the process has.
+    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all
+    /// the process has.
     ///
-    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped with the needed
-    /// rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that the device does not do.
+    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped
+    /// with the needed rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that
+    /// the device does not do.
     pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
 
-    /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by addresses from 0.
+    /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by
+    /// addresses from 0.
     ///
-    /// EINVAL: not inside the buffer, memory of another context or freed, rights without `ZERO_BASED`, with `ON_DEMAND` or
-    /// with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: there are `max_mr`.
+    /// EINVAL: not inside the buffer, memory of another context or freed, rights without
+    /// `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: there
+    /// are `max_mr`.
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -174,10 +181,12 @@ impl Mr {
         self.registration.lock().terms.length
     }
 
-    /// Registers the region anew under the same keys. When it returns, no access on the old terms is under way any more.
+    /// Registers the region anew under the same keys. When it returns, no access on the old terms
+    /// is under way any more.
     ///
-    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is deregistered or a null region;
-    /// EOPNOTSUPP: a region of a dma-buf; the other errors are those of [`Pd::reg_mr`].
+    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is
+    /// deregistered or a null region; EOPNOTSUPP: a region of a dma-buf; the other errors are those
+    /// of [`Pd::reg_mr`].
     pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_none() {
@@ -202,8 +211,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Kills the keys; returns when no access is under way any more. Doing it again does nothing. EBUSY while memory windows
-    /// are bound to the region.
+    /// Kills the keys; returns when no access is under way any more. Doing it again does nothing.
+    /// EBUSY while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
@@ -213,8 +222,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Kills the keys as [`Mr::deregister`] does, and closes the memory windows that are bound to the region. Done by dropping
-    /// too.
+    /// Kills the keys as [`Mr::deregister`] does, and closes the memory windows that are bound to
+    /// the region. Done by dropping too.
     pub fn revoke(&self) {
         let mut now = self.registration.lock();
         if now.uses.is_some() {

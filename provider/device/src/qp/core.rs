@@ -1,8 +1,8 @@
 //! A queue pair under its lock: how a visit begins, sends and ends.
 //!
-//! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send, register its timer, drop
-//! the lock, announce completions and events. Who visits are the verbs of a program ([`super`]) and the engine
-//! ([`super::queue_pair`]).
+//! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send,
+//! register its timer, drop the lock, announce completions and events. Who visits are the verbs of
+//! a program ([`super`]) and the engine ([`super::queue_pair`]).
 
 use super::credits::Credits;
 use super::host::QpHost;
@@ -46,8 +46,8 @@ pub(crate) struct QpCore {
 pub(super) struct Inner {
     pub(super) machine: Machine,
     pub(super) state: QpHostState,
-    /// What came before its receive was posted, or before packets in front of it; with the queue pair of a sender on this
-    /// host, which waits for credit.
+    /// What came before its receive was posted, or before packets in front of it; with the queue
+    /// pair of a sender on this host, which waits for credit.
     pub(super) early: EarlyPackets<Option<Qpn>>,
     /// What was used last to send.
     pub(super) tx: TxCache,
@@ -118,7 +118,8 @@ impl QpCore {
         }
     }
 
-    /// Hands over packets that came early, as far as their turn has come or they have waited long enough.
+    /// Hands over packets that came early, as far as their turn has come or they have waited long
+    /// enough.
     #[inline]
     pub(super) fn hand_over_early(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         if inner.early.is_empty() { VisitOutcome::default() } else { self.hand_over_waiting(inner, now) }
@@ -144,8 +145,9 @@ impl QpCore {
         self.engine().send_credits(now);
     }
 
-    /// Leaves a request that was posted for later, if the state machine can wait: until more are posted, the program polls
-    /// or waits, or an acknowledgement comes, whatever is first. Posting one by one then costs 1/32 of a system call.
+    /// Leaves a request that was posted for later, if the state machine can wait: until more are
+    /// posted, the program polls or waits, or an acknowledgement comes, whatever is first. Posting
+    /// one by one then costs 1/32 of a system call.
     #[inline]
     pub(super) fn coalesce(&self, inner: &mut Inner) -> bool {
         if inner.is_cut_off || !inner.machine.may_coalesce() {
@@ -168,8 +170,8 @@ impl QpCore {
         result
     }
 
-    /// Ends a visit: sends what there is to send, registers the timer, and tells the program of `report` and of what came of
-    /// this, without the lock.
+    /// Ends a visit: sends what there is to send, registers the timer, and tells the program of
+    /// `report` and of what came of this, without the lock.
     pub(super) fn end_visit(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, report: VisitOutcome, now: Instant) {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
@@ -259,7 +261,8 @@ impl QpCore {
         }
     }
 
-    /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten those that came.
+    /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
+    /// those that came.
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {

@@ -1,7 +1,8 @@
-//! What a queue pair's state machine reaches of this process: memory, completion queues, shared receives, flow control.
+//! What a queue pair's state machine reaches of this process: memory, completion queues, shared
+//! receives, flow control.
 //!
-//! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C programs by their own locks,
-//! which are all further in.
+//! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C
+//! programs by their own locks, which are all further in.
 
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
@@ -68,16 +69,17 @@ impl<'a> QpHost<'a> {
         self.arrived.and_then(|bytes| bytes.get(at..at.checked_add(len)?)).ok_or(MemError::Range)
     }
 
-    /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will say which: one pass over
-    /// the data instead of two, where the processor can. RC asks for no room if it `by_ring`: a ring that is full takes no
-    /// packet, and counting each made the processor wait for the stores of the one before. `rings` says as of
-    /// when the visit knows which there are ([`Engine::knows_rings`](roxe_engine::fabric::Fabric::knows_rings)).
+    /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will
+    /// say which: one pass over the data instead of two, where the processor can. RC asks for no
+    /// room if it `by_ring`: a ring that is full takes no packet, and counting each made the
+    /// processor wait for the stores of the one before. `rings` says as of when the visit knows
+    /// which there are ([`Engine::knows_rings`](roxe_engine::fabric::Fabric::knows_rings)).
     pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
         (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
     }
 
-    /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet of the next batch locks a
-    /// ring, and whoever has one locked asks for memory.
+    /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet
+    /// of the next batch locks a ring, and whoever has one locked asks for memory.
     pub(super) fn end_batch(&mut self) -> Option<Vec<Copied>> {
         self.held = None;
         self.copied.take()
@@ -100,7 +102,8 @@ impl<'a> QpHost<'a> {
         self.selected.as_deref().or(self.qp.srq.as_deref())
     }
 
-    /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be of another context.
+    /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be
+    /// of another context.
     fn memory(&mut self) -> (&MemoryTable, Reach) {
         // Who asks the table itself may not hold it.
         self.held = None;
@@ -118,8 +121,8 @@ impl<'a> QpHost<'a> {
         self.look(copy)
     }
 
-    /// Holds the regions there from now on. Not for UD: behind a datagram that was taken back, the next one may lock a
-    /// ring to another process, and whoever has a ring locked asks for memory.
+    /// Holds the regions there from now on. Not for UD: behind a datagram that was taken back, the
+    /// next one may lock a ring to another process, and whoever has a ring locked asks for memory.
     #[inline]
     fn hold_regions(&mut self) {
         if self.selected.is_none() && self.qp.service != Service::Ud {
@@ -128,7 +131,8 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Does `look` at the regions there. They are not held for it: it may come before the first packet of a batch.
+    /// Does `look` at the regions there. They are not held for it: it may come before the first
+    /// packet of a batch.
     #[inline]
     fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
         match &self.held {
@@ -140,7 +144,8 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// A receive of an XRC target completes where its shared queue says, or nowhere once that queue is gone.
+    /// A receive of an XRC target completes where its shared queue says, or nowhere once that queue
+    /// is gone.
     fn complete_xrc(&mut self, cqe: Cqe) -> Result<(), Overrun> {
         match self.selected.as_ref().and_then(|srq| srq.cq()) {
             Some(cq) => cq.push(cqe).map(|fires| {
@@ -192,7 +197,8 @@ impl Memory for QpHost<'_> {
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
-            // A READ that its owner has allowed comes again. Whether it still does is seen when the data is fetched.
+            // A READ that its owner has allowed comes again. Whether it still does is seen when the
+            // data is fetched.
             return Ok(());
         }
         if !self.sends {

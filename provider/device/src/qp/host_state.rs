@@ -12,7 +12,8 @@ use roxe_transport::time::Instant;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it has completed.
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it
+/// has completed.
 #[derive(Debug, Default)]
 pub(super) struct QpHostState {
     /// The window used last.
@@ -30,7 +31,8 @@ pub(super) struct QpHostState {
 }
 
 impl QpHostState {
-    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was kept for it.
+    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was
+    /// kept for it.
     pub(super) fn begin_turn(&mut self) {
         (self.waits_for, self.has_turn) = (None, true);
     }
@@ -68,8 +70,9 @@ impl QpHostState {
         }
     }
 
-    /// Places of a send queue that are free when its state machine has `room`. One whose completion still lies in `cq` is
-    /// taken: a program that posts until the queue is full never overruns its completion queue.
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion
+    /// still lies in `cq` is taken: a program that posts until the queue is full never overruns its
+    /// completion queue.
     // clause: SEND-PLACE
     pub(super) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
         if room <= self.unpolled.len() {

@@ -1,5 +1,5 @@
-//! Both ends of an XRC request for an XRC queue of another process: the target that asks ([`super::xrc_target`]), and the
-//! remote target that executes ([`crate::remote_targets`]).
+//! Both ends of an XRC request for an XRC queue of another process: the target that asks
+//! ([`super::xrc_target`]), and the remote target that executes ([`crate::remote_targets`]).
 
 use super::core::{Inner, QpCore};
 use super::host::QpHost;
@@ -17,8 +17,8 @@ use roxe_wire::{NetHeader, Packet, PathMtu, Qpn};
 use std::sync::Arc;
 
 impl QpCore {
-    /// What stands for the target `qpn` of another process: no engine knows it, and it never sends. It has `pd` and `cq` in
-    /// name only.
+    /// What stands for the target `qpn` of another process: no engine knows it, and it never sends.
+    /// It has `pd` and `cq` in name only.
     pub(crate) fn remote_target(pd: &Pd, cq: &Arc<Cq>, domain: &Arc<XrcDomain>, qpn: Qpn) -> Self {
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
         let config = QpConfig {
@@ -37,7 +37,8 @@ impl QpCore {
         Self::new(pd, &init, config, Some(domain), false)
     }
 
-    /// Takes a new remote target to where it executes requests with the addresses of `net`. False: they cannot be.
+    /// Takes a new remote target to where it executes requests with the addresses of `net`. False:
+    /// they cannot be.
     pub(crate) fn connect_remote_target(&self, mtu: PathMtu, net: &NetHeader, now: Instant) -> bool {
         // What the connection allows is known to the target that asks, and checked there.
         let access = Access::REMOTE_WRITE
@@ -93,8 +94,9 @@ impl QpCore {
         host.end() | self.settle(inner)
     }
 
-    /// Ends what other processes have of a connection that is over, and returns when to ask again what nobody has answered. Does
-    /// nothing for other queue pairs than targets that have met queues of other processes.
+    /// Ends what other processes have of a connection that is over, and returns when to ask again
+    /// what nobody has answered. Does nothing for other queue pairs than targets that have met
+    /// queues of other processes.
     #[inline]
     pub(super) fn settle_xrc(&self, inner: &mut Inner) -> Option<Instant> {
         let requests = inner.state.xrc_requests.as_ref()?;

@@ -1,6 +1,7 @@
 //! What a queue pair has from its creation to its end: number, memory, queues.
 //!
-//! All of it is fixed but for one flag, so it is read without the lock of the queue pair. Touches nothing.
+//! All of it is fixed but for one flag, so it is read without the lock of the queue pair. Touches
+//! nothing.
 
 use super::init::QpInit;
 use crate::context::Context;

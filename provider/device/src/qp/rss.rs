@@ -1,4 +1,5 @@
-//! Tables that spread the frames of a hash queue pair over receive work queues (`man ibv_create_rwq_ind_table`).
+//! Tables that spread the frames of a hash queue pair over receive work queues (`man
+//! ibv_create_rwq_ind_table`).
 //!
 //! Touches nothing; the engine asks it for each frame that a flow has chosen the queue pair for.
 
@@ -26,8 +27,8 @@ pub struct RwqTable {
 }
 
 impl RwqTable {
-    /// A table of queues of `context` with these state machines; `held` ends with it. Hash queue pairs complete in `cq` by
-    /// name.
+    /// A table of queues of `context` with these state machines; `held` ends with it. Hash queue
+    /// pairs complete in `cq` by name.
     pub(crate) fn new(context: &Arc<Context>, entries: Vec<Arc<QpCore>>, cq: &Arc<Cq>, held: Vec<Use>) -> Arc<Self> {
         let (context, cq, uses) = (Arc::clone(context), Arc::clone(cq), UseCount::default());
         Arc::new(Self { context, entries, cq, uses, held: Mutex::new(held) })

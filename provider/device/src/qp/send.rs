@@ -1,4 +1,5 @@
-//! Posting sends: requests go into the state machine, and what can be sent leaves when the guard is dropped.
+//! Posting sends: requests go into the state machine, and what can be sent leaves when the guard is
+//! dropped.
 //!
 //! Touches the state machine under the lock, and the engine.
 
@@ -12,14 +13,15 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::SendRequest;
 
 impl Qp {
-    /// Posts `requests` in order and sends what can be sent. On an error the index of the refused one; those before it
-    /// are posted, those from it on are not.
+    /// Posts `requests` in order and sends what can be sent. On an error the index of the refused
+    /// one; those before it are posted, those from it on are not.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
         let mut guard = self.send();
         requests.iter().enumerate().try_for_each(|(at, request)| guard.push(request).map_err(|error| (at, error)))
     }
 
-    /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked meanwhile.
+    /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked
+    /// meanwhile.
     #[inline]
     pub fn send(&self) -> SendGuard<'_> {
         prefetch(&*self.core);
@@ -43,7 +45,8 @@ impl SendGuard<'_> {
         self.push_to_srq(0, request)
     }
 
-    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means something on XRC only.
+    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
+    /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
         let room = inner.machine.send_room();

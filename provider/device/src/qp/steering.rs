@@ -1,6 +1,8 @@
-//! Flows: which of the frames that the interface sees come to a raw packet queue pair (`man ibv_create_flow`).
+//! Flows: which of the frames that the interface sees come to a raw packet queue pair (`man
+//! ibv_create_flow`).
 //!
-//! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine. Touches the engine.
+//! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine. Touches the
+//! engine.
 
 use super::core::QpCore;
 use super::rss::Rss;
@@ -54,7 +56,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on.
+    /// ENOMEM: too many flows.
     pub(super) fn create(
         core: &Arc<QpCore>,
         spread: Option<&Arc<Rss>>,
@@ -99,7 +102,8 @@ impl FlowUses {
         self.count.check_unused("queue pair", "flows")
     }
 
-    /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no such group.
+    /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no
+    /// such group.
     // clause: RAW-GROUP
     pub(super) fn attach(&self, core: &Arc<QpCore>, spread: Option<&Arc<Rss>>, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
@@ -129,7 +133,8 @@ impl FlowUses {
     }
 }
 
-/// The address of a group of stations, which programs write into the last six bytes of an otherwise empty GID.
+/// The address of a group of stations, which programs write into the last six bytes of an otherwise
+/// empty GID.
 fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
     match mgid.0 {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mac @ ..] if mac[0] & 1 != 0 => Ok(mac),

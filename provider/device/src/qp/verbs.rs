@@ -48,8 +48,9 @@ pub struct Qp {
 }
 
 impl Pd {
-    /// A new queue pair in the RESET state. EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: there
-    /// are `max_qp`. The first one opens the sockets of the engine: EADDRINUSE if another user has the port.
+    /// A new queue pair in the RESET state. EINVAL: beyond the limits of the device, or queues of
+    /// another context. ENOMEM: there are `max_qp`. The first one opens the sockets of the engine:
+    /// EADDRINUSE if another user has the port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(limits::MIN_INLINE_DATA), ..init.caps };
         let init = match init.service {
@@ -158,8 +159,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not valid; nothing
-    /// changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the device.
+    /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not
+    /// valid; nothing changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the
+    /// device.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         if self.rss.is_some() {
             return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no states; its work queues do"));
@@ -171,7 +173,8 @@ impl Qp {
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {
-            // Acknowledgements of what the program has seen complete must not be lost, or the peer would believe it lost.
+            // Acknowledgements of what the program has seen complete must not be lost, or the peer
+            // would believe it lost.
             self.core.serve(now);
         }
         let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
@@ -208,12 +211,14 @@ impl Qp {
         self.core.inner.lock().machine.is_draining()
     }
 
-    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once more changes nothing.
+    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once
+    /// more changes nothing.
     ///
-    /// A raw packet queue pair takes the address of an Ethernet group in the last six bytes of an otherwise empty `mgid`.
+    /// A raw packet queue pair takes the address of an Ethernet group in the last six bytes of an
+    /// otherwise empty `mgid`.
     ///
-    /// EINVAL: no group, or neither UD nor raw packets. ENOMEM: too many groups or members. EADDRINUSE: another user listens
-    /// for the group.
+    /// EINVAL: no group, or neither UD nor raw packets. ENOMEM: too many groups or members.
+    /// EADDRINUSE: another user listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -234,12 +239,14 @@ impl Qp {
 
     /// Lets frames come to it, until the returned value is dropped (`man ibv_create_flow`).
     ///
-    /// EINVAL: not a raw packet queue pair, or a flow of no normal kind that passes frames on. ENOMEM: too many flows.
+    /// EINVAL: not a raw packet queue pair, or a flow of no normal kind that passes frames on.
+    /// ENOMEM: too many flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
         Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
     }
 
-    /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it yet.
+    /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it
+    /// yet.
     pub fn check_detached(&self) -> Result<(), Error> {
         self.flows.check_unused()?;
         match if self.service() == Service::Ud { self.core.engine().memberships(&*self.core) } else { 0 } {
@@ -248,10 +255,11 @@ impl Qp {
         }
     }
 
-    /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later calls do nothing.
+    /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later
+    /// calls do nothing.
     ///
-    /// What is owed to the peer goes out first: the program may already have seen the completion of a message whose
-    /// acknowledgement still waits, and the peer must not believe it lost.
+    /// What is owed to the peer goes out first: the program may already have seen the completion of
+    /// a message whose acknowledgement still waits, and the peer must not believe it lost.
     pub fn destroy(&self) {
         self.core.serve(clock::now());
         self.core.engine().drain();

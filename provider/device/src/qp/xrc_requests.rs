@@ -1,7 +1,8 @@
-//! XRC requests: what a target asks other processes to execute for it, and the packets that wait meanwhile.
+//! XRC requests: what a target asks other processes to execute for it, and the packets that wait
+//! meanwhile.
 //!
-//! Bounded: packets that wait, and bytes of a piece. Touches the engine's outgoing XRC messages. What is done with it is in
-//! [`super::xrc_target`].
+//! Bounded: packets that wait, and bytes of a piece. Touches the engine's outgoing XRC messages.
+//! What is done with it is in [`super::xrc_target`].
 
 use roxe_engine::engine::Engine;
 use roxe_engine::xrc_messages::XrcMessage;
@@ -13,7 +14,8 @@ use roxe_wire::{NetHeader, PathMtu, Psn, Qpn, RKey, Reth};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Bytes of packets that wait for one target; what comes beyond is lost, and the peer sends it again.
+/// Bytes of packets that wait for one target; what comes beyond is lost, and the peer sends it
+/// again.
 const MAX_BYTES: usize = 4 << 20;
 /// Bytes of a READ that are fetched at once, a multiple of every path MTU.
 pub(crate) const MAX_FETCH: u32 = 32 << 10;
@@ -71,7 +73,8 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Whether it has the `len` bytes at `rest` for the packet `psn`: no other READ has both PSN and address.
+    /// Whether it has the `len` bytes at `rest` for the packet `psn`: no other READ has both PSN
+    /// and address.
     pub(super) fn holds(&self, srqn: u32, psn: Psn, rest: &Reth, len: u32, mtu: PathMtu) -> bool {
         let offset = u64::from(psn.sub(self.psn.get()).get()) * u64::from(mtu.bytes());
         (self.srqn, self.rkey) == (srqn, rest.rkey)
@@ -108,7 +111,8 @@ pub(super) struct XrcRequests {
 impl XrcRequests {
     /// None yet, of a connection with packets of `mtu`.
     pub(super) fn new(mtu: PathMtu) -> Self {
-        // Two connections with the same number are only told apart by it if they come right after each other.
+        // Two connections with the same number are only told apart by it if they come right after
+        // each other.
         let epoch = getrandom::u64().unwrap_or(0);
         Self { epoch, seq: 0, held: VecDeque::new(), bytes: 0, asked: None, piece: None, last: None, mtu }
     }

@@ -1,12 +1,15 @@
 //! XRC requests: requests that reach an XRC target here but name a shared queue of another process.
 //!
-//! Processes that opened one file share its domain. The number of a queue begins with a slot of its process, which thus is
-//! known without asking. The target holds such a request, and all behind it, without an answer, and asks that process to
-//! execute it (`roxe_transport::qp::Outcome`); when the result is here it goes on. One request at a time is under way; the
-//! process of the queue executes each number once, so asking again, after a message between processes was lost, does no
-//! harm. If that process is gone, so is its queue. The data of READs is fetched piece by piece when its answer is sent.
+//! Processes that opened one file share its domain. The number of a queue begins with a slot of its
+//! process, which thus is known without asking. The target holds such a request, and all behind it,
+//! without an answer, and asks that process to execute it (`roxe_transport::qp::Outcome`); when the
+//! result is here it goes on. One request at a time is under way; the process of the queue executes
+//! each number once, so asking again, after a message between processes was lost, does no harm. If
+//! that process is gone, so is its queue. The data of READs is fetched piece by piece when its
+//! answer is sent.
 //!
-//! Touches the engine's outgoing XRC messages. What is remembered from visit to visit is in [`super::xrc_requests`].
+//! Touches the engine's outgoing XRC messages. What is remembered from visit to visit is in
+//! [`super::xrc_requests`].
 
 use super::host::QpHost;
 use super::xrc_requests::{Held, MAX_AGE, MAX_FETCH, Piece, Question, XrcRequests};
@@ -91,7 +94,8 @@ impl QpHost<'_> {
         xrc_requests.held.push_front(held);
     }
 
-    /// Whether the next bytes of the answer to a READ are here; asks for them if they are in another process.
+    /// Whether the next bytes of the answer to a READ are here; asks for them if they are in
+    /// another process.
     pub(super) fn fetch(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
         if self.select_srq(srqn) != SrqPlace::Elsewhere || len == 0 {
             return true;

@@ -1,4 +1,5 @@
-//! Who runs timers and receives when, with queue pairs; messages of connection managers while nobody gets the receive side.
+//! Who runs timers and receives when, with queue pairs; messages of connection managers while
+//! nobody gets the receive side.
 
 use super::Runtime;
 use crate::cq::{Cq, CqInit};

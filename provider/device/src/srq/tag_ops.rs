@@ -1,7 +1,8 @@
-//! Tag matching: posting tags to a shared receive queue, and finding the receive of a message by its tag.
+//! Tag matching: posting tags to a shared receive queue, and finding the receive of a message by
+//! its tag.
 //!
-//! The lock of the queue is held while an operation completes, so that the completion of a posted tag comes before that of a
-//! message which found it. Touches the queue and its completion queue.
+//! The lock of the queue is held while an operation completes, so that the completion of a posted
+//! tag comes before that of a message which found it. Touches the queue and its completion queue.
 
 use super::tags::TagRequest;
 use super::{Kind, Srq};
@@ -16,8 +17,8 @@ impl Srq {
         matches!(self.kind, Kind::Tags(_))
     }
 
-    /// Does an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`: it matches no tags.
-    /// `QueueFull`: too many tags, or too many completions that nobody has polled.
+    /// Does an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`: it
+    /// matches no tags. `QueueFull`: too many tags, or too many completions that nobody has polled.
     pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
         let Kind::Tags(tags) = &self.kind else { return Err(PostError::BadOpcode) };
         let cq = tags.cq();
@@ -37,7 +38,8 @@ impl Srq {
         Ok(handle)
     }
 
-    /// Takes the receive for a message: the posted tag that wants `tag`, or else the oldest ordinary receive.
+    /// Takes the receive for a message: the posted tag that wants `tag`, or else the oldest
+    /// ordinary receive.
     pub(crate) fn take_tagged(&self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
         let mut state = self.state.lock();
         let matched = state.tags.as_mut().zip(tag).and_then(|(tags, tag)| tags.list.take(tag, sges));
@@ -96,7 +98,8 @@ mod tests {
         TagOp::Add(TagRecv { wr_id, tag, mask: !0, sges: &[] })
     }
 
-    /// What the queue has to report: number, operation, status, whether the program is asked to synchronise.
+    /// What the queue has to report: number, operation, status, whether the program is asked to
+    /// synchronise.
     fn done(cq: &Cq) -> Vec<(u64, WcOpcode, WcStatus, bool)> {
         let mut found = vec![];
         let each = |cqe: &Cqe| found.push((cqe.wr_id, cqe.opcode, cqe.status, cqe.tm.flags == TmFlags::SYNC_REQ));

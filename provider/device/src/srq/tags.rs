@@ -1,4 +1,5 @@
-//! What a tag-matching shared receive queue has besides: the list of tags, and the completions of operations on it.
+//! What a tag-matching shared receive queue has besides: the list of tags, and the completions of
+//! operations on it.
 //!
 //! Which tag a message finds is decided in [`roxe_transport::tags`]. Touches the completion queue.
 

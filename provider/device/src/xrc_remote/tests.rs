@@ -1,4 +1,5 @@
-//! A target of this process, and an owner of queues that is only a mailbox: the test reads it and answers, or does not.
+//! A target of this process, and an owner of queues that is only a mailbox: the test reads it and
+//! answers, or does not.
 
 use super::*;
 use crate::cq::{Cq, CqInit};
@@ -49,7 +50,8 @@ fn connect(qp: &Qp, dest: Qpn) {
     let init = QpAttr { state: QpState::Init, port: 1, access, ..QpAttr::default() };
     let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn: dest, path_mtu: PathMtu::Mtu1024, ..init };
     let rtr = QpAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..rtr };
-    // The timer of the peer does not help: what is lost between processes is asked for again by the target alone.
+    // The timer of the peer does not help: what is lost between processes is asked for again by the
+    // target alone.
     let rts = QpAttr { state: QpState::Rts, timeout: 0, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 4, ..rtr };
     testing::connect(qp, [init, rtr, rts]);
 }

@@ -130,8 +130,8 @@ pub(crate) fn padded(said: &[u8], len: usize) -> Vec<u8> {
     all
 }
 
-/// Private data, and what else suits everybody. Without a queue pair attached it is one that nobody else has: two connections
-/// of one queue pair cannot be.
+/// Private data, and what else suits everybody. Without a queue pair attached it is one that nobody
+/// else has: two connections of one queue pair cannot be.
 pub(crate) fn saying(said: &[u8]) -> ConnParam {
     static QPN: AtomicU32 = AtomicU32::new(1 << 16);
     let (private_data, qp_num) = (said.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));

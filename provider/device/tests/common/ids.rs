@@ -1,4 +1,5 @@
-//! A program that connects: a device with memory, a channel, and what every one of them does again and again.
+//! A program that connects: a device with memory, a channel, and what every one of them does again
+//! and again.
 
 use super::Node;
 use super::ends::{expect, next, saying};

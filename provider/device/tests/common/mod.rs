@@ -1,4 +1,5 @@
-//! What the tests over real sockets share: an opened device with memory, queue pairs, and patient polling.
+//! What the tests over real sockets share: an opened device with memory, queue pairs, and patient
+//! polling.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod ends;
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 pub(crate) const LEN: usize = 4 << 20;
-/// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long for a processor.
+/// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long
+/// for a processor.
 const ACK_TIMEOUT: u8 = 16;
 
 /// One opening of the loopback device, with a registered buffer.
@@ -67,7 +69,8 @@ impl Node {
     }
 
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        // SAFETY: inside the leaked buffer; no operation that writes there is under way when a test looks.
+        // SAFETY: inside the leaked buffer; no operation that writes there is under way when a test
+        // looks.
         (0..length).map(|i| unsafe { self.memory.add(offset + i).read_volatile() }).collect()
     }
 

@@ -1,4 +1,5 @@
-//! Tests that need an interface of their own: this very program, started again as root of a network namespace.
+//! Tests that need an interface of their own: this very program, started again as root of a network
+//! namespace.
 
 use super::peer::{MARK, program};
 use std::process::Command;
@@ -6,8 +7,8 @@ use std::process::Command;
 /// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 
-/// What waits, behind commands that make and raise the veth pair `x0` and `x1`, until both ends carry frames: they drop them
-/// in silence while the system has not noticed yet that both are up.
+/// What waits, behind commands that make and raise the veth pair `x0` and `x1`, until both ends
+/// carry frames: they drop them in silence while the system has not noticed yet that both are up.
 pub(crate) const LINKED: &str = "until [ $(ip -o link | grep -c 'noqueue.* state UP') = 2 ]; do :; done";
 
 /// Whether this is the program inside; one outside has nothing to do.
@@ -20,8 +21,8 @@ pub(crate) fn done() {
     println!("{MARK}done");
 }
 
-/// Runs the test `name` of this program with the device on `netdev`, in a namespace that the shell command `make` has
-/// furnished. Does nothing but say so where that cannot be made.
+/// Runs the test `name` of this program with the device on `netdev`, in a namespace that the shell
+/// command `make` has furnished. Does nothing but say so where that cannot be made.
 pub(crate) fn run(name: &str, make: &str, netdev: &str) {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");

@@ -1,5 +1,5 @@
-//! Another process of a test: this very program, started again, talks through its standard input and output, one line at a
-//! time.
+//! Another process of a test: this very program, started again, talks through its standard input
+//! and output, one line at a time.
 
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::io::{BufRead, BufReader, Write};
@@ -10,8 +10,9 @@ pub(crate) const ROLE: &str = "ROXE_TEST_ROLE";
 /// What peers put in front of their lines, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "peer: ";
 
-/// Held by the test that has peers. A process that is killed takes along what its sockets had received for others, as the
-/// numbers of the sockets move; what is sent only once (a datagram, a NAK) must not have the peers of other tests beside it.
+/// Held by the test that has peers. A process that is killed takes along what its sockets had
+/// received for others, as the numbers of the sockets move; what is sent only once (a datagram, a
+/// NAK) must not have the peers of other tests beside it.
 static ONE_TEST: ReentrantMutex<()> = ReentrantMutex::new(());
 
 /// This very program, to be started again for one of its tests alone.

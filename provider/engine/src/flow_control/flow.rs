@@ -1,4 +1,5 @@
-//! The window towards one receiving process: what RC has under way there, and what datagrams may without credit.
+//! The window towards one receiving process: what RC has under way there, and what datagrams may
+//! without credit.
 //!
 //! Touches nothing.
 
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 /// How long a sender of datagrams waits for credits before it assumes that they are lost.
 pub const STALL: Duration = Duration::from_millis(100);
-/// How long a sender of RC with nothing under way waits for others' bytes to come back before it assumes that they do not.
+/// How long a sender of RC with nothing under way waits for others' bytes to come back before it
+/// assumes that they do not.
 pub const STREAM_STALL: Duration = Duration::from_secs(1);
 /// What a packet of a short message occupies at most.
 const SHORT: u32 = 1024;
@@ -76,24 +78,27 @@ impl Flow {
         self.key
     }
 
-    /// Takes `bytes` of the RC window for a QP that has `own` of it. Once used up, the window opens when a quarter of it is
-    /// free: room of a few packets at a time would make short runs, and a system call costs as much as 30 packets in it.
-    /// Who has nothing under way may use it a second time, as the socket buffer holds two, unless others wait: with
-    /// thousands of them the last packets would lie in the buffer until their timers run out.
+    /// Takes `bytes` of the RC window for a QP that has `own` of it. Once used up, the window opens
+    /// when a quarter of it is free: room of a few packets at a time would make short runs, and a
+    /// system call costs as much as 30 packets in it. Who has nothing under way may use it a second
+    /// time, as the socket buffer holds two, unless others wait: with thousands of them the last
+    /// packets would lie in the buffer until their timers run out.
     pub fn reserve_stream(&self, bytes: u32, own: u32) -> bool {
         let limit = if self.is_full.load(Ordering::Relaxed) { self.nearly_full() } else { self.window };
         let is_new = own == 0 && !self.waiters(Pool::Stream).are_there();
         self.take_stream(bytes, limit, if is_new { 2 * self.window } else { limit })
     }
 
-    /// Takes `bytes` of the RC window for packets that are still to be made, if nobody waits for any.
+    /// Takes `bytes` of the RC window for packets that are still to be made, if nobody waits for
+    /// any.
     pub fn reserve_ahead(&self, bytes: u32) -> bool {
         let is_free = !self.is_full.load(Ordering::Relaxed) && !self.waiters(Pool::Stream).are_there();
         is_free && self.take_up_to(bytes, self.window)
     }
 
-    /// Takes `bytes` for another packet of a run, a little beyond the RC window too: packets that are left for the next time
-    /// cost a system call of their own. Of 20 sends per MB two or three were such, 5 us each.
+    /// Takes `bytes` for another packet of a run, a little beyond the RC window too: packets that
+    /// are left for the next time cost a system call of their own. Of 20 sends per MB two or three
+    /// were such, 5 us each.
     pub fn reserve_in_run(&self, bytes: u32) -> bool {
         self.take_up_to(bytes, self.window + (self.window / 4).min(MAX_BYTES as u32))
     }
@@ -103,7 +108,8 @@ impl Flow {
         self.take_stream(bytes, self.window, self.window)
     }
 
-    /// Takes `bytes` if `most` are used then, or none were; up to `limit` the window is open for all.
+    /// Takes `bytes` if `most` are used then, or none were; up to `limit` the window is open for
+    /// all.
     pub(crate) fn take_stream(&self, bytes: u32, limit: u32, most: u32) -> bool {
         let before = self.stream.take(bytes);
         let used = before.saturating_add(bytes);
@@ -132,15 +138,17 @@ impl Flow {
         self.window - self.window / 4
     }
 
-    /// The window of UC and UD, whose lost packets do not come again. Until steering is sure both directions between two processes
-    /// may lie in one socket; a packet of 4 KB that comes alone occupies a sixth more than it counts for, and the kernel may take
-    /// note of what has left the buffer later. Two windows of half a buffer of 425,984 bytes lost packets.
+    /// The window of UC and UD, whose lost packets do not come again. Until steering is sure both
+    /// directions between two processes may lie in one socket; a packet of 4 KB that comes alone
+    /// occupies a sixth more than it counts for, and the kernel may take note of what has left the
+    /// buffer later. Two windows of half a buffer of 425,984 bytes lost packets.
     pub(crate) fn datagram_window(&self) -> u32 {
         self.window - self.window / 4
     }
 
-    /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender need not stop for them,
-    /// and one for several superpackets, because each costs about as much as a superpacket.
+    /// After how many bytes RC asks for an acknowledgement: four in a window, so that the sender
+    /// need not stop for them, and one for several superpackets, because each costs about as much
+    /// as a superpacket.
     pub fn ack_interval(&self) -> u32 {
         self.window / 4
     }
@@ -162,9 +170,10 @@ impl Flow {
         self.used(pool).give(bytes);
     }
 
-    /// Takes `bytes` of the datagram window. `look` finds out about the receiver and is asked when a window is used up
-    /// without anybody who would return credits. A receiver with a ring is sent to without end only if the packet goes
-    /// `by_ring`: who began to send before the ring was there goes on by the socket.
+    /// Takes `bytes` of the datagram window. `look` finds out about the receiver and is asked when
+    /// a window is used up without anybody who would return credits. A receiver with a ring is sent
+    /// to without end only if the packet goes `by_ring`: who began to send before the ring was
+    /// there goes on by the socket.
     pub fn reserve_datagram(
         &self,
         bytes: u32,
@@ -212,8 +221,8 @@ impl Flow {
         is_stalled
     }
 
-    /// The same for RC, if nothing came back for [`STREAM_STALL`]: who lost its packets may wait for years before it sends
-    /// them again.
+    /// The same for RC, if nothing came back for [`STREAM_STALL`]: who lost its packets may wait
+    /// for years before it sends them again.
     pub fn open_stream_if_stalled(&self, now: Instant) {
         if now.since(Instant(self.last_landing.load(Ordering::Relaxed))) >= STREAM_STALL {
             self.last_landing.store(now.0, Ordering::Relaxed);
@@ -221,8 +230,8 @@ impl Flow {
         }
     }
 
-    /// `qpn` was refused `bytes` and wants to be served when there is room. Ask once more afterwards: room that came before
-    /// the registration woke nobody.
+    /// `qpn` was refused `bytes` and wants to be served when there is room. Ask once more
+    /// afterwards: room that came before the registration woke nobody.
     pub fn wait(&self, pool: Pool, qpn: Qpn, bytes: u32) {
         self.waiters(pool).push(qpn, bytes);
     }
@@ -235,8 +244,8 @@ impl Flow {
         }
     }
 
-    /// What is held for a waiter that needs `bytes`, if there is room for it: for a packet of a long message a quarter of the
-    /// window, so that runs are long.
+    /// What is held for a waiter that needs `bytes`, if there is room for it: for a packet of a
+    /// long message a quarter of the window, so that runs are long.
     pub(crate) fn room_for(&self, pool: Pool, bytes: u32) -> Option<u32> {
         let used = self.used(pool).get();
         let (room, wanted) = match pool {
@@ -252,7 +261,8 @@ impl Flow {
     }
 }
 
-/// Room of a window that nobody else can take. Dropped just before its owner asks for what it needs.
+/// Room of a window that nobody else can take. Dropped just before its owner asks for what it
+/// needs.
 #[derive(Debug)]
 pub struct Grant {
     pub(crate) flow: Arc<Flow>,

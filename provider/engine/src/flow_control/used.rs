@@ -2,8 +2,8 @@
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Bytes. Taking and giving back are each one step that no other comes between: who gives and then finds nobody waiting, and
-/// who waits and then asks again, cannot both have come first.
+/// Bytes. Taking and giving back are each one step that no other comes between: who gives and then
+/// finds nobody waiting, and who waits and then asks again, cannot both have come first.
 #[derive(Debug)]
 pub(crate) struct Used(AtomicU32);
 

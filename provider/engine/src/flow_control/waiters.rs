@@ -1,7 +1,7 @@
 //! Queue pairs that wait for room in a window.
 //!
-//! First come, first served, and served with room of their own: thousands may wait for a window of some hundred packets, and
-//! each gets its turn at the cost of one visit. Touches nothing.
+//! First come, first served, and served with room of their own: thousands may wait for a window of
+//! some hundred packets, and each gets its turn at the cost of one visit. Touches nothing.
 
 use crate::sync::{AtomicBool, Mutex, Ordering, rank};
 use roxe_wire::Qpn;

@@ -22,7 +22,8 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Rules for this process, announced with a seed that repeats them. What they did is to be reported at its end.
+    /// Rules for this process, announced with a seed that repeats them. What they did is to be
+    /// reported at its end.
     pub(crate) fn start(rules: &Rules) -> Result<Self, Error> {
         let drawn = || getrandom::u64().map_err(|e| Error::os("cannot draw a seed", &io::Error::other(e)));
         let seed = rules.seed().map_or_else(drawn, Ok)?;

@@ -1,4 +1,5 @@
-//! The comment on a packet in a capture, one line: the queue pair, why the packet is there, what a fault rule did to it.
+//! The comment on a packet in a capture, one line: the queue pair, why the packet is there, what a
+//! fault rule did to it.
 //!
 //! Touches nothing.
 

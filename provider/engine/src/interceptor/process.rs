@@ -1,7 +1,8 @@
 //! The recorder and the fault rules of this process.
 //!
-//! They are made with the first device that is opened and stay until the process ends, because it reports then. In the
-//! child of a fork they belong to the parent until the child makes its first queue pair.
+//! They are made with the first device that is opened and stay until the process ends, because it
+//! reports then. In the child of a fork they belong to the parent until the child makes its first
+//! queue pair.
 
 use super::faults::Faults;
 use super::recorder::Recorder;
@@ -60,7 +61,8 @@ pub(crate) fn resume() -> Result<(), Error> {
     Ok(())
 }
 
-/// The lock outside of all others here, for the fork handlers. While it is held [`inner_locks`] stay the same.
+/// The lock outside of all others here, for the fork handlers. While it is held [`inner_locks`]
+/// stay the same.
 pub fn outer_lock() -> &'static dyn Lockable {
     &STARTING
 }

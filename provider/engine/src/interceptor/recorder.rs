@@ -1,9 +1,11 @@
-//! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per device.
+//! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per
+//! device.
 //!
-//! Packets are gathered while the recorder is locked and written with one system call when it is let go, so a process that
-//! is killed leaves a file that is complete up to its last batch, of which the kernel may have cut off what is behind the end of
-//! a page. The file is locked as long as the process lives: a second process that is given the same name writes beside it, and
-//! so does the child of a fork. Touches one file.
+//! Packets are gathered while the recorder is locked and written with one system call when it is
+//! let go, so a process that is killed leaves a file that is complete up to its last batch, of
+//! which the kernel may have cut off what is behind the end of a page. The file is locked as long
+//! as the process lives: a second process that is given the same name writes beside it, and so does
+//! the child of a fork. Touches one file.
 
 use crate::notice;
 use roxe_base::cancel::uncancelled;
@@ -109,7 +111,8 @@ impl State {
         Ok(())
     }
 
-    /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is recorded.
+    /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is
+    /// recorded.
     fn write_out(&mut self) {
         if let Some(mut file) = self.file.take_if(|_| !self.blocks.is_empty()) {
             match uncancelled(|| file.write_all(&self.blocks)) {
@@ -179,8 +182,9 @@ impl Drop for Recording<'_> {
     }
 }
 
-/// Opens `path` empty; `None` if another process is writing it. Captures hold what programs send each other and the keys of
-/// their memory, so a new one is for its owner only, and none is written where somebody else could have put a file or a link.
+/// Opens `path` empty; `None` if another process is writing it. Captures hold what programs send
+/// each other and the keys of their memory, so a new one is for its owner only, and none is written
+/// where somebody else could have put a file or a link.
 fn open(path: &Path) -> io::Result<Option<File>> {
     // Before it is opened: to open a pipe that nobody reads would wait.
     match fs::symlink_metadata(path) {
@@ -206,8 +210,8 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Whether packets may be written to a file that was there. EPERM: it is a link, has another name as well, or belongs to
-/// another user; devices may belong to anybody.
+/// Whether packets may be written to a file that was there. EPERM: it is a link, has another name
+/// as well, or belongs to another user; devices may belong to anybody.
 fn check_is_ours(meta: &Metadata) -> io::Result<()> {
     let kind = meta.file_type();
     let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));

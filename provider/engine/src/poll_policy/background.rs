@@ -3,19 +3,21 @@
 use crate::presence::FULL;
 use std::time::Duration;
 
-/// Who has come in to receive within this time polls, for all that the thread knows. Also how often a muted thread looks
-/// whether the program still polls, after it always did: a program that stops polling without arming anything is served
-/// after so long. On a slow processor a poll that takes in 64 KB lasts as long, and to look again and again meanwhile took
-/// half of that processor: `ib_send_bw` in an emulated remote target ran at 24 instead of 46 to 58 MB/s.
+/// Who has come in to receive within this time polls, for all that the thread knows. Also how often
+/// a muted thread looks whether the program still polls, after it always did: a program that stops
+/// polling without arming anything is served after so long. On a slow processor a poll that takes
+/// in 64 KB lasts as long, and to look again and again meanwhile took half of that processor:
+/// `ib_send_bw` in an emulated remote target ran at 24 instead of 46 to 58 MB/s.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
-/// The first look after muting comes so soon, because the program may have polled just this once; each look that finds the
-/// program polling doubles the time to the next.
+/// The first look after muting comes so soon, because the program may have polled just this once;
+/// each look that finds the program polling doubles the time to the next.
 pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
 /// A program that polls more often than this after arming is not waiting for the event.
 pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
-/// Score: what a wake-up that had packets to serve adds, and what one that the program did not need takes. From the second
-/// unneeded one in a row on each costs twice as much as the one before: what woke the thread wakes it again until the
-/// program has taken it, and that program may wait for this very processor. Thirty of them took 100 us.
+/// Score: what a wake-up that had packets to serve adds, and what one that the program did not need
+/// takes. From the second unneeded one in a row on each costs twice as much as the one before: what
+/// woke the thread wakes it again until the program has taken it, and that program may wait for
+/// this very processor. Thirty of them took 100 us.
 pub(crate) const SERVED: i32 = 2;
 pub(crate) const UNNEEDED: i32 = 1;
 
@@ -31,7 +33,8 @@ pub(crate) struct WakeUp {
 }
 
 impl WakeUp {
-    /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it since then.
+    /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it
+    /// since then.
     pub(crate) fn is_polled(&self) -> bool {
         self.since_poll < TICK || self.is_receiving
     }
@@ -40,7 +43,8 @@ impl WakeUp {
 /// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// It leaves the packets to the program and takes so many points from the score; at zero points it is muted.
+    /// It leaves the packets to the program and takes so many points from the score; at zero points
+    /// it is muted.
     Leave(i32),
     /// It receives.
     Serve,
@@ -60,13 +64,15 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Whether the program wanted this wake-up, although it polls: that adds [`SERVED`] to the score.
+    /// Whether the program wanted this wake-up, although it polls: that adds [`SERVED`] to the
+    /// score.
     pub(crate) fn is_wanted(self) -> bool {
         self.found && self.is_polled
     }
 
-    /// Whether the thread keeps looking, because the peer may be about to answer. Not beside a program that polls, nor for one
-    /// that looks around before it sleeps. `may_spin` is asked only where nobody is known to wait.
+    /// Whether the thread keeps looking, because the peer may be about to answer. Not beside a
+    /// program that polls, nor for one that looks around before it sleeps. `may_spin` is asked only
+    /// where nobody is known to wait.
     pub(crate) fn keeps_looking(self, may_spin: impl FnOnce() -> bool) -> bool {
         self.found && !self.waits_itself && (self.is_armed || !self.is_polled && may_spin())
     }
@@ -82,8 +88,8 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// What the thread does, having woken up. `is_present` looks for a moment whether a thread of the program is there; it is
-    /// asked only where the answer matters.
+    /// What the thread does, having woken up. `is_present` looks for a moment whether a thread of
+    /// the program is there; it is asked only where the answer matters.
     pub(crate) fn course(&mut self, seen: &WakeUp, is_present: impl FnOnce() -> bool) -> Course {
         if !seen.is_polled() || !seen.waiter_receives && !is_present() {
             self.unneeded = 0;

@@ -1,33 +1,39 @@
-//! Whether the program answers the requests of its peer at once with requests of its own, as in a ping-pong.
+//! Whether the program answers the requests of its peer at once with requests of its own, as in a
+//! ping-pong.
 //!
-//! Then the acknowledgement may wait for that answer and travel with it: one system call and one packet to look for less on
-//! each side, and a peer that waits for its completion sees the answer in the same moment. [`DelayedAck`] says which may wait
-//! and until when, [`is_over`] who ends that.
+//! Then the acknowledgement may wait for that answer and travel with it: one system call and one
+//! packet to look for less on each side, and a peer that waits for its completion sees the answer
+//! in the same moment. [`DelayedAck`] says which may wait and until when, [`is_over`] who ends
+//! that.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// An answer within this time is quick. Longer than an acknowledgement waits, because one that leaves by itself is what
-/// holds up a program that watches its memory: the queue pair is locked meanwhile.
+/// An answer within this time is quick. Longer than an acknowledgement waits, because one that
+/// leaves by itself is what holds up a program that watches its memory: the queue pair is locked
+/// meanwhile.
 const QUICK: Duration = Duration::from_micros(1000);
-/// How long an acknowledgement waits for an answer, at least and at most: twice as long as the usual one takes. On an
-/// emulated processor up to 300 us pass between a packet and the answer while acknowledgements do not wait; with 100 us they
-/// never came to, and a message of `ib_write_lat` took 550 us there instead of 20.
+/// How long an acknowledgement waits for an answer, at least and at most: twice as long as the
+/// usual one takes. On an emulated processor up to 300 us pass between a packet and the answer
+/// while acknowledgements do not wait; with 100 us they never came to, and a message of
+/// `ib_write_lat` took 550 us there instead of 20.
 const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
-/// Quick answers after which another is expected. One that does not come delays the completion of a peer by [`PATIENCE`], or
-/// by a tick of the background thread where the program does not poll.
+/// Quick answers after which another is expected. One that does not come delays the completion of a
+/// peer by [`PATIENCE`], or by a tick of the background thread where the program does not poll.
 const ENOUGH: u8 = 32;
-/// Quick answers that one which does not come outweighs: it happens once in so many messages in the long run. A long
-/// ping-pong survives single ones, as the system may run something else at any time: starting anew every time made
-/// 40,000 round trips of `ib_write_lat` 2 us longer on average.
+/// Quick answers that one which does not come outweighs: it happens once in so many messages in the
+/// long run. A long ping-pong survives single ones, as the system may run something else at any
+/// time: starting anew every time made 40,000 round trips of `ib_write_lat` 2 us longer on average.
 const MISS: u8 = 64;
-/// The same of one that is slow while no acknowledgement waits for it, and delays nothing: on a crowded processor many are.
+/// The same of one that is slow while no acknowledgement waits for it, and delays nothing: on a
+/// crowded processor many are.
 const SLOW: u8 = 4;
 
-/// The background thread lets an acknowledgement wait so much longer: if the two share a processor, the program that is about to
-/// answer only comes to run when this thread sleeps, and a round of it takes 30 us in a virtual machine. When it did not, each
-/// of its wake-ups could stop a ping-pong for milliseconds: peers whose completion comes before the answer watch their memory,
-/// and are served by their own background threads.
+/// The background thread lets an acknowledgement wait so much longer: if the two share a processor,
+/// the program that is about to answer only comes to run when this thread sleeps, and a round of it
+/// takes 30 us in a virtual machine. When it did not, each of its wake-ups could stop a ping-pong
+/// for milliseconds: peers whose completion comes before the answer watch their memory, and are
+/// served by their own background threads.
 pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
 /// When the background thread has to look after an acknowledgement that waits `until`.
@@ -35,8 +41,8 @@ pub(crate) fn due_in_background(until: Instant) -> Instant {
     until.after(GRACE)
 }
 
-/// Whether an acknowledgement that waits `until` leaves `by` this time; `by_program`: a thread of the program asks, not the
-/// background thread.
+/// Whether an acknowledgement that waits `until` leaves `by` this time; `by_program`: a thread of
+/// the program asks, not the background thread.
 #[inline]
 pub(crate) fn is_over(until: Instant, by: Instant, by_program: bool) -> bool {
     let at = if by_program { until } else { due_in_background(until) };
@@ -57,8 +63,8 @@ pub struct DelayedAck {
 }
 
 impl DelayedAck {
-    /// A request came that wants an acknowledgement. Until when that may wait for the program's answer; `None`: it shall
-    /// not.
+    /// A request came that wants an acknowledgement. Until when that may wait for the program's
+    /// answer; `None`: it shall not.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
         // clause: ACK-BEHIND-REQUESTS
         // Two without an answer between them are no ping-pong.

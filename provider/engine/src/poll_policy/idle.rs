@@ -1,4 +1,5 @@
-//! When a thread that polls in vain offers its processor to others: the peer that it waits for may need this very one.
+//! When a thread that polls in vain offers its processor to others: the peer that it waits for may
+//! need this very one.
 
 use std::time::Duration;
 

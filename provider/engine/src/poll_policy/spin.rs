@@ -1,21 +1,24 @@
-//! For how long a thread looks again and again before it sleeps, and whether that is in the way of others.
+//! For how long a thread looks again and again before it sleeps, and whether that is in the way of
+//! others.
 //!
-//! If somebody else wants the processor, sleeping is better, the next times as well: who wakes up goes first, who only waits
-//! for his turn does not, and who yields has less of it later.
+//! If somebody else wants the processor, sleeping is better, the next times as well: who wakes up
+//! goes first, who only waits for his turn does not, and who yields has less of it later.
 
 use roxe_transport::time::Instant;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// A look, with what it found, that takes longer than this was interrupted: by somebody else's turn if the thread was
-/// preempted. A machine below this one that takes the processor away gets nothing if the thread sleeps.
+/// A look, with what it found, that takes longer than this was interrupted: by somebody else's turn
+/// if the thread was preempted. A machine below this one that takes the processor away gets nothing
+/// if the thread sleeps.
 const CROWDED: Duration = Duration::from_micros(500);
-/// Who has looked with success for long looks in vain for a quarter of that time, but at most for so many times its patience.
-/// Streams have pauses: a receiver that fell asleep in each had the sender wake it a thousand times a second.
+/// Who has looked with success for long looks in vain for a quarter of that time, but at most for
+/// so many times its patience. Streams have pauses: a receiver that fell asleep in each had the
+/// sender wake it a thousand times a second.
 const STRETCH: u32 = 4;
-/// After that the thread goes to sleep without looking around for so many rounds, and for twice as many each time it
-/// happens again.
+/// After that the thread goes to sleep without looking around for so many rounds, and for twice as
+/// many each time it happens again.
 const CROWDED_ROUNDS: u32 = 16;
 const MAX_CROWDED_ROUNDS: u32 = 4096;
 
@@ -50,7 +53,8 @@ pub(crate) struct SpinRound {
     start: Instant,
     last_look: Instant,
     last_found: Instant,
-    /// How often the thread had been preempted at the first look in vain: who finds at once shall not ask.
+    /// How often the thread had been preempted at the first look in vain: who finds at once shall
+    /// not ask.
     preemptions: Option<u64>,
 }
 
@@ -128,8 +132,8 @@ mod tests {
     const US: Duration = Duration::from_micros(1);
     const VAIN: (Look, Duration, u64) = (Look::Vain, US, 0);
 
-    /// What ends a round of these looks, which take so long and are preempted so often, and how many were needed. The last one
-    /// is for ever.
+    /// What ends a round of these looks, which take so long and are preempted so often, and how
+    /// many were needed. The last one is for ever.
     fn round(looks: &[(Look, Duration, u64)]) -> (Next, usize) {
         let (mut now, mut preemptions) = (Instant(1), 0);
         let mut round = SpinRound::new(PATIENCE, now);
@@ -170,7 +174,8 @@ mod tests {
         let enough = (Look::Enough, US, 0);
         assert_eq!(round(&[VAIN, preempted, enough]), (Next::MakeRoom, 2));
         assert_eq!(round(&[stolen, preempted, enough]), (Next::MakeRoom, 2));
-        // A machine below this one that takes the processor away counts for nothing, and neither does a short preemption.
+        // A machine below this one that takes the processor away counts for nothing, and neither
+        // does a short preemption.
         assert_eq!(round(&[VAIN, stolen, stolen, (Look::Found, US, 1), enough]), (Next::Enough, 5));
         assert_eq!(round(&[stolen, stolen, enough]), (Next::Enough, 3));
     }

@@ -1,14 +1,14 @@
-//! What real programs did, replayed through the policy. The first line of a trace says which program made it; each of the others
-//! is one event with its time in nanoseconds.
+//! What real programs did, replayed through the policy. The first line of a trace says which
+//! program made it; each of the others is one event with its time in nanoseconds.
 //!
-//! | event | what happened |
-//! |---|---|
-//! | `poll FROM UNTIL FOUND` | a thread of the program polled without a pause of 10 us, and found packets so many times |
-//! | `served AT` | the background thread received packets |
-//! | `request AT`, `post AT` | a request came that wants an acknowledgement; the program posted one |
-//! | `silence AT` | an acknowledgement had waited in vain |
-//! | `arm AT` | the program asked for an event |
-//! | `wait AT`, then `awake AT` or `sleep AT` and `woken AT` | it waited for it, and looked around with success, or slept |
+//! - `poll FROM UNTIL FOUND`: a thread of the program polled without a pause of 10 us, and found
+//!   packets so many times
+//! - `served AT`: the background thread received packets
+//! - `request AT`, `post AT`: a request came that wants an acknowledgement; the program posted one
+//! - `silence AT`: an acknowledgement had waited in vain
+//! - `arm AT`: the program asked for an event
+//! - `wait AT`, then `awake AT` or `sleep AT` and `woken AT`: it waited for it, and looked around
+//!   with success, or slept
 
 use super::background::{Background, Course, SERVED, Served, TICK, WakeUp};
 use super::delayed_ack::{DelayedAck, due_in_background};

@@ -1,12 +1,14 @@
-//! For how long a thread that waits for an event looks around before it sleeps, and when it is expected back.
+//! For how long a thread that waits for an event looks around before it sleeps, and when it is
+//! expected back.
 
 use std::time::Duration;
 
 /// A thread that received for itself while it waited is expected to wait again so soon.
 pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
-/// Who is woken within so many times the usual patience gave up too soon: the next ones are as patient as that. A peer that
-/// sleeps needs about 150 us to answer, for which two threads have to wake up. If each gives up before the other one has, both
-/// sleep before every message: two of five waits ended so, and `ib_send_lat -e` took 17 us instead of 3.
+/// Who is woken within so many times the usual patience gave up too soon: the next ones are as
+/// patient as that. A peer that sleeps needs about 150 us to answer, for which two threads have to
+/// wake up. If each gives up before the other one has, both sleep before every message: two of five
+/// waits ended so, and `ib_send_lat -e` took 17 us instead of 3.
 pub(crate) const LONG: u32 = 4;
 
 /// Whether a thread that found what it waited for so long ago will wait again at once.

@@ -1,8 +1,9 @@
 //! Whether the background thread sleeps however many packets come, and who ends that.
 //!
-//! It is muted when its score has gone to zero, because a thread of the program receives. A program that is going to sleep
-//! fills the score and looks whether the thread is muted; the thread says that it is, and looks at the score again. With a
-//! full fence between the two steps of either side at least one of them sees the other: packets are never left alone.
+//! It is muted when its score has gone to zero, because a thread of the program receives. A program
+//! that is going to sleep fills the score and looks whether the thread is muted; the thread says
+//! that it is, and looks at the score again. With a full fence between the two steps of either side
+//! at least one of them sees the other: packets are never left alone.
 
 use crate::sync::{AtomicBool, AtomicI32, Ordering, fence};
 
@@ -37,8 +38,8 @@ impl Muting {
         self.muted.swap(false, Ordering::Relaxed)
     }
 
-    /// The thread is going to be muted. Whether it may: whoever hands over from now on finds it muted and wakes it, and who
-    /// did just before has filled the score.
+    /// The thread is going to be muted. Whether it may: whoever hands over from now on finds it
+    /// muted and wakes it, and who did just before has filled the score.
     pub(crate) fn mute(&self) -> bool {
         self.muted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

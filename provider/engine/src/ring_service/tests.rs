@@ -93,7 +93,8 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
     assert!(inbound.reader.must_tell());
     // It was told, and may have had something else to do.
     assert!(rings.prepare_sleep());
-    // Others were quicker: there is not enough room for those who wait, and the reader has told already.
+    // Others were quicker: there is not enough room for those who wait, and the reader has told
+    // already.
     let room = shm::SIZE / LONG;
     fill(&mut ring.lock(), |count| count > room / 2 + 8);
     assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
@@ -216,7 +217,8 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
     let (mut writer, control) = keep(offer);
     assert!(matches!(control.poll(), PeerEvent::Accepted(_)));
-    // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its opcode.
+    // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its
+    // opcode.
     let (before, mut packets) = (malformed(), 0);
     for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
         let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
@@ -274,7 +276,8 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
         let is_first_written = tx_path.slot(&av, to_a, 100, note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
-        // The same batch goes on with a datagram for another process, whose ring is looked up in the list.
+        // The same batch goes on with a datagram for another process, whose ring is looked up in
+        // the list.
         let _ = tx_path.slot(&av, to_b, 100, note);
         tx_path.flush(7);
         done.send("writer").unwrap();

@@ -1,4 +1,5 @@
-//! Packets out of rings through shared memory: the headers are copied out once, and long payload only to where it belongs.
+//! Packets out of rings through shared memory: the headers are copied out once, and long payload
+//! only to where it belongs.
 
 use crate::engine::Engine;
 use crate::rx::Way;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 
 /// Runs of one visit to one ring.
 const RING_BUDGET: usize = 32;
-/// Bytes of a packet that are copied out of a ring before they are looked at: the longest headers, and a payload that is no
-/// longer than an ATOMIC WRITE's.
+/// Bytes of a packet that are copied out of a ring before they are looked at: the longest headers,
+/// and a payload that is no longer than an ATOMIC WRITE's.
 const HEAD: usize = 96;
 /// Shorter packets are copied whole.
 const LONG: usize = 1024;
@@ -70,8 +71,8 @@ impl Engine {
         }
     }
 
-    /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it after it was checked; but
-    /// of long packets the payload is only copied to where it belongs.
+    /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it
+    /// after it was checked; but of long packets the payload is only copied to where it belongs.
     #[inline]
     pub(crate) fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined } = record;
@@ -89,7 +90,8 @@ impl Engine {
         }
     }
 
-    /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing was done.
+    /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing
+    /// was done.
     pub(crate) fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let Record { meta, bytes, .. } = record;
         let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.interceptor().is_none()) else {

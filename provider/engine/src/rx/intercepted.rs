@@ -1,4 +1,5 @@
-//! Packets on their way into an engine with a interceptor: judged, recorded as they came, then spoiled where a rule says so.
+//! Packets on their way into an engine with a interceptor: judged, recorded as they came, then
+//! spoiled where a rule says so.
 
 use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
@@ -50,7 +51,8 @@ impl<'a> Arrival<'a> {
 type Name = (Qpn, u32);
 
 impl Interceptor {
-    /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted on.
+    /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted
+    /// on.
     fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;

@@ -1,8 +1,9 @@
 //! Packets from the middle of a message, or of the data of a READ, that share a header in a ring.
 //!
-//! Through a ring goes one header for all the packets that a record has room for, and the queue pair takes their payload in
-//! at once: 4 KB cost as many instructions to copy as all the rest of a packet did. They are packets all the same: they count
-//! as such, and where the outcome is not the plain one, or somebody watches, they are taken apart first.
+//! Through a ring goes one header for all the packets that a record has room for, and the queue
+//! pair takes their payload in at once: 4 KB cost as many instructions to copy as all the rest of a
+//! packet did. They are packets all the same: they count as such, and where the outcome is not the
+//! plain one, or somebody watches, they are taken apart first.
 
 use crate::engine::Engine;
 use crate::run::Joined;

@@ -1,4 +1,5 @@
-//! What other processes of this host get from the receive side: packets that came here for them, credits, offers of rings.
+//! What other processes of this host get from the receive side: packets that came here for them,
+//! credits, offers of rings.
 
 use crate::engine::Engine;
 use crate::flow_control::Owed;
@@ -38,7 +39,8 @@ impl Engine {
         }
     }
 
-    /// Sends to other processes what is for them, and what they had no room for earlier, if there is anything.
+    /// Sends to other processes what is for them, and what they had no room for earlier, if there
+    /// is anything.
     #[inline]
     pub(crate) fn serve_processes(&self, state: &mut RxState, now: Instant) {
         if self.ready().intersects(Ready::FOR_PROCESSES) || state.has_deferred() || self.due(Task::Retry).is_some() {

@@ -7,7 +7,8 @@ use roxe_net::link::{SendError, Taken};
 use roxe_wire::icrc;
 
 impl Batch {
-    /// Sends everything as frames, in order. What cannot be sent is lost and counted, as on any network.
+    /// Sends everything as frames, in order. What cannot be sent is lost and counted, as on any
+    /// network.
     pub fn flush_frames(&mut self, link: &FrameSender, counters: &Counters) {
         let mut at = 0;
         while let Some(rest) = self.packets.get(at..).filter(|rest| !rest.is_empty()) {

@@ -1,6 +1,8 @@
-//! Packets on their way out of an fabric with a interceptor: judged, recorded as they leave, and spoiled where a rule says so.
+//! Packets on their way out of an fabric with a interceptor: judged, recorded as they leave, and
+//! spoiled where a rule says so.
 //!
-//! Packets that no rule touches go in runs, as without a interceptor; each of the others goes alone.
+//! Packets that no rule touches go in runs, as without a interceptor; each of the others goes
+//! alone.
 
 use super::{Batch, find_link, header, numbered, peek_qpn, send};
 use crate::counters::Counters;
@@ -83,7 +85,8 @@ struct Exit<'a> {
 }
 
 impl Exit<'_> {
-    /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where the next one starts.
+    /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where
+    /// the next one starts.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
         let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link, av.dgid)));
         let net = header(link, av);
@@ -170,7 +173,8 @@ impl Exit<'_> {
         }
     }
 
-    /// A datagram that nobody will take out of a socket: nobody will return the credit for it either.
+    /// A datagram that nobody will take out of a socket: nobody will return the credit for it
+    /// either.
     fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
@@ -195,8 +199,8 @@ impl Fabric {
     }
 }
 
-/// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more copies of it, or packets that
-/// were held back, may find none and are lost.
+/// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more
+/// copies of it, or packets that were held back, may find none and are lost.
 fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item = &'p [u8]>, counters: &Counters) {
     let NetHeader { src, dst, traffic_class, .. } = *net;
     let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };

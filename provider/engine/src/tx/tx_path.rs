@@ -1,8 +1,10 @@
-//! Where the packets of one visit to a queue pair go: into a ring of the process they are for, or into the staging buffer.
+//! Where the packets of one visit to a queue pair go: into a ring of the process they are for, or
+//! into the staging buffer.
 //!
-//! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the first packet of a batch to
-//! its end, inside that of the queue pair. Packets are built where the other process reads them. If somebody watches (a
-//! interceptor), they are staged, judged and sealed as for the socket, and then copied into the ring.
+//! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the
+//! first packet of a batch to its end, inside that of the queue pair. Packets are built where the
+//! other process reads them. If somebody watches (a interceptor), they are staged, judged and
+//! sealed as for the socket, and then copied into the ring.
 
 use super::{Batch, Copied};
 use crate::fabric::Fabric;
@@ -43,8 +45,9 @@ pub struct TxCache {
 enum Wait {
     Ring {
         ring: SharedSender,
-        /// What its reader had read when somebody looked last. Nobody has looked for one that brought datagrams: it may be
-        /// less than [`TxPath::PATIENCE`] ago when their timer runs out.
+        /// What its reader had read when somebody looked last. Nobody has looked for one that
+        /// brought datagrams: it may be less than [`TxPath::PATIENCE`] ago when their timer runs
+        /// out.
         read: Option<u64>,
     },
     Socket {
@@ -88,8 +91,8 @@ impl TxCache {
         }
     }
 
-    /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room was made meanwhile, as
-    /// at a socket whose buffer is full.
+    /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room
+    /// was made meanwhile, as at a socket whose buffer is full.
     pub fn end_patience(&mut self, fabric: &Fabric) {
         if !self.link_moved(fabric) {
             match &self.waits {
@@ -183,8 +186,9 @@ impl<'a> TxPath<'a> {
         self.batch.get_or_insert_with(Batch::take)
     }
 
-    /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes from. Whether the visit may go
-    /// on: not if a ring is full, which the queue pair is registered for.
+    /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes
+    /// from. Whether the visit may go on: not if a ring is full, which the queue pair is registered
+    /// for.
     pub fn flush(&mut self, ordinal: u32) -> bool {
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
@@ -204,8 +208,8 @@ impl<'a> TxPath<'a> {
         self.cache.version
     }
 
-    /// A list of payloads that are summed up on their way, for [`TxPath::note_copied`]; `None` if packets need no ICRC: the
-    /// last ones went into a ring.
+    /// A list of payloads that are summed up on their way, for [`TxPath::note_copied`]; `None` if
+    /// packets need no ICRC: the last ones went into a ring.
     pub fn lend_copied(&mut self) -> Option<Vec<Copied>> {
         if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
     }
@@ -222,8 +226,9 @@ impl<'a> TxPath<'a> {
         true
     }
 
-    /// Whether the queue pair has to wait before it builds more packets, as others wait for room in the send buffer that it
-    /// used last, or in the one of its frames: then it is registered for room.
+    /// Whether the queue pair has to wait before it builds more packets, as others wait for room in
+    /// the send buffer that it used last, or in the one of its frames: then it is registered for
+    /// room.
     #[inline]
     pub fn waits_for_send_room(&mut self, frames: Option<&FrameSender>) -> bool {
         let queue = match frames {
@@ -296,7 +301,8 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after all.
+    /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after
+    /// all.
     fn wait(&mut self, bytes: u64) -> bool {
         let Some(open) = &mut self.open else { return false };
         open.sender.publish();

@@ -1,9 +1,10 @@
 //! Bytes in memory that another process may change at any moment.
 //!
-//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not change meanwhile: they can
-//! only be copied, by the instructions that also copy memory of the application. Those that arrive are [`SharedBytes`]; what
-//! is to be checked is copied first and looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so
-//! is room of this process while something is copied there: one kind of copy serves both.
+//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not
+//! change meanwhile: they can only be copied, by the instructions that also copy memory of the
+//! application. Those that arrive are [`SharedBytes`]; what is to be checked is copied first and
+//! looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so is room of
+//! this process while something is copied there: one kind of copy serves both.
 
 use crate::prefetch::prefetch_at;
 use roxe_transport::cx::TxRoom;
@@ -16,7 +17,8 @@ use std::sync::atomic::AtomicU8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as [`roxe_wire::icrc::Summed`] wants it.
+/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as
+/// [`roxe_wire::icrc::Summed`] wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// How many blocks were summed.
@@ -37,7 +39,8 @@ pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
 /// Bytes of this process alone as cells, to be copied to.
 #[inline]
 pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
-    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed by nobody else.
+    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed
+    // by nobody else.
     unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
 }
 

@@ -1,7 +1,9 @@
-//! Access to memory under Miri, which can neither run the instructions of `x86` nor make the system calls of `portable`.
+//! Access to memory under Miri, which can neither run the instructions of `x86` nor make the system
+//! calls of `portable`.
 //!
-//! Byte by byte, atomically: what another thread changes meanwhile is no data race, and everything else that Miri knows of
-//! addresses, it checks. Nothing ends in [`Fault`] here: memory that is not there ends the test.
+//! Byte by byte, atomically: what another thread changes meanwhile is no data race, and everything
+//! else that Miri knows of addresses, it checks. Nothing ends in [`Fault`] here: memory that is not
+//! there ends the test.
 
 use super::bytes::{Fault, SharedBytes, Sum};
 use roxe_transport::cx::AtomicOp;
@@ -11,7 +13,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 pub(super) fn install() {}
 
 fn byte<'a>(addr: u64) -> &'a AtomicU8 {
-    // SAFETY: tests pass addresses of memory that they have and only touch atomically meanwhile; Miri checks that.
+    // SAFETY: tests pass addresses of memory that they have and only touch atomically meanwhile;
+    // Miri checks that.
     unsafe { AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 

@@ -1,8 +1,9 @@
-//! Guarded access through system calls, for processors without assembly of our own: slower, same promises.
+//! Guarded access through system calls, for processors without assembly of our own: slower, same
+//! promises.
 //!
-//! The kernel copies within our own process and says EFAULT where a load would have raised a signal. One limit: an
-//! atomic first asks the kernel to make the page writable and then uses the processor, so a program that unmaps the
-//! page exactly in between dies of its own unmapping.
+//! The kernel copies within our own process and says EFAULT where a load would have raised a
+//! signal. One limit: an atomic first asks the kernel to make the page writable and then uses the
+//! processor, so a program that unmaps the page exactly in between dies of its own unmapping.
 
 use super::bytes::Fault;
 use crate::mapped::page_size;
@@ -17,8 +18,8 @@ pub(super) fn install() {}
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     let ours = libc::iovec { iov_base: out.as_ptr().cast_mut().cast(), iov_len: out.len() };
     let theirs = libc::iovec { iov_base: addr as *mut c_void, iov_len: out.len() };
-    // SAFETY: both vectors outlive the call; `ours` is valid for writing, because atomics may change behind a
-    // shared reference, and the kernel checks `theirs`.
+    // SAFETY: both vectors outlive the call; `ours` is valid for writing, because atomics may
+    // change behind a shared reference, and the kernel checks `theirs`.
     let n = unsafe { libc::process_vm_readv(libc::getpid(), &raw const ours, 1, &raw const theirs, 1, 0) };
     if usize::try_from(n) == Ok(out.len()) { Ok(()) } else { Err(Fault) }
 }
@@ -84,6 +85,7 @@ fn with_word<T>(addr: u64, f: impl FnOnce(&AtomicU64) -> T) -> Result<T, Fault> 
     if rc != 0 {
         return Err(Fault);
     }
-    // SAFETY: aligned (the caller checks) and just found mapped and writable; the program uses it with atomics too.
+    // SAFETY: aligned (the caller checks) and just found mapped and writable; the program uses it
+    // with atomics too.
     Ok(f(unsafe { AtomicU64::from_ptr(addr as *mut u64) }))
 }

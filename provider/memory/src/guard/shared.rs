@@ -4,7 +4,8 @@ use super::arch;
 use super::bytes::{Fault, SharedBytes, own_cells};
 
 impl SharedBytes<'_> {
-    /// Copies the first bytes, as many as `out` has, each of them once. [`Fault`]: there are not as many.
+    /// Copies the first bytes, as many as `out` has, each of them once. [`Fault`]: there are not as
+    /// many.
     #[inline]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), Fault> {
         if out.len() > self.len {
@@ -41,7 +42,8 @@ mod tests {
         assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
     }
 
-    /// What a header in a ring is while its writer, who has handed it over, changes it all the same.
+    /// What a header in a ring is while its writer, who has handed it over, changes it all the
+    /// same.
     #[test]
     fn bytes_that_somebody_changes_are_copied_as_they_were_at_some_moment() {
         const LAST: u8 = 100;

@@ -1,4 +1,5 @@
-//! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are not ours.
+//! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are
+//! not ours.
 
 use super::x86::{self, Moves};
 use super::{Fault, own_cells, portable};

@@ -1,4 +1,5 @@
-//! Guarded access on x86-64: which instructions ([`asm`]) serve which access, and the fault handler ([`signals`]).
+//! Guarded access on x86-64: which instructions ([`asm`]) serve which access, and the fault handler
+//! ([`signals`]).
 
 mod asm;
 mod signals;
@@ -17,8 +18,9 @@ pub(super) use signals::put_in_front;
 
 #[inline]
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
-    // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a fault at `addr` is reported.
-    // Racing accesses at either end are no data race in the eyes of the compiler, which does not see the assembly's.
+    // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a
+    // fault at `addr` is reported. Racing accesses at either end are no data race in the eyes of
+    // the compiler, which does not see the assembly's.
     let rc = unsafe { roxe_guard_copy(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -34,8 +36,8 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
     }
     let (start, rest) = out.split_at(len);
     let mut remainder = 0;
-    // SAFETY: `start` is valid for its length, a multiple of 256 that is not 0; the processor has the instructions; the rest
-    // as in `read`.
+    // SAFETY: `start` is valid for its length, a multiple of 256 that is not 0; the processor has
+    // the instructions; the rest as in `read`.
     let rc = unsafe {
         roxe_guard_fold(
             start.as_ptr().cast_mut().cast(),
@@ -56,8 +58,8 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
 
 #[inline]
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked that the program
-    // registered these bytes for writing, so they are not memory of ours.
+    // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked
+    // that the program registered these bytes for writing, so they are not memory of ours.
     let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -98,13 +100,15 @@ impl Moves {
 
     #[inline]
     pub(super) fn read(self, addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
-        // SAFETY: `out` is valid for its length, and a fault at `addr` is reported, as in the function `read`.
+        // SAFETY: `out` is valid for its length, and a fault at `addr` is reported, as in the
+        // function `read`.
         unsafe { self.run(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) }
     }
 
     #[inline]
     pub(super) fn write(self, addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
-        // SAFETY: a fault at `addr` is reported, as in the function `write`; the bytes are mapped, and no reference to them exists.
+        // SAFETY: a fault at `addr` is reported, as in the function `write`; the bytes are mapped,
+        // and no reference to them exists.
         unsafe { self.run(addr as *mut c_void, data.addr as *const c_void, data.len()) }
     }
 }

@@ -8,13 +8,15 @@ use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::RawFd;
 
-/// Most frames of one call, each way: the call is paid for, and what it needs on the stack is still little.
+/// Most frames of one call, each way: the call is paid for, and what it needs on the stack is still
+/// little.
 pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
 /// The address of an interface for frames of `protocol` (host order); 0: none.
 pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
-    // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and says how long it is.
+    // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and says how
+    // long it is.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, len| {
             let link = libc::sockaddr_ll {
@@ -40,7 +42,8 @@ pub(super) fn carries_ethernet(socket: &Socket) -> io::Result<bool> {
     if (address.len() as usize) < size_of::<libc::sockaddr_ll>() - 8 {
         return Ok(false);
     }
-    // SAFETY: the storage behind an address is larger than a sockaddr_ll, whose fields may hold any bits.
+    // SAFETY: the storage behind an address is larger than a sockaddr_ll, whose fields may hold any
+    // bits.
     let link = unsafe { address.as_ptr().cast::<libc::sockaddr_ll>().read_unaligned() };
     Ok([libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&link.sll_hatype))
 }
@@ -72,7 +75,8 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
         count += 1;
     }
     loop {
-        // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg only reads them.
+        // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg
+        // only reads them.
         let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
         match check(rc as c_int) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -81,9 +85,9 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
     }
 }
 
-/// Receives frames without waiting, one into each `slot` bytes of `area`, `front` bytes behind the start of the slot. Hands
-/// `each` the area, where the frame starts, its true length (which may be more than was room for), and the VLAN tag that
-/// the kernel has taken out of it.
+/// Receives frames without waiting, one into each `slot` bytes of `area`, `front` bytes behind the
+/// start of the slot. Hands `each` the area, where the frame starts, its true length (which may be
+/// more than was room for), and the VLAN tag that the kernel has taken out of it.
 pub(super) fn recv(
     fd: RawFd,
     area: &mut [u8],

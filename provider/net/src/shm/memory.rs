@@ -1,11 +1,14 @@
-//! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied in and out.
+//! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied
+//! in and out.
 //!
-//! The file is a page of words that both sides read and write atomically, and data that one of them writes, with headers in it
-//! that are atomic words, too. Its size is sealed, so that no other process can take pages away from under us (`SIGBUS`). The
-//! data is mapped twice in a row: what wraps around its end is one piece all the same. Knows no packets.
+//! The file is a page of words that both sides read and write atomically, and data that one of them
+//! writes, with headers in it that are atomic words, too. Its size is sealed, so that no other
+//! process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
+//! wraps around its end is one piece all the same. Knows no packets.
 //!
-//! The other process may change any byte at any time, and nothing here goes wrong by that: what is written goes through
-//! atomics or the instructions of [`roxe_memory::guard`], what is read is copied by those.
+//! The other process may change any byte at any time, and nothing here goes wrong by that: what is
+//! written goes through atomics or the instructions of [`roxe_memory::guard`], what is read is
+//! copied by those.
 
 use roxe_memory::guard::SharedBytes;
 use roxe_transport::cx::TxRoom;
@@ -24,7 +27,8 @@ const LINE: usize = 8;
 /// The other process may not change the size of the file.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// The words, by their offset: each has two cache lines for itself, because processors fetch lines in pairs.
+/// The words, by their offset: each has two cache lines for itself, because processors fetch lines
+/// in pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Word {
@@ -32,7 +36,8 @@ pub(super) enum Word {
     Head = 0,
     /// Not 0: the reader sleeps. The reader sets it, the writer takes it back.
     Asleep = 128,
-    /// Not 0: the writer waits until the head is here. The writer sets it, the reader takes it back.
+    /// Not 0: the writer waits until the head is here. The writer sets it, the reader takes it
+    /// back.
     Waits = 256,
 }
 
@@ -49,7 +54,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the file to hand to the other process.
+    /// New memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the file
+    /// to hand to the other process.
     pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -121,48 +127,53 @@ impl SharedMemory {
 
     /// One of the words.
     pub(super) fn word(&self, word: Word) -> &AtomicU64 {
-        // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations only.
+        // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations
+        // only.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(word as usize).cast()) }
     }
 
     /// The word at position `at` of the data, a multiple of 8.
     #[inline]
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both processes touch it by atomic
-        // operations only. The writer alone writes bytes over one, which nobody looks for then; the reader looks for none in
-        // bytes that it was given.
+        // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both
+        // processes touch it by atomic operations only. The writer alone writes bytes over one,
+        // which nobody looks for then; the reader looks for none in bytes that it was given.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 
-    /// Copies out what stands at position `at`, which counts on around the end; at most as much as there is data.
+    /// Copies out what stands at position `at`, which counts on around the end; at most as much as
+    /// there is data.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) {
         // Mapped memory cannot fault, and if there is not as much data nothing is copied.
         let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
     }
 
-    /// The bytes from position `at` on, which the other process has written; `None` if there is not as much data. One that is
-    /// broken may change them at any time, also after it has handed them over.
+    /// The bytes from position `at` on, which the other process has written; `None` if there is not
+    /// as much data. One that is broken may change them at any time, also after it has handed them
+    /// over.
     pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
-        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data, which stay while the value
-        // is borrowed.
+        // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data,
+        // which stay while the value is borrowed.
         (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
-    /// The bytes from position `at` on, to be written; `None` if there is not as much data. A broken reader may change them,
-    /// too, which spoils nothing but what it reads.
+    /// The bytes from position `at` on, to be written; `None` if there is not as much data. A
+    /// broken reader may change them, too, which spoils nothing but what it reads.
     pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
-        // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there may change behind a reference
-        // to atomics.
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there
+        // may change behind a reference to atomics.
         (len <= self.size).then(|| TxRoom::Shared(unsafe { slice::from_raw_parts(self.data(at).cast(), len) }))
     }
 
-    /// Copies `words` to position `at`, a multiple of 8, and on; nothing if there is not as much data.
+    /// Copies `words` to position `at`, a multiple of 8, and on; nothing if there is not as much
+    /// data.
     #[inline]
     pub(super) fn put(&self, at: u64, words: &[[u8; WORD]]) {
         if size_of_val(words) > self.size {
             return;
         }
-        // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the mask.
+        // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the
+        // mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
         let put = |(to, word): (&AtomicU64, &[u8; WORD])| to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         // Mostly they are whole lines.

@@ -40,8 +40,8 @@ pub(super) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     }
 }
 
-/// The address of `gid` at the RoCE port as the system call wants it. It is made for each send, and through [`socket_addr`]
-/// that would cost 100 instructions.
+/// The address of `gid` at the RoCE port as the system call wants it. It is made for each send, and
+/// through [`socket_addr`] that would cost 100 instructions.
 #[inline]
 pub(super) fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     let port = ROCE_PORT.to_be();

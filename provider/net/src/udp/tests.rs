@@ -6,7 +6,8 @@ use crate::link::MAX_SEGMENTS;
 use socket2::{Domain, Protocol, Type};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 
-// Port 4791 is shared with whatever runs on this machine, so these tests use an address of their own.
+// Port 4791 is shared with whatever runs on this machine, so these tests use an address of their
+// own.
 fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
     UdpLink::open(Ipv4Addr::new(127, 77, 0, last).into(), 1, gso, gro).unwrap()
 }
@@ -138,5 +139,6 @@ fn ipv6_carries_the_same() {
             return;
         }
     }
-    // Another process on this machine owns the port too and got the packet instead; it counts and drops it.
+    // Another process on this machine owns the port too and got the packet instead; it counts and
+    // drops it.
 }

@@ -1,4 +1,5 @@
-//! Packets of the Linux kernel's rdma_cm: given the recorded messages of one end, ours answers as the other end did.
+//! Packets of the Linux kernel's rdma_cm: given the recorded messages of one end, ours answers as
+//! the other end did.
 
 use super::*;
 use core::fmt::Debug;
@@ -26,8 +27,8 @@ fn recorded(name: &str) -> Vec<Recorded> {
     all
 }
 
-/// Our end in the place of one that was recorded. What we call our connections and what the recorded end called them
-/// differs, so the other end's messages are translated.
+/// Our end in the place of one that was recorded. What we call our connections and what the
+/// recorded end called them differs, so the other end's messages are translated.
 struct Replay {
     node: Node,
     /// What we call what the recorded end called so.
@@ -237,7 +238,8 @@ fn our_end_replays_recorded_connections_as_either_side() {
     }
 }
 
-/// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's queue pair and Q_Key.
+/// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's
+/// queue pair and Q_Key.
 #[test]
 fn a_group_needs_no_connection_manager() {
     assert_eq!(recorded("mckey"), []);

@@ -1,5 +1,5 @@
-//! A peer that lies: messages of all kinds, with ids, GUIDs and queue pairs that it has no business to know, and with
-//! damaged bytes.
+//! A peer that lies: messages of all kinds, with ids, GUIDs and queue pairs that it has no business
+//! to know, and with damaged bytes.
 
 use super::*;
 use crate::sim::rng::Choices;

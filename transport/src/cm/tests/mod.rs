@@ -1,6 +1,7 @@
-//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`), every message in
-//! every state (`reactions`), the recorded packets of another machine (`captures`), one machine and a liar (`hostile`),
-//! and two machines over a bad network (`world`).
+//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`,
+//! `strangers`), every message in every state (`reactions`), the recorded packets of another
+//! machine (`captures`), one machine and a liar (`hostile`), and two machines over a bad network
+//! (`world`).
 
 mod active;
 mod alternate;

@@ -1,5 +1,6 @@
-//! Every message in every state: what comes of it stands in `reactions.txt`, to be reviewed; and what comes of it if it is
-//! repeated, comes from elsewhere, or bears ids that are not those of the connection.
+//! Every message in every state: what comes of it stands in `reactions.txt`, to be reviewed; and
+//! what comes of it if it is repeated, comes from elsewhere, or bears ids that are not those of the
+//! connection.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, MadError, SidrReq, SidrStatus};

@@ -1,5 +1,5 @@
-//! Two machines with programs of some temper over a network that loses, repeats, delays and so reorders messages: in
-//! virtual time, from seeds.
+//! Two machines with programs of some temper over a network that loses, repeats, delays and so
+//! reorders messages: in virtual time, from seeds.
 
 use super::*;
 use crate::sim::rng::Choices;
@@ -321,7 +321,8 @@ impl World {
     }
 
     fn judge_pair(one: &Story, other: &Story) {
-        // The active end confirms first. That the other hears of it, only a network can prevent that loses all of it.
+        // The active end confirms first. That the other hears of it, only a network can prevent
+        // that loses all of it.
         let (active, passive) = if one.is_active { (one, other) } else { (other, one) };
         assert!(active.is_active && !passive.is_active);
         assert!(active.established || !passive.established, "{active:?} {passive:?}");
@@ -377,7 +378,8 @@ fn on_a_good_network_all_goes_as_both_programs_want() {
     }
 }
 
-// clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-DREQ-UNKNOWN, CM-UNKNOWN, CM-LAP
+// clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE
+// clause: CM-DREQ-UNKNOWN, CM-UNKNOWN, CM-LAP
 #[test]
 fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
     let (mut successes, mut loaded) = (0, 0);

@@ -76,7 +76,8 @@ impl Script {
         self.pair.end(Peer::A).dropped.0
     }
 
-    /// `payload` arrives behind the header of the first of several packets of READ data; whether that was taken as it is.
+    /// `payload` arrives behind the header of the first of several packets of READ data; whether
+    /// that was taken as it is.
     fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
         self.joined_of(256, psn, payload)
     }
@@ -393,7 +394,8 @@ fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
     assert_eq!(s.psns(), [100, 101, 102], "two at a time");
     assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
     assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
-    // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as well.
+    // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as
+    // well.
     assert_eq!(s.ack(102), None);
     assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
     assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);

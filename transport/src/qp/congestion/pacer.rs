@@ -1,17 +1,20 @@
-//! Pacing: packets leave in bursts with pauses between them, so that in the long run they do not exceed a speed.
+//! Pacing: packets leave in bursts with pauses between them, so that in the long run they do not
+//! exceed a speed.
 //!
 //! Whose speed that is, of DCQCN or of the program, is not known here. Touches `time` only.
 
 use crate::time::Instant;
 use core::time::Duration;
 
-/// What leaves in one go unless the program says otherwise, bytes: half a segmented send. A whole burst is paid for before
-/// the next one begins, so that packets go on leaving many per system call and not one per timer.
+/// What leaves in one go unless the program says otherwise, bytes: half a segmented send. A whole
+/// burst is paid for before the next one begins, so that packets go on leaving many per system call
+/// and not one per timer.
 pub(super) const BURST: u64 = 32 << 10;
 /// No burst is longer than this, bytes: it keeps products within 64 bits.
 const MAX_BURST: u64 = 1 << 30;
-/// How much later than asked a pause may end without loss: a sleeping thread oversleeps by about as much. What could have
-/// left meanwhile, or while there was nothing to send, is added to the next burst.
+/// How much later than asked a pause may end without loss: a sleeping thread oversleeps by about as
+/// much. What could have left meanwhile, or while there was nothing to send, is added to the next
+/// burst.
 const LATE: Duration = Duration::from_micros(100);
 /// What a packet occupies on an Ethernet besides its payload, about.
 const OVERHEAD: u64 = 64;
@@ -92,7 +95,8 @@ mod tests {
         unreachable!("a burst has an end")
     }
 
-    /// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us later.
+    /// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us
+    /// later.
     #[test]
     fn a_burst_is_paid_for_before_the_next() {
         let mut pacer = pacer();
@@ -101,9 +105,10 @@ mod tests {
         assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
     }
 
-    /// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay what they would have been.
-    /// More than 100 us are not: after a long silence they are 1.2 packets of 81.92 us, which makes 34 packets
-    /// (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
+    /// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay
+    /// what they would have been. More than 100 us are not: after a long silence they are 1.2
+    /// packets of 81.92 us, which makes 34 packets (33 · 81.92 - 100 = 2603.36 is less than a
+    /// burst) and 34 · 81.92 - 100 = 2685.28 us.
     #[test]
     fn a_late_end_of_a_pause_costs_nothing() {
         let mut pacer = pacer();

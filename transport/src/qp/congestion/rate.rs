@@ -1,11 +1,13 @@
 //! The reaction point of DCQCN: how fast one queue pair may send after its peer told of congestion.
 //!
-//! Of the published forms this is the one modelled after network cards (in the simulator ns-3): a notification only
-//! raises flags; a decrease timer cuts the rate, an increase timer brings it back in three stages (fast recovery,
-//! additive, hyper). All in integers: rates in bit/s, alpha in 2^-16, times in nanoseconds.
+//! Of the published forms this is the one modelled after network cards (in the simulator ns-3): a
+//! notification only raises flags; a decrease timer cuts the rate, an increase timer brings it back
+//! in three stages (fast recovery, additive, hyper). All in integers: rates in bit/s, alpha in
+//! 2^-16, times in nanoseconds.
 //!
-//! No timer runs for any of this. Nothing happens between two moments at which somebody asks, so [`Rate::advance`] goes
-//! through the ticks that have passed since the last one; a queue pair that is idle costs nothing. Touches `time` only.
+//! No timer runs for any of this. Nothing happens between two moments at which somebody asks, so
+//! [`Rate::advance`] goes through the ticks that have passed since the last one; a queue pair that
+//! is idle costs nothing. Touches `time` only.
 
 use crate::time::Instant;
 use core::num::NonZeroU64;
@@ -13,7 +15,8 @@ use core::time::Duration;
 
 /// One, in the unit of alpha.
 const ONE: u32 = 1 << 16;
-/// Weight of the newest period in alpha: g = 1/256, as in published configurations (hardware: about 1/205).
+/// Weight of the newest period in alpha: g = 1/256, as in published configurations (hardware: about
+/// 1/205).
 const GAIN: u32 = 256;
 /// How often alpha is updated.
 const ALPHA_PERIOD: Duration = Duration::from_micros(55);
@@ -57,7 +60,8 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// The first notification came: alpha is 1, the timers start, and the rate is still that of the line.
+    /// The first notification came: alpha is 1, the timers start, and the rate is still that of the
+    /// line.
     // clause: DCQCN-FIRST
     pub(super) fn new(line: NonZeroU64, now: Instant) -> Self {
         let line = line.get().min(MAX_LINE);
@@ -106,8 +110,8 @@ impl Rate {
         self.current == self.line && self.cut_at.is_none()
     }
 
-    /// Towards half the rate, as far as alpha goes. The target follows only if there was a raise since the last cut
-    /// ("clamp target" is off).
+    /// Towards half the rate, as far as alpha goes. The target follows only if there was a raise
+    /// since the last cut ("clamp target" is off).
     // clause: DCQCN-CUT
     fn cut(&mut self, at: Instant) {
         self.age_alpha(at);
@@ -121,8 +125,8 @@ impl Rate {
         self.raise_at = Some(at.after(RAISE_PERIOD));
     }
 
-    /// Half of the way to the target, which itself moves on after fast recovery. The last bit of the way to the line, which
-    /// halving would never reach, is given at once.
+    /// Half of the way to the target, which itself moves on after fast recovery. The last bit of
+    /// the way to the line, which halving would never reach, is given at once.
     // clause: DCQCN-RAISE
     fn raise(&mut self, at: Instant) {
         let more = match self.stage {
@@ -139,8 +143,8 @@ impl Rate {
         }
     }
 
-    /// Lets alpha follow for every period that ended by `at`. Rounded so that alpha does come to zero; from there to the
-    /// end in one step.
+    /// Lets alpha follow for every period that ended by `at`. Rounded so that alpha does come to
+    /// zero; from there to the end in one step.
     // clause: DCQCN-ALPHA
     fn age_alpha(&mut self, at: Instant) {
         while self.alpha_at <= at {

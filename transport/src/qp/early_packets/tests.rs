@@ -1,4 +1,5 @@
-//! Scripts of arrivals: which packets wait, in which order the queue pair gets them, and what ends the wait.
+//! Scripts of arrivals: which packets wait, in which order the queue pair gets them, and what ends
+//! the wait.
 
 use super::*;
 use crate::qp::QpState;
@@ -11,7 +12,8 @@ use roxe_wire::{Bth, Deth, Header, Request, SendTail, UcRequest};
 /// PSN that the queue pair of a script expects first.
 const FIRST: u32 = 0xff_fffe;
 
-/// A queue pair that receives, the packets in front of it, and what was handed over: tag and reason for a drop.
+/// A queue pair that receives, the packets in front of it, and what was handed over: tag and reason
+/// for a drop.
 struct Script {
     qp: Qp,
     host: SimHost,
@@ -46,8 +48,8 @@ impl Script {
         self.hand_over();
     }
 
-    /// A message of one packet comes, which is number `at` of those that the peer sent. Its first byte and its tag are that
-    /// number. Returns whether it waits.
+    /// A message of one packet comes, which is number `at` of those that the peer sent. Its first
+    /// byte and its tag are that number. Returns whether it waits.
     fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
         let kind = match self.qp.service() {
             Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
@@ -108,7 +110,8 @@ fn packets_wait_for_their_receives_in_order() {
         assert_eq!(waits, [false, true, true, true], "{service:?}");
         script.post_recv(7);
         assert_eq!(script.taken(), [0, 1]);
-        // One that comes later does not overtake those that wait, though there were a receive for it.
+        // One that comes later does not overtake those that wait, though there were a receive for
+        // it.
         script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
         assert!(script.arrive(4, true));
         script.hand_over();

@@ -93,7 +93,8 @@ fn the_believed_state_must_be_the_real_one() {
     assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
 }
 
-/// Both sides of every limit: `set` puts a value, the first is the last legal one, the second the first illegal one.
+/// Both sides of every limit: `set` puts a value, the first is the last legal one, the second the
+/// first illegal one.
 fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
     let sh = shared(Service::Rc, QpState::Sqd);
     for value in [last_legal, last_legal + 1] {

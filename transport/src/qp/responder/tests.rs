@@ -1,4 +1,5 @@
-//! Scripts of the receiving side alone: this state, this packet in, exactly these packets out and nothing else.
+//! Scripts of the receiving side alone: this state, this packet in, exactly these packets out and
+//! nothing else.
 
 mod atomics;
 mod duplicates;

@@ -1,5 +1,6 @@
 //! The judge of a scenario: every completion, and memory in the end.
 
+use super::slots::{GRH_LEN, GUARD, range};
 use super::*;
 
 impl<C: Choices> Scenario<C> {
@@ -73,7 +74,7 @@ impl<C: Choices> Scenario<C> {
     /// The first `len` bytes of a slot.
     fn slot(&self, who: usize, slot: Slot, len: u32) -> &[u8] {
         let sink = self.sides[who].sink;
-        range(self.world.ends[who].host.memory.bytes(sink), slot.index * slot_size(&self.work), len)
+        range(self.world.ends[who].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
     }
 
     /// Bytes behind the first `len` of a slot are as they were.
@@ -116,7 +117,8 @@ impl<C: Choices> Scenario<C> {
             self.sides[who ^ 1].messages.remove(found);
         }
         let landed = match (cqe.opcode, service) {
-            // Pieces of a longer message that was lost may lie behind this one: UC reuses the receive.
+            // Pieces of a longer message that was lost may lie behind this one: UC reuses the
+            // receive.
             (_, Service::Uc) => slot.len,
             (WcOpcode::Recv, _) => cqe.byte_len,
             _ => 0,
@@ -124,7 +126,8 @@ impl<C: Choices> Scenario<C> {
         self.check_guard(who, slot, landed)
     }
 
-    /// Whether every message that is sent to this end arrives: it is repeated until it does, or nothing can lose it.
+    /// Whether every message that is sent to this end arrives: it is repeated until it does, or
+    /// nothing can lose it.
     pub(super) fn loses_nothing(&self, who: usize) -> bool {
         let setup = &self.world.ends[who].setup;
         setup.service.is_reliable() || setup.early_wait && !self.sides[who].fragile
@@ -148,7 +151,8 @@ impl<C: Choices> Scenario<C> {
             || self.slot(who, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
     }
 
-    /// Memory that the peer writes ends as the model says (RC, XRC), or with each write absent or right (UC).
+    /// Memory that the peer writes ends as the model says (RC, XRC), or with each write absent or
+    /// right (UC).
     pub(super) fn check_shared(&self, who: usize) -> Result<(), Broken> {
         let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
         let lost = if self.loses_nothing(who) && !side.fragile { peer.messages.len() } else { 0 };

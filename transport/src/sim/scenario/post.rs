@@ -1,5 +1,6 @@
 //! The work of a scenario: what is posted, where it lands, and what is expected of it.
 
+use super::slots::{GRH_LEN, GUARD, range};
 use super::*;
 
 impl<C: Choices> Scenario<C> {
@@ -37,7 +38,7 @@ impl<C: Choices> Scenario<C> {
 
     /// Marks a slot untouched; returns where it starts.
     fn clear_slot(&mut self, who: usize, slot: Slot) -> u32 {
-        let start = slot.index * slot_size(&self.work);
+        let start = slot.index * slot_size(self.work.max_len);
         let memory = &mut self.world.end_mut(who).host.memory;
         let bytes = memory.bytes_mut(self.sides[who].sink);
         bytes[start as usize..(start + slot.len + GUARD) as usize].fill(UNTOUCHED);
@@ -90,7 +91,7 @@ impl<C: Choices> Scenario<C> {
         if self.world.ends[who].setup.service == Service::Ud {
             len = len.min(self.world.ends[who].setup.path_mtu.bytes());
         }
-        let source = self.sides[who].what.below(4 * room(&self.work) - len);
+        let source = self.sides[who].what.below(4 * room(self.work.max_len) - len);
         let imm = (write || self.sides[who].what.chance(500))
             .then(|| ImmDt(self.sides[who].what.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
@@ -108,17 +109,18 @@ impl<C: Choices> Scenario<C> {
 
     fn post_write(&mut self, who: usize) -> Result<(), Broken> {
         let len = self.length(who);
-        let source = self.sides[who].what.below(4 * room(&self.work) - len);
+        let source = self.sides[who].what.below(4 * room(self.work.max_len) - len);
         let (remote_addr, rkey) = self.change_shared(who, source, len);
         self.post_from_source(who, SendOp::Write { remote_addr, rkey }, source, len)
     }
 
-    /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to date.
+    /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to
+    /// date.
     fn change_shared(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
         if !self.world.ends[who].setup.service.is_reliable() {
             return self.claim_uc_target(who, source, len);
         }
-        let target = self.sides[who].what.below(2 * room(&self.work) - len);
+        let target = self.sides[who].what.below(2 * room(self.work.max_len) - len);
         let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, len).to_vec();
         let rkey = self.shared_key(who);
         let peer = &mut self.sides[who ^ 1];
@@ -126,7 +128,8 @@ impl<C: Choices> Scenario<C> {
         (peer.shared.addr + u64::from(target), rkey)
     }
 
-    /// The key under which the peer's shared region is reached: its own, or that of the window on it.
+    /// The key under which the peer's shared region is reached: its own, or that of the window on
+    /// it.
     fn shared_key(&mut self, who: usize) -> RKey {
         let key = self.sides[who ^ 1].shared.rkey();
         let through_window = self.sides[who].what.chance(500);
@@ -144,8 +147,8 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_uc_write(&mut self, who: usize, imm: bool) -> Result<(), Broken> {
-        if self.sides[who].uc_write_next + self.work.max_len > 2 * room(&self.work) || imm {
-            let fits = self.sides[who].uc_write_next + self.work.max_len <= 2 * room(&self.work);
+        if self.sides[who].uc_write_next + self.work.max_len > 2 * room(self.work.max_len) || imm {
+            let fits = self.sides[who].uc_write_next + self.work.max_len <= 2 * room(self.work.max_len);
             return self.post_message(who, imm && fits);
         }
         self.post_write(who)
@@ -179,12 +182,12 @@ impl<C: Choices> Scenario<C> {
         let modelled = self.sides[who].what.chance(400);
         let (remote_addr, rkey, data) = if modelled {
             self.sides[who].read_pending = true;
-            let at = self.sides[who].what.below(2 * room(&self.work) - len);
+            let at = self.sides[who].what.below(2 * room(self.work.max_len) - len);
             let rkey = self.shared_key(who);
             let peer = &self.sides[peer];
             (peer.shared.addr + u64::from(at), rkey, range(&peer.model, at, len).to_vec())
         } else {
-            let at = self.sides[who].what.below(4 * room(&self.work) - len);
+            let at = self.sides[who].what.below(4 * room(self.work.max_len) - len);
             let mr = self.sides[peer].source;
             let bytes = self.world.ends[peer].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
@@ -193,7 +196,7 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn post_atomic(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(room(&self.work) / 4) * 8;
+        let at = self.sides[who].what.below(room(self.work.max_len) / 4) * 8;
         let operand = u64::from(self.sides[who].what.below(u32::MAX)) << 13;
         let kind = self.sides[who].what.below(3);
         let rkey = self.shared_key(who);
@@ -213,8 +216,8 @@ impl<C: Choices> Scenario<C> {
 
     /// Eight bytes that change a word of the peer's shared region at once.
     fn post_atomic_write(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(room(&self.work) / 4) * 8;
-        let source = self.sides[who].what.below(4 * room(&self.work) - 8);
+        let at = self.sides[who].what.below(room(self.work.max_len) / 4) * 8;
+        let source = self.sides[who].what.below(4 * room(self.work.max_len) - 8);
         let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, 8).to_vec();
         let rkey = self.shared_key(who);
         let peer = &mut self.sides[who ^ 1];
@@ -225,8 +228,8 @@ impl<C: Choices> Scenario<C> {
 
     /// A FLUSH of a part of the peer's shared region, or of all of it.
     fn post_flush(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(2 * room(&self.work));
-        let length = self.sides[who].what.below(2 * room(&self.work) - at + 1);
+        let at = self.sides[who].what.below(2 * room(self.work.max_len));
+        let length = self.sides[who].what.below(2 * room(self.work.max_len) - at + 1);
         let selectivity = self.sides[who].what.pick(&[Selectivity::Range, Selectivity::Region]);
         let shared = self.sides[who ^ 1].shared;
         let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
@@ -270,7 +273,8 @@ impl<C: Choices> Scenario<C> {
         // A queue full of unsignaled requests could never be known to have drained.
         let must = side.posted + 1 == side.quota
             || side.sends.len() + 1 == self.world.ends[who].setup.caps.max_send_wr as usize;
-        // Asked for also when it does not matter, so that what follows does not depend on how full the queue is.
+        // Asked for also when it does not matter, so that what follows does not depend on how full
+        // the queue is.
         let signaled = self.sides[who].what.chance(700) || must;
         let wr_id = self.sides[who].fresh_id();
         let mut flags = SendFlags::empty();

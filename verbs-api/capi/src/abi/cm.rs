@@ -1,5 +1,5 @@
-//! Communication identifiers, their events, addresses and routes: the structures of `rdma/rdma_cma.h`, with those of
-//! `infiniband/sa.h` and `infiniband/ib.h` that they name.
+//! Communication identifiers, their events, addresses and routes: the structures of
+//! `rdma/rdma_cma.h`, with those of `infiniband/sa.h` and `infiniband/ib.h` that they name.
 
 use super::*;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
@@ -55,7 +55,8 @@ c_structs! {
         0 comp_mask: u32, 4 join_flags: u32, 8 addr: *mut sockaddr,
     }
 
-    /// `struct ibv_sa_path_rec` of `infiniband/sa.h`: LIDs, flow label and P_Key in network byte order.
+    /// `struct ibv_sa_path_rec` of `infiniband/sa.h`: LIDs, flow label and P_Key in network byte
+    /// order.
     ibv_sa_path_rec(64, 8) {
         0 dgid: ibv_gid, 16 sgid: ibv_gid, 32 dlid: u16, 34 slid: u16, 36 raw_traffic: c_int,
         40 flow_label: u32, 44 hop_limit: u8, 45 traffic_class: u8, 48 reversible: c_int,
@@ -82,7 +83,8 @@ c_structs! {
     }
 }
 
-/// Which member is valid follows from the port space of the identifier. Both start with the private data.
+/// Which member is valid follows from the port space of the identifier. Both start with the private
+/// data.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union rdma_event_param {

@@ -25,7 +25,8 @@ c_structs! {
         272 num_comp_vectors: c_int, 280 mutex: Mutex, 320 abi_compat: usize,
     }
 
-    /// The slots that roxe fills have their types, the others are `Unused`: the headers answer EOPNOTSUPP for an empty one.
+    /// The slots that roxe fills have their types, the others are `Unused`: the headers answer
+    /// EOPNOTSUPP for an empty one.
     verbs_context(648, 8) {
         0 query_port: c_fn!(fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int),
         8 advise_mr: c_fn!(fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int),

@@ -1,4 +1,5 @@
-//! Socket addresses of C programs to the provider's addresses, and back. Reads and writes what the program points to.
+//! Socket addresses of C programs to the provider's addresses, and back. Reads and writes what the
+//! program points to.
 
 use crate::abi::sockaddr_ib;
 use crate::errno::{EINVAL, Result};
@@ -102,14 +103,16 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
 
 /// A structure of numbers and arrays of numbers with all of them zero.
 fn zeroed<T: Copy>() -> T {
-    // SAFETY: used in this file for the socket addresses of libc only, for which all bits zero are a value.
+    // SAFETY: used in this file for the socket addresses of libc only, for which all bits zero are
+    // a value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 fn storage<T: Copy>(addr: T) -> sockaddr_storage {
     const { assert!(size_of::<T>() <= size_of::<sockaddr_storage>() && align_of::<T>() <= align_of::<sockaddr_storage>()) };
     let mut out = zeroed::<sockaddr_storage>();
-    // SAFETY: checked above: the storage is as large and as aligned as the address, and nobody else knows it.
+    // SAFETY: checked above: the storage is as large and as aligned as the address, and nobody else
+    // knows it.
     unsafe { (&raw mut out).cast::<T>().write(addr) };
     out
 }

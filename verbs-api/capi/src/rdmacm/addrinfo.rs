@@ -1,7 +1,8 @@
 //! `rdma_getaddrinfo`: names and services to addresses, by the resolver of the C library.
 //!
-//! The blocks come from `calloc` and go back by `free`, as programs know it from the library that this one replaces: some
-//! put pointers of their own into the structure. There is no route to resolve on RoCE; `ai_route` stays empty.
+//! The blocks come from `calloc` and go back by `free`, as programs know it from the library that
+//! this one replaces: some put pointers of their own into the structure. There is no route to
+//! resolve on RoCE; `ai_route` stays empty.
 
 use super::address::AF_IB;
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
@@ -131,7 +132,8 @@ impl Resolved {
     }
 
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
-        // SAFETY: a list that the resolver made and that lives as long as this object; it ends with NULL.
+        // SAFETY: a list that the resolver made and that lives as long as this object; it ends with
+        // NULL.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
@@ -248,7 +250,8 @@ unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<*mut sockaddr> {
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the source is this long by this function's contract, and the block is fresh and at least as long.
+    // SAFETY: the source is this long by this function's contract, and the block is fresh and at
+    // least as long.
     unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len) };
     Ok(block.cast())
 }
@@ -258,7 +261,8 @@ struct Entry(*mut rdma_addrinfo);
 
 impl Entry {
     fn new() -> Result<Self> {
-        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or NULL.
+        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or
+        // NULL.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
@@ -307,7 +311,8 @@ fn link(entries: Vec<Entry>) -> *mut rdma_addrinfo {
 /// NULL or a list as `rdma_getaddrinfo` makes it, given back once.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from malloc.
+        // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from
+        // malloc.
         unsafe {
             let entry = list.read();
             libc::free(entry.ai_connect);

@@ -12,13 +12,14 @@ use std::sync::Arc;
 /// The Rust part of a channel.
 pub(crate) struct ChannelInner {
     pub(crate) channel: Arc<Channel>,
-    /// Held by who takes an event, until the program's structures know of it: the events of a new identifier come after the
-    /// request that makes it, and another thread may be waiting for them.
+    /// Held by who takes an event, until the program's structures know of it: the events of a new
+    /// identifier come after the request that makes it, and another thread may be waiting for them.
     pub(super) turn: Mutex<ChannelTurn, ()>,
 }
 
 exposed! {
-    // Shared with the threads that wait for events: rping, before rdma-core 59, destroys the channel below one.
+    // Shared with the threads that wait for events: rping, before rdma-core 59, destroys the
+    // channel below one.
     rdma_event_channel => rdma_event_channel: Arc<ChannelInner>;
 }
 
@@ -70,7 +71,8 @@ mod tests {
 
     #[test]
     fn a_channel_starts_with_its_descriptor() {
-        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is allowed.
+        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is
+        // allowed.
         unsafe {
             let channel = rdma_create_event_channel();
             let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };

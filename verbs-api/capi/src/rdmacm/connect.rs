@@ -29,7 +29,8 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
     })
 }
 
-/// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as `rdma_establish`.
+/// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as
+/// `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
@@ -45,7 +46,8 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
     })
 }
 
-/// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new state in any case.
+/// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new
+/// state in any case.
 fn finish(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
     complete(id)
@@ -60,8 +62,9 @@ fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
     unsafe { (*object.exposed()).public.qp }
 }
 
-/// EINVAL for what no connection can be made of: neither a queue pair nor a word about one, or more READs at a time than
-/// the device can. As in the library that this one replaces, only connections are checked.
+/// EINVAL for what no connection can be made of: neither a queue pair nor a word about one, or more
+/// READs at a time than the device can. As in the library that this one replaces, only connections
+/// are checked.
 fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());
@@ -130,7 +133,8 @@ unsafe fn conn_param(
     }
 }
 
-/// The number of a queue pair of the identifier's, and whether it has a shared receive queue; `None` if it is none.
+/// The number of a queue pair of the identifier's, and whether it has a shared receive queue;
+/// `None` if it is none.
 fn own_numbers(qp: *mut ibv_qp) -> Option<(u32, bool)> {
     // SAFETY: alive as long as it is looked at; programs only read these fields.
     Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok()
@@ -171,7 +175,8 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
     show(object)
 }
 
-/// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by itself.
+/// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by
+/// itself.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -190,7 +195,8 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// `man rdma_notify`: EISCONN if the connection is established already, EINVAL for events that are none of its business.
+/// `man rdma_notify`: EISCONN if the connection is established already, EINVAL for events that are
+/// none of its business.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
     const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;

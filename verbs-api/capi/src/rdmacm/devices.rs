@@ -1,5 +1,6 @@
-//! The devices of librdmacm: open already, and the same for the whole process. What identifiers have on a device when the
-//! program gives them nothing of its own lives here too: a protection domain, and an XRC domain.
+//! The devices of librdmacm: open already, and the same for the whole process. What identifiers
+//! have on a device when the program gives them nothing of its own lives here too: a protection
+//! domain, and an XRC domain.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context;
@@ -31,7 +32,8 @@ unsafe impl Send for Opened {}
 /// One for every device, in their order.
 static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
 
-/// Opens what is not open; contexts that the program has closed, which it must not, are opened anew.
+/// Opens what is not open; contexts that the program has closed, which it must not, are opened
+/// anew.
 fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
         if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
@@ -43,7 +45,8 @@ fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `use_it` with what is open on a device; ENODEV for a device that is not in the list (any more).
+/// Calls `use_it` with what is open on a device; ENODEV for a device that is not in the list (any
+/// more).
 fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
     open_all(&mut opened)?;
@@ -83,7 +86,8 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
     })
 }
 
-/// `man rdma_get_devices`. The number is 0 when it fails, because libfabric looks at the number first.
+/// `man rdma_get_devices`. The number is 0 when it fails, because libfabric looks at the number
+/// first.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let count = |number: usize| {
         if !num_devices.is_null() {

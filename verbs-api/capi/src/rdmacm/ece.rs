@@ -8,7 +8,8 @@ use roxe_provider::cm::{Ece, Id};
 use roxe_provider::wire::cm::VendorId;
 use std::sync::Arc;
 
-/// The identifier of a program that moves its queue pair itself; EINVAL if it has one of the library's.
+/// The identifier of a program that moves its queue pair itself; EINVAL if it has one of the
+/// library's.
 fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
     // SAFETY: alive; programs only read the field.

@@ -1,5 +1,5 @@
-//! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the requests that come to a
-//! synchronous listener.
+//! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the
+//! requests that come to a synchronous listener.
 
 use super::address::{read, read_optional};
 use super::addrinfo::PASSIVE;

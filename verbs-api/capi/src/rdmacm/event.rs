@@ -1,7 +1,7 @@
 //! The events that programs take from channels and give back.
 //!
-//! An event that the program holds counts at the identifier that it came to, which for a connection request is the listener;
-//! destroying or moving that identifier waits until it is given back.
+//! An event that the program holds counts at the identifier that it came to, which for a connection
+//! request is the listener; destroying or moving that identifier waits until it is given back.
 
 use super::channel::inner;
 use super::id::{self, CmId};
@@ -64,7 +64,8 @@ pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
     }
 }
 
-/// Makes an event of the program's; `None` if whom it is for is gone, or if a request finds no resources.
+/// Makes an event of the program's; `None` if whom it is for is gone, or if a request finds no
+/// resources.
 fn hand_out(event: &Event) -> Option<*mut rdma_cm_event> {
     let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
     match (owner, &event.listener) {
@@ -103,8 +104,9 @@ fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_even
     }
 }
 
-/// Kind and status of an event whose identifier is shown as it is now. Without resources for what was resolved, it is not.
-/// Who has given the identifier a queue pair since it asked is connected, not told of the answer.
+/// Kind and status of an event whose identifier is shown as it is now. Without resources for what
+/// was resolved, it is not. Who has given the identifier a queue pair since it asked is connected,
+/// not told of the answer.
 fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     let found = id::live(id);
     let (kind, status) = match &found {
@@ -142,7 +144,8 @@ fn publish(
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
         let event = handle.cast::<CmEvent>();
-        // SAFETY: a fresh block that starts with the event; both members of the union start with these two fields.
+        // SAFETY: a fresh block that starts with the event; both members of the union start with
+        // these two fields.
         unsafe {
             (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
             (*event).public.param.conn.private_data_len = len as u8;
@@ -222,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_waits_goes_on_when_its_channel_is_destroyed() {
-        // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's first look at it when it is
-        // destroyed, and gives the call a variable of its own.
+        // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's
+        // first look at it when it is destroyed, and gives the call a variable of its own.
         unsafe {
             let channel = rdma_create_event_channel();
             let mut fd = File::from(BorrowedFd::borrow_raw((*channel).fd).try_clone_to_owned().unwrap());

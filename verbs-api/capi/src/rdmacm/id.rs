@@ -1,8 +1,8 @@
 //! Communication identifiers: what they are, and keeping what programs read in them true.
 //!
-//! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has changed something and
-//! when an event is handed out, which is when the library that this one replaces does. One field they also write: `qp`, which
-//! [`live`] reads.
+//! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has
+//! changed something and when an event is handed out, which is when the library that this one
+//! replaces does. One field they also write: `qp`, which [`live`] reads.
 
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
@@ -85,17 +85,18 @@ pub(super) struct Template(pub(super) ibv_qp_init_attr);
 // SAFETY: the handles in it may be used by any thread.
 unsafe impl Send for Template {}
 
-/// The identifier behind a pointer of the program, with the queue pair that the program has left in it; EINVAL if there is
-/// none.
+/// The identifier behind a pointer of the program, with the queue pair that the program has left in
+/// it; EINVAL if there is none.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
     follow_qp(object);
     Ok(object)
 }
 
-/// `id->qp` is the program's to assign: dapl accepts a request with a queue pair that it made for another identifier, and
-/// other programs take one away to keep it. Every call, and every event that is handed out, begins with what it is now. A
-/// pointer to a queue pair that is gone is as good as none: programs destroy theirs by `ibv_destroy_qp` too, and leave it.
+/// `id->qp` is the program's to assign: dapl accepts a request with a queue pair that it made for
+/// another identifier, and other programs take one away to keep it. Every call, and every event
+/// that is handed out, begins with what it is now. A pointer to a queue pair that is gone is as
+/// good as none: programs destroy theirs by `ibv_destroy_qp` too, and leave it.
 fn follow_qp(object: &Object<CmId>) {
     let mut state = object.inner.state.lock();
     // SAFETY: alive; the program does not write to it during a call.
@@ -160,8 +161,8 @@ fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_
     Object::publish(token, exposed, CmIdInner { id, events: Unacked::default(), state: Mutex::new(state) })
 }
 
-/// Gives a request that was heard on `listener` an identifier. It takes after the listener: the same channel, or one of its
-/// own if the listener is synchronous, and the same context.
+/// Gives a request that was heard on `listener` an identifier. It takes after the listener: the
+/// same channel, or one of its own if the listener is synchronous, and the same context.
 pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
     let object = live(listener)?;
     let synchronous = object.inner.state.lock().synchronous;
@@ -195,7 +196,8 @@ fn proposal(data: &EventData) -> Depths {
     }
 }
 
-/// Shows the program what its identifier has become: device, addresses, path, and the state of its queue pair.
+/// Shows the program what its identifier has become: device, addresses, path, and the state of its
+/// queue pair.
 pub(super) fn show(object: &Object<CmId>) -> Result<()> {
     let id = &object.inner.id;
     show_addresses(object, id.local_addr(), id.peer_addr());
@@ -248,7 +250,8 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         packet_life_time_selector: EXACTLY,
         ..ibv_sa_path_rec::ZERO
     });
-    // SAFETY: alive; programs read these fields and only we write them. The record lies in the same block.
+    // SAFETY: alive; programs read these fields and only we write them. The record lies in the same
+    // block.
     unsafe {
         let id = object.exposed();
         (*id).path = record;

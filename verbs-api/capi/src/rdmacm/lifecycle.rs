@@ -73,8 +73,8 @@ pub(super) fn release_event(handle: *mut rdma_cm_id) {
     }
 }
 
-/// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old channel. EINVAL to make a
-/// synchronous identifier synchronous.
+/// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old
+/// channel. EINVAL to make a synchronous identifier synchronous.
 pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     zero(|| migrate(id, channel))
 }
@@ -103,8 +103,8 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     Ok(())
 }
 
-/// For a synchronous identifier: waits for the outcome of a call and leaves it in `id->event`. ECONNREFUSED if the peer
-/// rejects; otherwise the errno that the event says.
+/// For a synchronous identifier: waits for the outcome of a call and leaves it in `id->event`.
+/// ECONNREFUSED if the peer rejects; otherwise the errno that the event says.
 pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     if !live(handle)?.inner.state.lock().synchronous {
         return Ok(());

@@ -29,7 +29,8 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     })
 }
 
-/// `man rdma_join_multicast_ex`: EOPNOTSUPP for attributes and flags that there are not, EINVAL without address or flags.
+/// `man rdma_join_multicast_ex`: EOPNOTSUPP for attributes and flags that there are not, EINVAL
+/// without address or flags.
 pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     attr: *mut rdma_cm_join_mc_attr_ex,

@@ -22,7 +22,8 @@ const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Values of a path record have their selector above these bits.
 const VALUE: u8 = 0x3f;
 
-/// `man rdma_set_option`: EINVAL for a value of another size, ENOSYS for an option that there is not.
+/// `man rdma_set_option`: EINVAL for a value of another size, ENOSYS for an option that there is
+/// not.
 pub(crate) unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,

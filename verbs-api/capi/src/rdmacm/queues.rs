@@ -1,4 +1,5 @@
-//! The queue pair and the shared receive queue of an identifier, and the completion queues that come with them.
+//! The queue pair and the shared receive queue of an identifier, and the completion queues that
+//! come with them.
 
 use super::devices::{made, xrc_domain};
 use super::id::{CmId, QpHandle, live, show};
@@ -15,7 +16,8 @@ use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::QpState;
 
-/// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to none.
+/// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to
+/// none.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: alive; programs only read the field.
@@ -23,7 +25,8 @@ fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     if context.is_null() { Err(EINVAL) } else { Ok((id, context)) }
 }
 
-/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a queue pair or no device.
+/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a
+/// queue pair or no device.
 pub(crate) unsafe extern "C" fn rdma_create_qp(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
@@ -142,8 +145,8 @@ unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut 
     }
 }
 
-/// The completion queue of a side, made for `entries` if there is none yet. Its context is the identifier, as the inline
-/// functions of rdma_verbs.h expect.
+/// The completion queue of a side, made for `entries` if there is none yet. Its context is the
+/// identifier, as the inline functions of rdma_verbs.h expect.
 ///
 /// # Safety
 /// `id` is alive, and no other call is making its queues.
@@ -187,7 +190,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     silent(|| live(id).map(|object| destroy_qp(object.handle())));
 }
 
-/// Destroys the queue pair of an identifier, if it has one, with the completion queues that were made for it.
+/// Destroys the queue pair of an identifier, if it has one, with the completion queues that were
+/// made for it.
 pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
     let Ok(object) = live(id) else { return };
     let qp = {

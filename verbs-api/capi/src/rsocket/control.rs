@@ -109,7 +109,8 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     })
 }
 
-/// As `man 2 fcntl`: `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD`. The argument is in a register whether or not there is one.
+/// As `man 2 fcntl`: `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD`. The argument is in a register
+/// whether or not there is one.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     minus_one(|| {
         let socket = socket(fd)?;
@@ -141,7 +142,8 @@ pub(crate) unsafe extern "C" fn riomap(
         let shared = prot & libc::PROT_WRITE != 0;
         let access = if shared { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
         let start = NonNull::new(buf.cast()).ok_or(EFAULT)?;
-        // SAFETY: the program passed a buffer and its size, which it leaves alone until it unmaps it.
+        // SAFETY: the program passed a buffer and its size, which it leaves alone until it unmaps
+        // it.
         let region = unsafe { socket.protection_domain()?.register_raw(start, len, access) }.map_err(refusal)?;
         let offset = socket.iomap(region, shared, offset)?;
         usize::try_from(offset).map_err(|_| EINVAL)

@@ -155,8 +155,9 @@ fn too_long(error: Errno) -> Errno {
     if error == EINVAL { Errno(libc::EMSGSIZE) } else { error }
 }
 
-/// Checks a list of buffers: EINVAL when it or what it names is too long, EFAULT when something is not there. Returns it, and
-/// whether all of its entries are buffers: one of length 0 may be NULL, which no slice can be.
+/// Checks a list of buffers: EINVAL when it or what it names is too long, EFAULT when something is
+/// not there. Returns it, and whether all of its entries are buffers: one of length 0 may be NULL,
+/// which no slice can be.
 ///
 /// # Safety
 /// `parts` is NULL or has `count` entries.
@@ -185,7 +186,8 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Result<(&'a [iovec], bo
 /// The buffers of a list, to read from; `holes` keeps them when some entries have to be left out.
 ///
 /// # Safety
-/// `parts` is NULL or has `count` entries; each is a buffer of its length, for as long as the result is used.
+/// `parts` is NULL or has `count` entries; each is a buffer of its length, for as long as the
+/// result is used.
 unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSlice<'a>>) -> Result<&'a [IoSlice<'a>]> {
     // SAFETY: this function's contract.
     let (list, whole) = unsafe { list(parts, count)? };
@@ -200,7 +202,8 @@ unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSl
     Ok(holes)
 }
 
-/// A list of buffers to write to; our own copy, because a list is used up as it is filled. Short ones need no memory.
+/// A list of buffers to write to; our own copy, because a list is used up as it is filled. Short
+/// ones need no memory.
 struct Buffers<'a> {
     few: [IoSliceMut<'a>; FEW],
     many: Vec<IoSliceMut<'a>>,

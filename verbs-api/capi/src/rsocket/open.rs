@@ -5,8 +5,9 @@ use crate::errno::{EOPNOTSUPP, minus_one, zero};
 use core::ffi::c_int;
 use libc::{SOCK_DGRAM, SOCK_STREAM, sockaddr, socklen_t};
 
-/// `man 7 rsocket`, as `man 2 socket`. No flags in `kind`: rdma-core refuses them, and its socket shim relies on that. It
-/// offers us every socket that any code of the process asks for, our own included, and those all have a flag.
+/// `man 7 rsocket`, as `man 2 socket`. No flags in `kind`: rdma-core refuses them, and its socket
+/// shim relies on that. It offers us every socket that any code of the process asks for, our own
+/// included, and those all have a flag.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     minus_one(|| match kind {
         SOCK_STREAM | SOCK_DGRAM => Ok(roxe_rsockets::open(domain, kind, protocol)?),

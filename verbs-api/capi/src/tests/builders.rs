@@ -1,5 +1,5 @@
-//! The `ibv_wr_*` interface: every form of data and address, the operations that only it has, and every misuse: an error at
-//! `wr_complete` and nothing posted.
+//! The `ibv_wr_*` interface: every form of data and address, the operations that only it has, and
+//! every misuse: an error at `wr_complete` and nothing posted.
 
 use super::*;
 use crate::qp::ibv_qp_to_qp_ex;
@@ -62,7 +62,8 @@ fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
     }
 }
 
-/// Nothing of earlier batches was posted: the next completion is that of an empty datagram or an empty WRITE.
+/// Nothing of earlier batches was posted: the next completion is that of an empty datagram or an
+/// empty WRITE.
 fn assert_untouched(rig: &Rig, qp: *mut ibv_qp, qp_type: c_int) {
     let (x, ah) = (ex(qp), rig.ah());
     let rc = batch(x, 77, |ops, x| {
@@ -92,7 +93,8 @@ fn setters_before_an_operation_refuse_the_batch() {
         let refused = |setter: &dyn Fn(&ibv_qp_ex, Qpx)| {
             let rc = batch(x, 1, |ops, x| {
                 setter(ops, x);
-                // SAFETY: inside a batch of a living QP. What comes after the mistake does not heal it.
+                // SAFETY: inside a batch of a living QP. What comes after the mistake does not heal
+                // it.
                 unsafe { ops.wr_send.unwrap()(x) };
             });
             assert_eq!(rc, libc::EINVAL);
@@ -312,7 +314,8 @@ fn atomic_writes_and_flushes_complete_with_their_own_opcodes() {
     let rig = Rig::new();
     let mut init = rig.init_ex(RC);
     (init.cap.max_inline_data, init.send_ops_flags) = (0, 1 << 11 | 1 << 12);
-    // SAFETY: living handles, whole structures, memory that the rig keeps; inside a batch of a living QP.
+    // SAFETY: living handles, whole structures, memory that the rig keeps; inside a batch of a
+    // living QP.
     unsafe {
         let (qp, peer) = (create_qp_ex(rig.context, &raw mut init), rig.qp(RC));
         connect(qp, number(peer));

@@ -1,5 +1,5 @@
-//! Queue pairs that a program assigns to `rdma_cm_id.qp`, as dapl does: it makes one with an identifier of its own and moves
-//! it to that of a request.
+//! Queue pairs that a program assigns to `rdma_cm_id.qp`, as dapl does: it makes one with an
+//! identifier of its own and moves it to that of a request.
 
 use super::cm_events::*;
 use super::*;
@@ -17,7 +17,8 @@ fn move_by_hand(from: *mut rdma_cm_id, to: *mut rdma_cm_id) {
 /// `IBV_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 
-/// An identifier with a queue pair, whose completion queue is the program's, bound to the device as a listener is.
+/// An identifier with a queue pair, whose completion queue is the program's, bound to the device as
+/// a listener is.
 fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a living identifier and an address.
@@ -45,7 +46,8 @@ fn connected_by_hand(wire: &Wire, port: u16) -> (*mut rdma_cm_id, *mut rdma_cm_i
     (active, passive)
 }
 
-/// Ends the identifiers of a connection, and the completion queue of the queue pair that was assigned.
+/// Ends the identifiers of a connection, and the completion queue of the queue pair that was
+/// assigned.
 fn end_with_cq(wire: &Wire, ids: &[*mut rdma_cm_id], cq: *mut ibv_cq) {
     wire.end(ids);
     // SAFETY: a living queue whose queue pair is gone.
@@ -182,7 +184,8 @@ fn a_pointer_to_a_queue_pair_that_is_gone_is_refused_and_harms_nothing() {
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
     let cq = cq_of(passive);
-    // What programs do that destroy the queue pair by the other call: the identifier keeps the pointer.
+    // What programs do that destroy the queue pair by the other call: the identifier keeps the
+    // pointer.
     destroy(&[read(passive).qp]);
     // SAFETY: a living identifier.
     assert_eq!(unsafe { rdma_disconnect(passive) }, 0);

@@ -1,5 +1,5 @@
-//! Connections between two identifiers of one process over the loopback device: what a C program is told at each step, and
-//! what it can read in its identifiers.
+//! Connections between two identifiers of one process over the loopback device: what a C program is
+//! told at each step, and what it can read in its identifiers.
 
 use super::cm_events::*;
 use super::*;

@@ -1,5 +1,5 @@
-//! Synchronous endpoints, each side in a thread of its own, as `rdma_server` and `rdma_client` are written; and the queues
-//! that the library makes for them.
+//! Synchronous endpoints, each side in a thread of its own, as `rdma_server` and `rdma_client` are
+//! written; and the queues that the library makes for them.
 
 use super::cm_addresses::{Found, find, hints};
 use super::cm_events::*;
@@ -41,7 +41,8 @@ fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
     id
 }
 
-/// What `rdma_get_recv_comp` and `rdma_get_send_comp` do: sleeps on the channel until the queue has a completion.
+/// What `rdma_get_recv_comp` and `rdma_get_send_comp` do: sleeps on the channel until the queue has
+/// a completion.
 fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> ibv_wc {
     let (mut wc, mut from, mut context) = (ibv_wc::default(), null_mut(), null_mut());
     // SAFETY: living handles, and variables.

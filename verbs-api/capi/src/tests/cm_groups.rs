@@ -7,7 +7,8 @@ use crate::rdmacm::*;
 
 const MULTICAST_JOIN: c_int = 12;
 
-/// A group with the number of this process and one of the test's, because others test on this machine, too.
+/// A group with the number of this process and one of the test's, because others test on this
+/// machine, too.
 fn group(test: u8) -> libc::sockaddr_in {
     let [a, b, ..] = std::process::id().to_le_bytes();
     // SAFETY: all bits zero are an address of no family.

@@ -1,4 +1,5 @@
-//! What the calls of librdmacm answer to handles that are none, and to arguments that make no sense. Nothing here connects.
+//! What the calls of librdmacm answer to handles that are none, and to arguments that make no
+//! sense. Nothing here connects.
 
 use super::*;
 use crate::rdmacm::*;

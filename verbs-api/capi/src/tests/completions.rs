@@ -62,7 +62,8 @@ fn one_event_stands_for_several_completions() {
         write(&rig, a);
         write(&rig, a);
         let early = get_cq_event(&rig).0;
-        // If the machine took longer than the period, the event is as it should be and shows nothing.
+        // If the machine took longer than the period, the event is as it should be and shows
+        // nothing.
         if start.elapsed() < Duration::from_micros(period.into()) {
             assert_eq!((early, errno()), (-1, libc::EAGAIN), "two of three");
             seen = true;

@@ -131,7 +131,8 @@ fn an_imported_buffer_is_the_same_memory() {
     let (rig, other) = (Rig::new(), Rig::new());
     let dm = alloc(rig.context, 64, 0, 0);
     let mut bytes = [0; 4];
-    // SAFETY: living handles and numbers that are looked up; the duplicate goes to the imported context.
+    // SAFETY: living handles and numbers that are looked up; the duplicate goes to the imported
+    // context.
     unsafe {
         let context = ibv_import_device(libc::dup((*rig.context).cmd_fd));
         let imported = ibv_import_dm(context, (*dm).handle);

@@ -1,7 +1,8 @@
-//! What is wrong, and the number that says so: ENOMEM for a full queue, EBUSY for an object in use, EINVAL for an argument,
-//! EFAULT for memory that is not there, EBADF for a descriptor that is not open, ENODATA for a hole, EOPNOTSUPP for what the
-//! device does not do. EAGAIN is in `events.rs`; wrong states and foreign handles are in `misuse.rs`. A device of one user
-//! refuses nobody a right, so there is no EPERM but that of raw packets.
+//! What is wrong, and the number that says so: ENOMEM for a full queue, EBUSY for an object in use,
+//! EINVAL for an argument, EFAULT for memory that is not there, EBADF for a descriptor that is not
+//! open, ENODATA for a hole, EOPNOTSUPP for what the device does not do. EAGAIN is in `events.rs`;
+//! wrong states and foreign handles are in `misuse.rs`. A device of one user refuses nobody a
+//! right, so there is no EPERM but that of raw packets.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
@@ -186,7 +187,8 @@ fn bad_memory_descriptors_and_flags_have_the_errno_of_the_manual() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
     let mut vlan = extended_cq(1, 1 << 8);
-    // SAFETY: living handles and whole structures; the memory to register is looked at before it is used.
+    // SAFETY: living handles and whole structures; the memory to register is looked at before it is
+    // used.
     unsafe {
         check(&[
             ("reg_mr: memory that is not mapped", no(ibv_reg_mr(rig.pd, foreign(), 4096, 1)), libc::EFAULT),

@@ -1,4 +1,5 @@
-//! Channels without events, and what destroying a queue does about those that nobody has acknowledged.
+//! Channels without events, and what destroying a queue does about those that nobody has
+//! acknowledged.
 
 use super::*;
 use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};

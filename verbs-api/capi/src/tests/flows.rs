@@ -1,5 +1,5 @@
-//! Flows and counters as a C program makes them. What needs raw packets needs rights: `provider/device/tests/raw.rs` and rdma-core's
-//! suite see to that.
+//! Flows and counters as a C program makes them. What needs raw packets needs rights:
+//! `provider/device/tests/raw.rs` and rdma-core's suite see to that.
 
 use super::*;
 use crate::counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
@@ -34,7 +34,8 @@ fn counters_start_at_zero_and_say_what_they_cannot_do() {
     let rig = Rig::new();
     let point = |counter_desc, index| ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
     let (mut init, mut values) = (ibv_counters_init_attr { comp_mask: 0 }, [7u64; 4]);
-    // SAFETY: living handles, or such that are looked up first; whole structures, and room for the values.
+    // SAFETY: living handles, or such that are looked up first; whole structures, and room for the
+    // values.
     unsafe {
         let counters = create_counters(rig.context, &raw mut init);
         assert!(!counters.is_null());

@@ -1,9 +1,10 @@
-//! Control calls with a structure that is not, or not any more, what the device gave out: `context` or `handle` written over,
-//! a copy, one that is gone. They are refused before anything is followed, and the object is as it was once the field is
-//! put back.
+//! Control calls with a structure that is not, or not any more, what the device gave out: `context`
+//! or `handle` written over, a copy, one that is gone. They are refused before anything is
+//! followed, and the object is as it was once the field is put back.
 //!
-//! What destroys says ENOENT and everything else EINVAL, as the kernel does for a number that it did not give out
-//! (`rdma_lookup_get_uobject`, and the callers that turn it into EINVAL); a pointer that is no object's is EINVAL.
+//! What destroys says ENOENT and everything else EINVAL, as the kernel does for a number that it
+//! did not give out (`rdma_lookup_get_uobject`, and the callers that turn it into EINVAL); a
+//! pointer that is no object's is EINVAL.
 
 use super::*;
 use crate::counters::{create_counters, destroy_counters, read_counters};
@@ -301,12 +302,13 @@ fn a_work_queue_and_its_table_with_an_overwritten_field_are_refused() {
     }
 }
 
-/// The inline functions of verbs.h go through `context`, so this is as much as a structure that the library did not make can
-/// have right.
+/// The inline functions of verbs.h go through `context`, so this is as much as a structure that the
+/// library did not make can have right.
 #[test]
 fn a_structure_that_never_was_an_object_is_refused_by_every_destroying_call() {
     let rig = Rig::new();
-    // SAFETY: whole structures of the test, which are looked up before they are followed; living handles.
+    // SAFETY: whole structures of the test, which are looked up before they are followed; living
+    // handles.
     unsafe {
         let mw = alloc_mw(rig.pd, 2);
         let mut copy = mw.read();

@@ -1,6 +1,7 @@
 //! Path migration as a C program drives it, between two openings of the device.
 //!
-//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 there is nothing to try.
+//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 there is
+//! nothing to try.
 
 use super::*;
 use crate::query::ibv_query_gid;

@@ -1,5 +1,5 @@
-//! A C program in Rust: opens the loopback device through the exported functions and the tables of function pointers, as
-//! the inline functions of verbs.h do, and looks at what comes back.
+//! A C program in Rust: opens the loopback device through the exported functions and the tables of
+//! function pointers, as the inline functions of verbs.h do, and looks at what comes back.
 
 mod advise;
 mod async_events;
@@ -217,7 +217,8 @@ impl Rig {
         found
     }
 
-    /// Waits for an asynchronous event of this kind. It and those that come before are acknowledged.
+    /// Waits for an asynchronous event of this kind. It and those that come before are
+    /// acknowledged.
     fn async_event(&self, kind: c_int) -> async_element {
         let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: -1 };
         while event.event_type != kind {

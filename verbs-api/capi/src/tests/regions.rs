@@ -1,4 +1,5 @@
-//! Every way to register a region: names for its bytes, hints, memory of a descriptor, no memory at all.
+//! Every way to register a region: names for its bytes, hints, memory of a descriptor, no memory at
+//! all.
 
 use super::*;
 use crate::memory::{alloc_null_mr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr};
@@ -176,7 +177,8 @@ struct NoPages {
 }
 
 impl NoPages {
-    /// `None`: the system has no huge pages of 2 MiB at all, or no room for one more mapping of them.
+    /// `None`: the system has no huge pages of 2 MiB at all, or no room for one more mapping of
+    /// them.
     fn new() -> Option<Self> {
         const HUGE_2MB: c_int = 21 << libc::MAP_HUGE_SHIFT;
         // More than what is free, whoever may have reserved some.

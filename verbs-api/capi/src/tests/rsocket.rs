@@ -1,4 +1,5 @@
-//! What the calls of `rsocket.h` answer to numbers that are no rsockets, and to pointers and lengths that make no sense.
+//! What the calls of `rsocket.h` answer to numbers that are no rsockets, and to pointers and
+//! lengths that make no sense.
 
 use super::*;
 use crate::rsocket::*;

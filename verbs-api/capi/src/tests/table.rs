@@ -1,5 +1,5 @@
-//! The table of verbs says what is wired: every symbol and every slot has its line, and no line promises or denies anything
-//! that the library does not.
+//! The table of verbs says what is wired: every symbol and every slot has its line, and no line
+//! promises or denies anything that the library does not.
 
 use super::*;
 use crate::cq::UNSUPPORTED_WC_FLAGS;
@@ -65,7 +65,8 @@ fn data_path(ops: &ibv_context_ops) -> Ways {
         alloc_mw bind_mw dealloc_mw poll_cq req_notify_cq post_srq_recv post_send post_recv
     };
     let mut ways = own(slots);
-    // The headers look whether there is `alloc_mw` only, so the other two are filled whatever they do.
+    // The headers look whether there is `alloc_mw` only, so the other two are filled whatever they
+    // do.
     if ops.alloc_mw.is_none() {
         ways.extend(own([("ops.bind_mw", false), ("ops.dealloc_mw", false)]));
     }

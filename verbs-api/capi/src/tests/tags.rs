@@ -1,4 +1,5 @@
-//! Tag matching as a C program sees it: a shared queue with tags, operations on them, and what its extended CQ tells.
+//! Tag matching as a C program sees it: a shared queue with tags, operations on them, and what its
+//! extended CQ tells.
 
 use super::*;
 use crate::cq::create_cq_ex;
@@ -19,7 +20,8 @@ const DATA_VALID: u32 = 1 << 6;
 const SIGNALED: c_int = 1;
 const HANDLED: c_int = 2;
 
-/// An extended CQ, the shared queue that completes there, and a connection whose second end uses it.
+/// An extended CQ, the shared queue that completes there, and a connection whose second end uses
+/// it.
 struct Tags {
     rig: Rig,
     cq: *mut ibv_cq_ex,
@@ -65,7 +67,8 @@ impl Tags {
     /// Posts an operation and returns the handle of a new tag.
     fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, c_int> {
         let mut bad = null_mut();
-        // SAFETY: a living SRQ and a list of one whole structure; `verbs_context` ends with the context.
+        // SAFETY: a living SRQ and a list of one whole structure; `verbs_context` ends with the
+        // context.
         let rc = unsafe { crate::tag_matching::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
         match rc {
             0 => Ok(wr.tm.handle),

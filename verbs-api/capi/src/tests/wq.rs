@@ -1,4 +1,5 @@
-//! Receive work queues as a C program sees them: their states, the tables that name them, and hash queue pairs.
+//! Receive work queues as a C program sees them: their states, the tables that name them, and hash
+//! queue pairs.
 
 use super::*;
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};

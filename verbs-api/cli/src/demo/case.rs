@@ -1,4 +1,5 @@
-//! What the demo does, as data that both processes agree on: the cases, their steps, and where bytes lie.
+//! What the demo does, as data that both processes agree on: the cases, their steps, and where
+//! bytes lie.
 //!
 //! Touches no device. The text forms travel over the pipe between client and server.
 
@@ -78,7 +79,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Everything the three services can do, at sizes below, at and far above one packet. `mtu` limits a datagram.
+    /// Everything the three services can do, at sizes below, at and far above one packet. `mtu`
+    /// limits a datagram.
     pub(super) fn all(mtu: usize) -> Vec<Self> {
         let of = |service, ops: &[Op], sizes: &[usize]| -> Vec<Self> {
             ops.iter().flat_map(|op| sizes.iter().map(|size| Self { service, op: *op, size: *size })).collect()
@@ -94,8 +96,8 @@ impl Case {
         .concat()
     }
 
-    /// Messages under way when speed is measured. Nothing slows an unreliable sender down, so it must not send more than
-    /// the socket of the peer surely holds.
+    /// Messages under way when speed is measured. Nothing slows an unreliable sender down, so it
+    /// must not send more than the socket of the peer surely holds.
     pub(super) fn window(&self) -> usize {
         let bytes = if self.service == Service::Rc { 4 << 20 } else { 128 << 10 };
         (bytes / self.size.max(1)).clamp(1, MAX_WINDOW)
@@ -106,13 +108,14 @@ impl Case {
         (self.window() / 2).max(1)
     }
 
-    /// Where the peer must answer before the sender may go on: everywhere but where RC's own completion says that the
-    /// message arrived.
+    /// Where the peer must answer before the sender may go on: everywhere but where RC's own
+    /// completion says that the message arrived.
     pub(super) fn needs_credit(&self) -> bool {
         self.op.is_received() || (self.service != Service::Rc && !self.op.is_fetch())
     }
 
-    /// Bytes of checked message `index`: the full size, odd lengths below it, and at last an empty message.
+    /// Bytes of checked message `index`: the full size, odd lengths below it, and at last an empty
+    /// message.
     pub(super) fn length(&self, index: usize) -> usize {
         match index {
             _ if self.op.is_atomic() => 8,
@@ -133,7 +136,8 @@ impl Case {
     }
 }
 
-/// Bytes from one slot to the next: the data, the header in front, and room to see that nothing else was written.
+/// Bytes from one slot to the next: the data, the header in front, and room to see that nothing
+/// else was written.
 const fn stride(size: usize) -> usize {
     (size + GRH + MAX_WINDOW).next_multiple_of(64) + 64
 }
@@ -200,8 +204,8 @@ pub(super) fn parse_service(name: &str) -> Option<Service> {
     SERVICES.iter().find(|(_, known)| *known == name).map(|(service, _)| *service)
 }
 
-/// `len` bytes that depend on `seed` and on their position (splitmix64), so that a byte of another message or from
-/// another place is noticed.
+/// `len` bytes that depend on `seed` and on their position (splitmix64), so that a byte of another
+/// message or from another place is noticed.
 pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     let mut bytes = Vec::with_capacity(len + 8);

@@ -60,7 +60,8 @@ fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
 pub(super) struct Outcome {
     /// Checks passed, on both sides.
     pub(super) checks: usize,
-    /// Median time of one message: half a round trip, or from posting to completion where data is fetched.
+    /// Median time of one message: half a round trip, or from posting to completion where data is
+    /// fetched.
     pub(super) latency: Duration,
     /// Messages per second, one after another without waiting.
     pub(super) rate: f64,
@@ -97,8 +98,8 @@ struct Client<'s, 'c> {
 }
 
 impl Client<'_, '_> {
-    /// Runs one step on both sides. The server is asked how it went even if this side failed, so that the two stay in
-    /// step.
+    /// Runs one step on both sides. The server is asked how it went even if this side failed, so
+    /// that the two stay in step.
     fn step<T>(&mut self, step: Step, play: impl FnOnce(&mut Self, u64) -> Result<T, Failure>) -> Result<T, Failure> {
         self.seed += 1000;
         let task = Task { case: self.case, step, seed: self.seed };
@@ -252,7 +253,8 @@ struct SendWindow<'a, 's> {
     posted: usize,
 }
 
-/// Receive requests that lie ready for credit messages. At most three are under way: a window is two batches.
+/// Receive requests that lie ready for credit messages. At most three are under way: a window is
+/// two batches.
 const CREDIT_DEPTH: usize = 4;
 
 impl<'a, 's> SendWindow<'a, 's> {
@@ -313,7 +315,8 @@ impl<'a, 's> SendWindow<'a, 's> {
         }
     }
 
-    /// A request is complete that needs no credit. Atomics ran in order, so each found what the one before left.
+    /// A request is complete that needs no credit. Atomics ran in order, so each found what the one
+    /// before left.
     fn completed(&mut self) -> Result<(), Failure> {
         let number = self.returned;
         self.returned += 1;

@@ -1,4 +1,5 @@
-//! One end of the connection that a case runs over: queue pair, memory, and the moves that both sides make with them.
+//! One end of the connection that a case runs over: queue pair, memory, and the moves that both
+//! sides make with them.
 //!
 //! Touches the Rust API only.
 
@@ -100,8 +101,8 @@ impl Connection<'_> {
         self.peer.ok_or_else(|| Failure::new("no peer is connected"))
     }
 
-    /// Posts message `index` of `case`: `length` bytes of the outbox (or into the inbox, if data is fetched). The number
-    /// `imm` goes along where the operation carries one.
+    /// Posts message `index` of `case`: `length` bytes of the outbox (or into the inbox, if data is
+    /// fetched). The number `imm` goes along where the operation carries one.
     pub(super) fn post(&mut self, case: &Case, index: usize, length: usize, imm: u32) -> Result<(), Failure> {
         let data = case.data(index, length);
         let local = if case.op.is_fetch() { &self.resources.inbox } else { &self.resources.outbox };
@@ -189,7 +190,8 @@ impl Connection<'_> {
         Ok(Some(completion))
     }
 
-    /// The next completion of a received message (`received`) or of an own request; others are passed over.
+    /// The next completion of a received message (`received`) or of an own request; others are
+    /// passed over.
     pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
         let mut deadline = Deadline::new(self.qp.service());
         loop {
@@ -252,7 +254,8 @@ impl Connection<'_> {
         Ok(self.resources.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
     }
 
-    /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls on memory.
+    /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls
+    /// on memory.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
         let mut deadline = Deadline::new(self.qp.service());

@@ -1,9 +1,9 @@
-//! `roxe demo`: a server and a client process, every service and operation between them, every byte and completion
-//! checked, and how fast it went.
+//! `roxe demo`: a server and a client process, every service and operation between them, every byte
+//! and completion checked, and how fast it went.
 //!
-//! The client is this process. It starts the server as a second one and tells it over a pipe what comes next; the data
-//! goes over the device. `case` is what they agree on, `connection` what both do, `client` and
-//! `server` their parts, `failure` what either tells when something is wrong.
+//! The client is this process. It starts the server as a second one and tells it over a pipe what
+//! comes next; the data goes over the device. `case` is what they agree on, `connection` what both
+//! do, `client` and `server` their parts, `failure` what either tells when something is wrong.
 
 mod case;
 mod client;
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     conclude(checks, &failures, start.elapsed())
 }
 
-/// Runs a case, again if an unreliable service lost a message, which it may (on a busy host with a full socket buffer,
-/// for example). Returns what it showed and how often it was begun in vain.
+/// Runs a case, again if an unreliable service lost a message, which it may (on a busy host with a
+/// full socket buffer, for example). Returns what it showed and how often it was begun in vain.
 fn run_case(
     resources: &Resources,
     control: &mut Control,
@@ -96,14 +96,15 @@ fn run_case(
     }
 }
 
-/// How long a measurement may take when `left` cases with two of them each are still to come. On a busy machine
-/// everything takes longer; then the measurements are shortened, never the checks.
+/// How long a measurement may take when `left` cases with two of them each are still to come. On a
+/// busy machine everything takes longer; then the measurements are shortened, never the checks.
 fn time_for_each(elapsed: Duration, left: usize) -> Duration {
     let share = BUDGET.saturating_sub(elapsed) / (2 * left.max(1) as u32);
     share.min(MEASURE)
 }
 
-/// The cases whose service or operation is `word`, all of them without one. `mtu` limits a datagram.
+/// The cases whose service or operation is `word`, all of them without one. `mtu` limits a
+/// datagram.
 fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
     let cases = Case::all(mtu);
     let Some(word) = word else { return Ok(cases) };

@@ -1,6 +1,7 @@
 //! The server process: does what the client's lines ask for, and reports what it saw.
 //!
-//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its connection, stdin and stdout.
+//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its
+//! connection, stdin and stdout.
 
 use super::case::{Case, Op, Step, Task, parse_service};
 use super::connection::{Connection, Resources};
@@ -168,8 +169,8 @@ pub(super) fn mark(round: usize) -> u8 {
     (round % 255) as u8 + 1
 }
 
-/// Takes `count` messages and gives credit for them, so that the client never has more under way than there are
-/// receive requests.
+/// Takes `count` messages and gives credit for them, so that the client never has more under way
+/// than there are receive requests.
 fn drain(connection: &mut Connection<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
     let receives = receives(case, count);
     let (mut posted, mut got, mut due) = (receives.min(case.window()), 0, 0);
@@ -256,8 +257,8 @@ fn expect_word(connection: &Connection<'_>, expected: u64) -> Result<usize, Fail
     Err(Failure::new(format!("the word is {found:#x} after the atomic, not {expected:#x}")))
 }
 
-/// Operands of checked atomic `index` on a word that holds `seed`: (compare, swap) or (add, unused). Every second
-/// COMPARE_SWAP must find another value and change nothing.
+/// Operands of checked atomic `index` on a word that holds `seed`: (compare, swap) or (add,
+/// unused). Every second COMPARE_SWAP must find another value and change nothing.
 pub(super) fn atomic_operands(case: &Case, index: usize, seed: u64) -> (u64, u64) {
     let other = !seed;
     match case.op {

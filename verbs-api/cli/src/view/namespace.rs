@@ -1,7 +1,8 @@
 //! Namespaces: which are needed, whether they may be had, and how to get into them.
 //!
-//! Entering a user namespace cannot be undone, and some systems let a process in and then give it no rights there. So it is
-//! tried in a child process first, and this one follows only if that went well. Touches the kernel's view of this process.
+//! Entering a user namespace cannot be undone, and some systems let a process in and then give it
+//! no rights there. So it is tried in a child process first, and this one follows only if that went
+//! well. Touches the kernel's view of this process.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -25,7 +26,8 @@ const SYS_ADMIN: u32 = 21;
 pub(crate) const PROBE: &str = "probe-view";
 
 impl Space {
-    /// What this process needs; `None` if that would cost it other rights, which do not reach out of a user namespace.
+    /// What this process needs; `None` if that would cost it other rights, which do not reach out
+    /// of a user namespace.
     pub(super) fn needed() -> Option<Self> {
         Self::for_rights(capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default()))
     }
@@ -59,14 +61,16 @@ pub(super) fn probe() -> Result<(), String> {
     Err(format!("this system does not let you have a user namespace ({why})"))
 }
 
-/// Moves this process, which must have one thread, into fresh namespaces. Its user and group stay what they are.
+/// Moves this process, which must have one thread, into fresh namespaces. Its user and group stay
+/// what they are.
 pub(super) fn enter(space: Space) -> io::Result<()> {
     let (user, group) = (Uid::effective(), Gid::effective());
     match space {
         Space::OfMounts => unshare(CloneFlags::CLONE_NEWNS)?,
         Space::OfUser => {
             unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
-            // Who may drop groups could get at files that are closed to one of them; so nobody may who maps them himself.
+            // Who may drop groups could get at files that are closed to one of them; so nobody may
+            // who maps them himself.
             fs::write("/proc/self/setgroups", "deny")?;
             fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
             fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;

@@ -1,9 +1,10 @@
 //! Adds entries to a folder in which nothing can be made, in this mount namespace.
 //!
-//! A file system in memory takes the place of the folder. It shows what the folder has: links are copied, files, devices
-//! and folders are bound, with all that is mounted below them. It is put together elsewhere and moved into place when it is
-//! complete, so that a failure leaves the folder as it was. What the system adds to the folder itself later (a device file
-//! of a new disk) is not seen; what changes inside its folders is.
+//! A file system in memory takes the place of the folder. It shows what the folder has: links are
+//! copied, files, devices and folders are bound, with all that is mounted below them. It is put
+//! together elsewhere and moved into place when it is complete, so that a failure leaves the folder
+//! as it was. What the system adds to the folder itself later (a device file of a new disk) is not
+//! seen; what changes inside its folders is.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::ffi::OsStr;
@@ -12,14 +13,15 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// The folders in a target that are taken apart like itself, so that more can be put in them, and which of their entries
-/// are left out.
+/// The folders in a target that are taken apart like itself, so that more can be put in them, and
+/// which of their entries are left out.
 pub(super) struct Opened {
     pub(super) names: &'static [&'static str],
     pub(super) without: fn(&OsStr) -> bool,
 }
 
-/// Adds to `target` what `write` writes there and in the folders that are `open`; `scratch` is a folder to mount on meanwhile.
+/// Adds to `target` what `write` writes there and in the folders that are `open`; `scratch` is a
+/// folder to mount on meanwhile.
 pub(super) fn add(
     scratch: &Path,
     target: &Path,

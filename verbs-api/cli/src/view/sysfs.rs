@@ -1,6 +1,8 @@
-//! The files of the view: what the kernel's drivers would show of a card like ours, in their format.
+//! The files of the view: what the kernel's drivers would show of a card like ours, in their
+//! format.
 //!
-//! All but the counters is as the interface is when the program starts. Writes files and links, and touches nothing else.
+//! All but the counters is as the interface is when the program starts. Writes files and links, and
+//! touches nothing else.
 
 use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, counter_files};
 use std::ffi::OsStr;
@@ -11,8 +13,8 @@ use std::path::Path;
 
 /// What an empty slot of the GID table holds.
 const NO_GID: [u8; 16] = [0; 16];
-/// A file that every kernel has and answers EINVAL to who reads it: the loopback interface has no speed. No file of the view's
-/// own file system can do that.
+/// A file that every kernel has and answers EINVAL to who reads it: the loopback interface has no
+/// speed. No file of the view's own file system can do that.
 const REFUSES: &str = "/sys/class/net/lo/speed";
 
 /// What is shown of one device.
@@ -132,15 +134,16 @@ pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `infiniband/` in `to`, a copy of /dev. Programs ask whether the node is a character device that they may open; they talk
-/// to the card through the library.
+/// `infiniband/` in `to`, a copy of /dev. Programs ask whether the node is a character device that
+/// they may open; they talk to the card through the library.
 pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
     cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
 }
 
-/// Whether an entry of these folders is of a view: that of the `roxe run` around this one must not show through.
+/// Whether an entry of these folders is of a view: that of the `roxe run` around this one must not
+/// show through.
 pub(super) fn is_ours(name: &OsStr) -> bool {
     let index = name.to_str().and_then(|name| name.strip_prefix("roxe"));
     index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))

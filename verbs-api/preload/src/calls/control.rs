@@ -1,7 +1,7 @@
 //! Flags, options, copies and the end of a socket.
 //!
-//! Flags and options go to both, the rsocket and the kernel socket in whose place it stands: the kernel socket remembers what
-//! it is asked, and has it all when it is connected after all.
+//! Flags and options go to both, the rsocket and the kernel socket in whose place it stands: the
+//! kernel socket remembers what it is asked, and has it all when it is connected after all.
 
 use super::behind;
 use crate::real::real;
@@ -70,7 +70,8 @@ fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     done
 }
 
-/// `new` is a copy of `old` in the kernel; now also here. Numbers too high for the table are left alone.
+/// `new` is a copy of `old` in the kernel; now also here. Numbers too high for the table are left
+/// alone.
 fn share(old: c_int, new: c_int) {
     match table::fd_kind(old) {
         FdKind::Plain => {}
@@ -110,7 +111,8 @@ fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     behind(fd).map_or(0, |(rdma, number)| unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) })
 }
 
-/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket answers everything else.
+/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket answers
+/// everything else.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
@@ -134,7 +136,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
     unsafe { (real().ioctl)(fd, request, arg) }
 }
 
-/// `man 2 setsockopt`. What an rsocket does not know of TCP and IP is advice for the network, and is only remembered.
+/// `man 2 setsockopt`. What an rsocket does not know of TCP and IP is advice for the network, and
+/// is only remembered.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     // SAFETY: the caller's own arguments, here and below.

@@ -65,7 +65,8 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     })
 }
 
-/// Runs `pass` on each message of an array until it fails, and says how many passed: -1 when the first one failed.
+/// Runs `pass` on each message of an array until it fails, and says how many passed: -1 when the
+/// first one failed.
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
@@ -115,7 +116,8 @@ unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, cou
     unsafe { sendfile(out, file, offset, count) }
 }
 
-/// Sends `count` bytes of a file, or as many as there are. Returns how many, and whether a call failed then.
+/// Sends `count` bytes of a file, or as many as there are. Returns how many, and whether a call
+/// failed then.
 fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
     let mut buffer = vec![0u8; count.min(1 << 16)];
     let mut done = 0;

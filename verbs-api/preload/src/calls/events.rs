@@ -42,7 +42,8 @@ unsafe extern "C" fn epoll_pwait2(
     unsafe { epoll_pwait(epfd, out, room, timeout, mask) }
 }
 
-/// `man 2 epoll_pwait`. With rsockets the signal mask is in force a moment before and after the wait.
+/// `man 2 epoll_pwait`. With rsockets the signal mask is in force a moment before and after the
+/// wait.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_pwait(
     epfd: c_int,

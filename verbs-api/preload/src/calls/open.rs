@@ -1,4 +1,5 @@
-//! From nothing to a connection: `socket`, `bind`, `listen`, `accept`, `connect`, and the names of both ends.
+//! From nothing to a connection: `socket`, `bind`, `listen`, `accept`, `connect`, and the names of
+//! both ends.
 
 use super::behind;
 use crate::config::{AF_IB, options};
@@ -13,7 +14,8 @@ use core::slice;
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t};
 use std::os::fd::RawFd;
 
-/// `man 2 socket`. Hands on where the caller goes on, because the RDMA library's own sockets are none of our business.
+/// `man 2 socket`. Hands on where the caller goes on, because the RDMA library's own sockets are
+/// none of our business.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -42,7 +44,8 @@ extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *c
     if number < 0 { ordinary() } else { behind_new(rdma, number, domain, kind) }
 }
 
-/// A kernel socket whose number the program gets for this rsocket. `kind` has the flags that the program asked for.
+/// A kernel socket whose number the program gets for this rsocket. `kind` has the flags that the
+/// program asked for.
 fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
     // SAFETY: numbers only.
@@ -134,8 +137,9 @@ fn domain(fd: c_int) -> c_int {
     domain
 }
 
-/// `man 2 connect`. When nobody at that address speaks RDMA, the number becomes an ordinary socket. A connection that the
-/// program does not wait for has no second try: it fails where the program looks for its outcome.
+/// `man 2 connect`. When nobody at that address speaks RDMA, the number becomes an ordinary socket.
+/// A connection that the program does not wait for has no second try: it fails where the program
+/// looks for its outcome.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if let Some((rdma, number)) = behind(fd) {

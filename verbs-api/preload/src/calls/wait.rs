@@ -145,7 +145,8 @@ unsafe extern "C" fn pselect(
     with_mask(mask, || select_ours(rdma, count, &sets, timeout))
 }
 
-/// One of the caller's sets, or NULL; as long as `count` says, which may be more than an `fd_set` has.
+/// One of the caller's sets, or NULL; as long as `count` says, which may be more than an `fd_set`
+/// has.
 struct Set(*mut fd_set);
 
 const BITS: usize = c_ulong::BITS as usize;
@@ -175,7 +176,8 @@ fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(behind).map(|(rdma, _)| rdma)
 }
 
-/// What makes a number ready for each of the three sets, as Linux has it; what is not asked for comes by itself.
+/// What makes a number ready for each of the three sets, as Linux has it; what is not asked for
+/// comes by itself.
 const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
 fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {

@@ -7,7 +7,8 @@ use roxe_provider::cm;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-/// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order. Clones are the same channel.
+/// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order.
+/// Clones are the same channel.
 #[derive(Clone, Debug)]
 pub struct EventChannel(Arc<cm::Channel>);
 

@@ -1,4 +1,5 @@
-//! Connections for programs that can wait: like the TCP types of the standard library, with queue pairs.
+//! Connections for programs that can wait: like the TCP types of the standard library, with queue
+//! pairs.
 //!
 //! Made of [`CmId`] and [`EventChannel`]; each value has a channel of its own. Touches no device.
 
@@ -26,8 +27,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a [`Listener`], or to whatever listens there, with a queue pair in a domain of its own. Of several
-    /// addresses the first that takes the connection.
+    /// Connects to a [`Listener`], or to whatever listens there, with a queue pair in a domain of
+    /// its own. Of several addresses the first that takes the connection.
     ///
     /// # Errors
     /// As [`Outgoing::resolve`] and [`Outgoing::connect`].
@@ -55,13 +56,15 @@ impl Connection {
         &self.channel
     }
 
-    /// What the peer said when it accepted; empty at the side that accepted itself: see [`Incoming::private_data`].
+    /// What the peer said when it accepted; empty at the side that accepted itself: see
+    /// [`Incoming::private_data`].
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Ends the connection, and waits until the peer agrees. It does so when its program ends the connection too, or has nothing
-    /// left of it; if it does not answer, the wait ends after a minute or so.
+    /// Ends the connection, and waits until the peer agrees. It does so when its program ends the
+    /// connection too, or has nothing left of it; if it does not answer, the wait ends after a
+    /// minute or so.
     ///
     /// # Errors
     /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
@@ -96,7 +99,8 @@ impl Outgoing {
     /// Finds the device and the way to `addr`; of several addresses the first that can be resolved.
     ///
     /// # Errors
-    /// [`Error::Connection`] if no device leads there, [`Error::Lookup`] if the name has no address.
+    /// [`Error::Connection`] if no device leads there, [`Error::Lookup`] if the name has no
+    /// address.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::resolve_one)
     }
@@ -119,8 +123,8 @@ impl Outgoing {
     /// Asks for the connection with `qp`, which was built on the id, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Connection`] if the peer refuses or does not answer within a minute or so, [`Error::Provider`] if the private
-    /// data is too long.
+    /// [`Error::Connection`] if the peer refuses or does not answer within a minute or so,
+    /// [`Error::Provider`] if the private data is too long.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
         id.connect(param)?;
@@ -141,8 +145,8 @@ impl Listener {
     /// Listens at `addr`; port 0 chooses one. Of several addresses the first that can be had.
     ///
     /// # Errors
-    /// [`Error::Provider`] if no device has the address or another program the port, [`Error::Lookup`] if the name has no
-    /// address.
+    /// [`Error::Provider`] if no device has the address or another program the port,
+    /// [`Error::Lookup`] if the name has no address.
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::bind_one)
     }
@@ -224,7 +228,8 @@ impl Incoming {
     /// Accepts it with `qp`, which was built on the id, and waits until the peer knows.
     ///
     /// # Errors
-    /// [`Error::Connection`] if the peer gave up, [`Error::Provider`] if `param` asks for more than the peer offers.
+    /// [`Error::Connection`] if the peer gave up, [`Error::Provider`] if `param` asks for more than
+    /// the peer offers.
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
         id.accept(param)?;

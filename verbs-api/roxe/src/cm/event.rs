@@ -46,24 +46,27 @@ impl CmEvent {
         self.kind
     }
 
-    /// To whom: [`CmId::id`] of the one whose verb ends with this, whose peer did something, or that listens.
+    /// To whom: [`CmId::id`] of the one whose verb ends with this, whose peer did something, or
+    /// that listens.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// 0; a negative errno; or the number that the peer gave as the reason, of [`Rejected`](CmEventKind::Rejected) and of
-    /// [`Unreachable`](CmEventKind::Unreachable) for datagrams.
+    /// 0; a negative errno; or the number that the peer gave as the reason, of
+    /// [`Rejected`](CmEventKind::Rejected) and of [`Unreachable`](CmEventKind::Unreachable) for
+    /// datagrams.
     pub const fn status(&self) -> i32 {
         self.status
     }
 
-    /// The new id of a [`ConnectRequest`](CmEventKind::ConnectRequest), to accept or to reject; once. Dropping it, or an event
-    /// that still has it, rejects the request.
+    /// The new id of a [`ConnectRequest`](CmEventKind::ConnectRequest), to accept or to reject;
+    /// once. Dropping it, or an event that still has it, rejects the request.
     pub const fn take_request(&mut self) -> Option<CmId> {
         self.request.take()
     }
 
-    /// What the peer sent along: filled up with zeros to what fits into a message of this kind, as the wire has no length.
+    /// What the peer sent along: filled up with zeros to what fits into a message of this kind, as
+    /// the wire has no length.
     pub fn private_data(&self) -> &[u8] {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,
@@ -72,7 +75,8 @@ impl CmEvent {
         }
     }
 
-    /// The peer's terms of a connection, as seen from this side: of a request, the most that [`CmId::accept`] may say.
+    /// The peer's terms of a connection, as seen from this side: of a request, the most that
+    /// [`CmId::accept`] may say.
     pub const fn param(&self) -> Option<&ConnParam> {
         match &self.data {
             cm::EventData::Conn(param) => Some(param),
@@ -91,7 +95,8 @@ impl CmEvent {
     /// [`ud_param`](Self::ud_param) made into what a work request needs.
     ///
     /// # Errors
-    /// [`Error::NotThisEvent`] if the event tells no such thing; [`Error::Provider`] if `pd` is of another device.
+    /// [`Error::NotThisEvent`] if the event tells no such thing; [`Error::Provider`] if `pd` is of
+    /// another device.
     pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
         let param = self.ud_param().ok_or(Error::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
         Ok(UdPeer { ah: pd.create_ah_of(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })

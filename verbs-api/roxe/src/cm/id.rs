@@ -16,19 +16,20 @@ use std::time::Duration;
 ///
 /// No method waits. What becomes of it is an event on the channel of the id:
 ///
-/// | verb | events |
-/// |---|---|
-/// | [`resolve_addr`](Self::resolve_addr) | `AddrResolved`, or `AddrError` |
-/// | [`resolve_route`](Self::resolve_route) | `RouteResolved`, or `RouteError` |
-/// | [`connect`](Self::connect) | `Established`, or `Rejected`, `Unreachable`, `ConnectError`; `ConnectResponse` without a queue pair |
-/// | [`listen`](Self::listen) | `ConnectRequest` for each request; it carries a new id on the same channel |
-/// | [`accept`](Self::accept) | `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none for datagrams |
-/// | [`disconnect`](Self::disconnect) | `Disconnected` at both ends, `TimewaitExit` later |
-/// | [`load_alternate`](Self::load_alternate) | `RouteResolved`, or `RouteError` |
-/// | [`join_multicast`](Self::join_multicast) | `MulticastJoin`, or `MulticastError` |
+/// - [`resolve_addr`](Self::resolve_addr): `AddrResolved`, or `AddrError`
+/// - [`resolve_route`](Self::resolve_route): `RouteResolved`, or `RouteError`
+/// - [`connect`](Self::connect): `Established`, or `Rejected`, `Unreachable`, `ConnectError`;
+///   `ConnectResponse` without a queue pair
+/// - [`listen`](Self::listen): `ConnectRequest` for each request; it carries a new id on the same
+///   channel
+/// - [`accept`](Self::accept): `Established`, or `Rejected`, `Unreachable`, `ConnectError`; none
+///   for datagrams
+/// - [`disconnect`](Self::disconnect): `Disconnected` at both ends, `TimewaitExit` later
+/// - [`load_alternate`](Self::load_alternate): `RouteResolved`, or `RouteError`
+/// - [`join_multicast`](Self::join_multicast): `MulticastJoin`, or `MulticastError`
 ///
-/// The connection ends, and the peer is told, when the last clone is dropped, and the [`QueuePair`](crate::QueuePair) that was
-/// built on it.
+/// The connection ends, and the peer is told, when the last clone is dropped, and the
+/// [`QueuePair`](crate::QueuePair) that was built on it.
 #[derive(Clone, Debug)]
 pub struct CmId(Arc<Held>);
 
@@ -56,7 +57,8 @@ impl CmId {
         Ok(Self(Arc::new(Held { id, name })))
     }
 
-    /// Makes one whose events come to `channel`, for queue pairs of another service than is usual in the port space: UC, the two sides of XRC, or UD in the IB port space.
+    /// Makes one whose events come to `channel`, for queue pairs of another service than is usual
+    /// in the port space: UC, the two sides of XRC, or UD in the IB port space.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -95,7 +97,8 @@ impl CmId {
         self.0.id.port_space()
     }
 
-    /// Takes an own address, and a port; port 0 chooses one. An unspecified address (`0.0.0.0`, `::`) stands for all.
+    /// Takes an own address, and a port; port 0 chooses one. An unspecified address (`0.0.0.0`,
+    /// `::`) stands for all.
     ///
     /// # Errors
     /// [`Error::Provider`] if another program has the port, or no device the address.
@@ -119,7 +122,8 @@ impl CmId {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
 
-    /// Lets requests come in; of those that nobody has answered yet, `backlog` at most, 0 for the system's choice.
+    /// Lets requests come in; of those that nobody has answered yet, `backlog` at most, 0 for the
+    /// system's choice.
     ///
     /// # Errors
     /// [`Error::Provider`] if another listens there, or the id is in use.
@@ -127,24 +131,29 @@ impl CmId {
         Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
 
-    /// Asks the peer for a connection, or for the queue pair of a datagram service. With a queue pair built on the id
-    /// ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)) everything follows by itself.
+    /// Asks the peer for a connection, or for the queue pair of a datagram service. With a queue
+    /// pair built on the id ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on))
+    /// everything follows by itself.
     ///
     /// # Errors
-    /// [`Error::Provider`] before `RouteResolved`, or if the private data is too long: 56 bytes fit, 180 for datagrams.
+    /// [`Error::Provider`] before `RouteResolved`, or if the private data is too long: 56 bytes
+    /// fit, 180 for datagrams.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.connect(param)?)
     }
 
-    /// Accepts the request that made this id. For READs and atomics, `param` may not say more than the request offers.
+    /// Accepts the request that made this id. For READs and atomics, `param` may not say more than
+    /// the request offers.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there is nothing to accept, or the private data is too long: 196 bytes fit, 136 for datagrams.
+    /// [`Error::Provider`] if there is nothing to accept, or the private data is too long: 196
+    /// bytes fit, 136 for datagrams.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.accept(param)?)
     }
 
-    /// Refuses the request that made this id, or the peer's answer. The peer gets up to 148 bytes, 136 for datagrams.
+    /// Refuses the request that made this id, or the peer's answer. The peer gets up to 148 bytes,
+    /// 136 for datagrams.
     ///
     /// # Errors
     /// [`Error::Provider`] if there is nothing to refuse.
@@ -160,8 +169,8 @@ impl CmId {
         Ok(self.0.id.establish()?)
     }
 
-    /// Ends the connection; the queue pair goes to the error state, which flushes its requests. After `Disconnected` it
-    /// answers the peer.
+    /// Ends the connection; the queue pair goes to the error state, which flushes its requests.
+    /// After `Disconnected` it answers the peer.
     ///
     /// # Errors
     /// [`Error::Provider`] if there is no connection.
@@ -179,17 +188,19 @@ impl CmId {
     }
 
     /// Tells of an event of a queue pair that is not built on the id: with
-    /// [`CommEst`](crate::AsyncEventKind::CommEst) an accepted connection is established, though the peer's confirmation is lost.
-    /// With [`PathMig`](crate::AsyncEventKind::PathMig), of any queue pair, messages follow it to the alternate path.
+    /// [`CommEst`](crate::AsyncEventKind::CommEst) an accepted connection is established, though
+    /// the peer's confirmation is lost. With [`PathMig`](crate::AsyncEventKind::PathMig), of any
+    /// queue pair, messages follow it to the alternate path.
     ///
     /// # Errors
-    /// [`Error::Provider`] for any other event, or if it is established already, or there is no such path.
+    /// [`Error::Provider`] for any other event, or if it is established already, or there is no
+    /// such path.
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         Ok(self.0.id.notify(event)?)
     }
 
-    /// Whether the queue pair on this id loads alternate paths that the peer proposes from now on; by itself it does not. It
-    /// lets the peer choose where packets may go.
+    /// Whether the queue pair on this id loads alternate paths that the peer proposes from now on;
+    /// by itself it does not. It lets the peer choose where packets may go.
     ///
     /// # Errors
     /// [`Error::Provider`] if it is not connected, or has no queue pair.
@@ -197,18 +208,20 @@ impl CmId {
         Ok(self.0.id.take_alternates(takes)?)
     }
 
-    /// Proposes another path to the peer, between other addresses of the same devices. `RouteResolved` tells that both queue
-    /// pairs have it: when packets have gone both ways they may [`migrate`](crate::QueuePair::migrate), and do so when the first
-    /// path fails. The status of `RouteError` is `-EOPNOTSUPP` if the peer does not want any.
+    /// Proposes another path to the peer, between other addresses of the same devices.
+    /// `RouteResolved` tells that both queue pairs have it: when packets have gone both ways they
+    /// may [`migrate`](crate::QueuePair::migrate), and do so when the first path fails. The status
+    /// of `RouteError` is `-EOPNOTSUPP` if the peer does not want any.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is not connected, has no queue pair, has another proposal under way, or `path` does not begin
-    /// at an address of its device.
+    /// [`Error::Provider`] if it is not connected, has no queue pair, has another proposal under
+    /// way, or `path` does not begin at an address of its device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         Ok(self.0.id.load_alternate(path)?)
     }
 
-    /// Offers the peer options of a vendor with the next message (enhanced connection establishment).
+    /// Offers the peer options of a vendor with the next message (enhanced connection
+    /// establishment).
     ///
     /// # Errors
     /// [`Error::Provider`] if it is too late.
@@ -221,7 +234,8 @@ impl CmId {
         self.0.id.remote_ece()
     }
 
-    /// Joins a multicast group; `MulticastJoin` tells where it is. A queue pair on the id receives what is sent to it.
+    /// Joins a multicast group; `MulticastJoin` tells where it is. A queue pair on the id receives
+    /// what is sent to it.
     ///
     /// # Errors
     /// [`Error::Provider`] if `group` is none, or the id is bound to no device.
@@ -253,7 +267,8 @@ impl CmId {
         Ok(self.0.id.migrate(to.provider())?)
     }
 
-    /// The device that its address belongs to; none before `AddrResolved`, or if it is bound to all.
+    /// The device that its address belongs to; none before `AddrResolved`, or if it is bound to
+    /// all.
     pub fn device(&self) -> Option<Device> {
         self.0.id.device().map(Device::new)
     }

@@ -1,8 +1,9 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! The socket is a UDP socket, and has for each own address that it uses a [`Port`]. The first datagram to a peer goes over UDP and
-//! says which queue pair it comes from; the peer answers with its own, and from then on datagrams go from queue pair to queue pair.
-//! The background thread reads the UDP socket; datagrams that came that way wait in the same line as the others.
+//! The socket is a UDP socket, and has for each own address that it uses a [`Port`]. The first
+//! datagram to a peer goes over UDP and says which queue pair it comes from; the peer answers with
+//! its own, and from then on datagrams go from queue pair to queue pair. The background thread
+//! reads the UDP socket; datagrams that came that way wait in the same line as the others.
 
 mod options;
 mod port;
@@ -169,7 +170,8 @@ impl Datagram {
         for _ in 0..UDP_BATCH {
             match self.udp.recv_from(&mut packet) {
                 Ok((len, from)) => self.handle_packet(&packet[..len], from),
-                // An error is an ICMP message about something sent earlier: UDP tells, datagrams here do not.
+                // An error is an ICMP message about something sent earlier: UDP tells, datagrams
+                // here do not.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }
@@ -230,7 +232,8 @@ impl Datagram {
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if !self.knows(to) {
-            // The answer may be here already: then what follows need not overtake what went over UDP.
+            // The answer may be here already: then what follows need not overtake what went over
+            // UDP.
             self.serve();
         }
         let mut inner = self.current();
@@ -273,7 +276,8 @@ impl Datagram {
         Ok(port)
     }
 
-    /// The own address from which `to` is reached: that which the socket is bound to, or what the system would choose.
+    /// The own address from which `to` is reached: that which the socket is bound to, or what the
+    /// system would choose.
     fn source_towards(&self, to: SocketAddr) -> io::Result<IpAddr> {
         let own = self.local_addr().map(|own| own.ip()).filter(|ip| !ip.is_unspecified());
         if let Some(ip) = own {

@@ -155,7 +155,8 @@ impl Port {
         sent.map(|()| true)
     }
 
-    /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps it. True if anything has.
+    /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps
+    /// it. True if anything has.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
         let mut any = false;
         let mut batch = [WorkCompletion::default(); BATCH];

@@ -1,4 +1,5 @@
-//! What the two sides of a stream tell each other in the private data of the connection request and its reply.
+//! What the two sides of a stream tell each other in the private data of the connection request and
+//! its reply.
 
 use super::Violation;
 

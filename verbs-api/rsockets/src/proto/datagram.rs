@@ -1,4 +1,5 @@
-//! The headers in front of datagrams: over UDP until the peer's queue pair is known, over UD afterwards.
+//! The headers in front of datagrams: over UDP until the peer's queue pair is known, over UD
+//! afterwards.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -66,7 +67,8 @@ impl UdpHeader {
         out
     }
 
-    /// The header and the data behind it; `None` if it is not one, or not of the version of the address it came from.
+    /// The header and the data behind it; `None` if it is not one, or not of the version of the
+    /// address it came from.
     // clause: RSOCK-UDP-CHECK
     pub(crate) fn decode(packet: &[u8], from: SocketAddr) -> Option<(Self, &[u8])> {
         let (head, rest) = packet.split_first_chunk::<12>()?;

@@ -1,11 +1,12 @@
-//! The way in: what has arrived in the receive buffer, what the program has read, and what the peer is told of that.
+//! The way in: what has arrived in the receive buffer, what the program has read, and what the peer
+//! is told of that.
 
 use super::Violation;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// One direction of a stream, as its receiver sees it. The buffer is a ring of two halves that are given to the peer in turns;
-/// the peer fills a half to its end before it begins the next.
+/// One direction of a stream, as its receiver sees it. The buffer is a ring of two halves that are
+/// given to the peer in turns; the peer fills a half to its end before it begins the next.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     /// Bytes of half the buffer.
@@ -37,7 +38,8 @@ pub(crate) struct Grant {
 }
 
 impl Incoming {
-    /// A buffer of two halves, the first of which the peer knows, and `credits` messages that it may send.
+    /// A buffer of two halves, the first of which the peer knows, and `credits` messages that it
+    /// may send.
     pub(crate) const fn new(half: u32, credits: u16) -> Self {
         Self {
             half,
@@ -79,7 +81,8 @@ impl Incoming {
         !self.unread.is_empty()
     }
 
-    /// Where the next unread bytes stand, at most `max`, behind the first `skip`. Empty if there are none.
+    /// Where the next unread bytes stand, at most `max`, behind the first `skip`. Empty if there
+    /// are none.
     pub(crate) fn peek(&self, skip: u32, max: usize) -> Range<u32> {
         let unread: u64 = self.unread.iter().map(|len| u64::from(*len)).sum();
         let start = (u64::from(self.at) + u64::from(skip)) % u64::from(2 * self.half);
@@ -105,7 +108,8 @@ impl Incoming {
         }
     }
 
-    /// What the peer is to be told now: as soon as half the buffer was read, or half its credits are used.
+    /// What the peer is to be told now: as soon as half the buffer was read, or half its credits
+    /// are used.
     // clause: RSOCK-GRANT
     pub(crate) const fn wants_grant(&self) -> bool {
         self.spare >= self.half || self.read.wrapping_sub(self.tell_at) < 1 << 15

@@ -1,4 +1,5 @@
-//! The message in the immediate data of a WRITE: its upper three bits say what it is, the others how much or which.
+//! The message in the immediate data of a WRITE: its upper three bits say what it is, the others
+//! how much or which.
 
 use super::Violation;
 
@@ -20,7 +21,8 @@ const SHUTDOWN: u32 = 2;
 pub(crate) enum Message {
     /// So many bytes were written behind those before. Zero to 2^29 - 1.
     Data(u32),
-    /// Messages up to this number (modulo 2^16) may be sent; a new part of the receive buffer may be free, too.
+    /// Messages up to this number (modulo 2^16) may be sent; a new part of the receive buffer may
+    /// be free, too.
     Credit(u16),
     /// This entry of the receiver's table of remote mappings was written.
     Iomap(u16),

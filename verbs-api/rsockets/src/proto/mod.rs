@@ -1,9 +1,11 @@
-//! What rsockets say to each other, and when: pure decisions. Nothing here does I/O, reads a clock or blocks.
+//! What rsockets say to each other, and when: pure decisions. Nothing here does I/O, reads a clock
+//! or blocks.
 //!
-//! A stream has three parts. `conn.rs` is what both sides tell each other while they connect: where the receive buffer
-//! lies and how much may be sent. `message.rs` is the 32-bit message that goes as immediate data with every WRITE.
-//! `stream.rs` puts the two directions together: `outgoing.rs` knows where the next byte goes and whether it may, `incoming.rs`
-//! knows what has arrived and when to give back what the program has read.
+//! A stream has three parts. `conn.rs` is what both sides tell each other while they connect: where
+//! the receive buffer lies and how much may be sent. `message.rs` is the 32-bit message that goes
+//! as immediate data with every WRITE. `stream.rs` puts the two directions together: `outgoing.rs`
+//! knows where the next byte goes and whether it may, `incoming.rs` knows what has arrived and when
+//! to give back what the program has read.
 //!
 //! Datagrams need only headers: `datagram.rs`.
 

@@ -1,9 +1,11 @@
-//! The way out: where the next bytes go in the peer's buffer, whether they may, and where they wait until it has them.
+//! The way out: where the next bytes go in the peer's buffer, whether they may, and where they wait
+//! until it has them.
 
 use super::conn::Target;
 use std::ops::Range;
 
-/// The send buffer must have as much room before the next write starts, so that a slow peer does not make for tiny ones.
+/// The send buffer must have as much room before the next write starts, so that a slow peer does
+/// not make for tiny ones.
 const LOW_WATER: u32 = 2048;
 
 /// A write that may leave.
@@ -11,8 +13,8 @@ const LOW_WATER: u32 = 2048;
 pub(crate) struct Write {
     /// Where it goes; `len` is its length.
     pub(crate) to: Target,
-    /// Where its bytes stand in the send buffer until it is complete: two parts where the buffer ends in between. Both
-    /// empty for bytes that are copied while posting.
+    /// Where its bytes stand in the send buffer until it is complete: two parts where the buffer
+    /// ends in between. Both empty for bytes that are copied while posting.
     pub(crate) parts: [Range<u32>; 2],
 }
 
@@ -50,7 +52,8 @@ struct Ring {
 }
 
 impl Outgoing {
-    /// `slots` of the send queue, a send buffer of `buffer` bytes, and what the peer allows at first.
+    /// `slots` of the send queue, a send buffer of `buffer` bytes, and what the peer allows at
+    /// first.
     pub(crate) const fn new(slots: u16, buffer: u32, credits: u16, first: Target) -> Self {
         let slots = slots as u32;
         Self {
@@ -86,7 +89,8 @@ impl Outgoing {
         self.buffer.free
     }
 
-    /// The next `len` bytes, at most [`room`](Self::room), into the peer's buffer. `buffered` if they wait in the send buffer.
+    /// The next `len` bytes, at most [`room`](Self::room), into the peer's buffer. `buffered` if
+    /// they wait in the send buffer.
     pub(crate) fn data(&mut self, len: u32, buffered: bool) -> Write {
         let len = len.min(self.target.len);
         let to = Target { len, ..self.target };
@@ -124,13 +128,15 @@ impl Outgoing {
         self.slots == self.all_slots
     }
 
-    /// The peer allows messages up to this number, and may have written the list of targets before it said so.
+    /// The peer allows messages up to this number, and may have written the list of targets before
+    /// it said so.
     pub(crate) const fn allow(&mut self, up_to: u16) {
         self.allowed = up_to;
         self.targets_written = true;
     }
 
-    /// The entry of the list of targets to look at, if the part before is full and the peer has spoken since the last look.
+    /// The entry of the list of targets to look at, if the part before is full and the peer has
+    /// spoken since the last look.
     // clause: RSOCK-TARGET-ORDER
     pub(crate) fn wants_target(&mut self) -> Option<usize> {
         (self.target.len == 0 && std::mem::take(&mut self.targets_written)).then_some(self.next_target)

@@ -1,4 +1,5 @@
-//! A connected stream: both directions, the few messages about the connection itself, and how it ends.
+//! A connected stream: both directions, the few messages about the connection itself, and how it
+//! ends.
 
 use super::Violation;
 use super::conn::{ConnData, IOMAP_LEN, Iomap, TARGET_LEN, Target};
@@ -6,8 +7,8 @@ use super::incoming::{Grant, Incoming};
 use super::message::{Control, Message};
 use super::outgoing::{Outgoing, Write};
 
-/// Places in the send queue for messages about the connection; data never takes them, so that both sides can always tell
-/// each other that there is room again.
+/// Places in the send queue for messages about the connection; data never takes them, so that both
+/// sides can always tell each other that there is room again.
 pub(crate) const CONTROL_SLOTS: u16 = 4;
 
 /// What a side decides before it connects.
@@ -76,7 +77,8 @@ pub(crate) enum Asked {
     ReadIomap(u16),
 }
 
-/// A stream. The driver posts what it is given, reports what completes and arrives, and moves the bytes.
+/// A stream. The driver posts what it is given, reports what completes and arrives, and moves the
+/// bytes.
 #[derive(Debug)]
 pub(crate) struct Stream {
     link: Link,
@@ -100,7 +102,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The stream of a connection. `buffer` is where the own receive buffer begins, for the peer's eyes.
+    /// The stream of a connection. `buffer` is where the own receive buffer begins, for the peer's
+    /// eyes.
     pub(crate) fn new(sizes: &Sizes, buffer: Target, peer: ConnData) -> Self {
         let slots = sizes.send_queue.saturating_sub(CONTROL_SLOTS);
         Self {
@@ -208,7 +211,8 @@ impl Stream {
         }
     }
 
-    /// The connection is over: the peer or its connection manager said so. What has arrived can still be read.
+    /// The connection is over: the peer or its connection manager said so. What has arrived can
+    /// still be read.
     pub(crate) const fn end(&mut self) {
         if matches!(self.link, Link::Up) {
             self.link = Link::Down;
@@ -225,7 +229,8 @@ impl Stream {
         }
     }
 
-    /// Ends directions, and leaves a [`Notice`] where the peer is to know. Ending only what comes in tells nobody.
+    /// Ends directions, and leaves a [`Notice`] where the peer is to know. Ending only what comes
+    /// in tells nobody.
     // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
     pub(crate) fn shut_down(&mut self, read: bool, write: bool) {
         let (was_readable, was_writable) = (self.readable, self.writable);
@@ -249,7 +254,8 @@ impl Stream {
         self.probe = true;
     }
 
-    /// The next message about the connection, until there is none. To be asked after everything that happens.
+    /// The next message about the connection, until there is none. To be asked after everything
+    /// that happens.
     // clause: RSOCK-CONTROL-SLOTS
     pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
         if self.link != Link::Up || self.control_free == 0 {
@@ -294,8 +300,8 @@ impl Stream {
         }
     }
 
-    /// The WRITE that puts entry `index` into the peer's table; a message announces it. The caller asks
-    /// [`may_message`](Outgoing::may_message) before.
+    /// The WRITE that puts entry `index` into the peer's table; a message announces it. The caller
+    /// asks [`may_message`](Outgoing::may_message) before.
     // clause: RSOCK-IOMAP
     pub(crate) fn map(&mut self, index: u16, iomap: &Iomap) -> (Target, [u8; IOMAP_LEN], Message) {
         self.outgoing.message();

@@ -1,4 +1,5 @@
-//! The program's buffers, one after the other: what is still to be sent, and what is still to be filled.
+//! The program's buffers, one after the other: what is still to be sent, and what is still to be
+//! filled.
 
 use roxe::MemoryRegion;
 use std::io::{IoSlice, IoSliceMut};

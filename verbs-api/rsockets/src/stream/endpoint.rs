@@ -12,7 +12,8 @@ use std::ops::Range;
 /// Identifies completions of receives.
 pub(crate) const RECV: u64 = 1 << 63;
 
-/// Inline data that a queue pair always takes, so that messages about the connection need no memory of their own.
+/// Inline data that a queue pair always takes, so that messages about the connection need no memory
+/// of their own.
 const LEAST_INLINE: u32 = 32;
 
 /// Everything that a connection needs before it is one.
@@ -29,7 +30,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes all of it on the device of `id`, with receives posted. `inline` is the longest data to be sent inline.
+    /// Makes all of it on the device of `id`, with receives posted. `inline` is the longest data to
+    /// be sent inline.
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
         Self::try_build(id, sizes, inline).map_err(errno::of)
     }
@@ -87,8 +89,8 @@ impl Endpoint {
         target(&self.recv_buffer)
     }
 
-    /// Takes the entry `index` out of the list of targets. Its length is looked at first, and is the last that the peer writes: an
-    /// entry that is being written is not seen in part.
+    /// Takes the entry `index` out of the list of targets. Its length is looked at first, and is
+    /// the last that the peer writes: an entry that is being written is not seen in part.
     pub(crate) fn take_target(&self, index: usize) -> Result<Target, roxe::Error> {
         let at = index * TARGET_LEN;
         let key_and_len = self.lists.load_u64(at + 8)?.to_ne_bytes();

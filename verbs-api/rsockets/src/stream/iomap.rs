@@ -20,7 +20,8 @@ struct Mapping {
 }
 
 impl Mappings {
-    /// Maps `region` at `offset`, or at its address for -1. Shared ones take one of the `room` entries that the peer has.
+    /// Maps `region` at `offset`, or at its address for -1. Shared ones take one of the `room`
+    /// entries that the peer has.
     ///
     /// # Errors
     /// ENOMEM if all are taken, EINVAL for an offset that is negative.

@@ -1,4 +1,5 @@
-//! Listening: the background thread takes requests as they come and answers them; `accept` hands the connections out.
+//! Listening: the background thread takes requests as they come and answers them; `accept` hands
+//! the connections out.
 
 use super::endpoint::Endpoint;
 use super::open::Open;

@@ -119,7 +119,8 @@ impl Stream {
         if write { self.settle(None) } else { Ok(()) }
     }
 
-    /// Waits until everything sent has arrived, or never will; hangs up if both directions have ended.
+    /// Waits until everything sent has arrived, or never will; hangs up if both directions have
+    /// ended.
     fn settle(&self, deadline: Option<Instant>) -> io::Result<()> {
         let settled =
             self.wait(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));

@@ -1,4 +1,5 @@
-//! A connected stream at work: posts what the protocol decides, and tells it what completes and arrives.
+//! A connected stream at work: posts what the protocol decides, and tells it what completes and
+//! arrives.
 
 use super::cursor::{Drain, Fill};
 use super::endpoint::{Endpoint, RECV, remote, span};
@@ -11,7 +12,8 @@ use crate::proto::stream::{Asked, Done, Link, Notice, Stream};
 use roxe::cm::{CmEventKind, CmId, EventChannel};
 use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
 
-/// The first write of a call, so that the peer has something to do early; each further one may be twice as long.
+/// The first write of a call, so that the peer has something to do early; each further one may be
+/// twice as long.
 const FIRST_WRITE: u32 = 2048;
 /// The longest write.
 const LONGEST_WRITE: u32 = 65536;
@@ -187,7 +189,8 @@ impl Open {
         }
     }
 
-    /// Writes as much of `data` as may leave now to what the peer has mapped from `offset` on. False if nothing is mapped there.
+    /// Writes as much of `data` as may leave now to what the peer has mapped from `offset` on.
+    /// False if nothing is mapped there.
     pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
@@ -254,7 +257,8 @@ impl Open {
         true
     }
 
-    /// Copies what has arrived into `room` and, unless it is only a look, gives the place back to the peer.
+    /// Copies what has arrived into `room` and, unless it is only a look, gives the place back to
+    /// the peer.
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
         while !room.is_full() {

@@ -1,4 +1,5 @@
-//! Options of streams. What has no meaning over RDMA, as much of what TCP has, is taken and has no effect.
+//! Options of streams. What has no meaning over RDMA, as much of what TCP has, is taken and has no
+//! effect.
 
 use super::path;
 use super::phase::Phase;

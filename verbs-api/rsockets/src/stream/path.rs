@@ -1,5 +1,5 @@
-//! The path of a connection as `struct ibv_path_data`, which RDMA_ROUTE sets and gets: 8 bytes of flags and reserved, then
-//! a path record of 64 bytes in network order.
+//! The path of a connection as `struct ibv_path_data`, which RDMA_ROUTE sets and gets: 8 bytes of
+//! flags and reserved, then a path record of 64 bytes in network order.
 
 use roxe::cm::Path;
 use roxe::{Gid, PathMtu};

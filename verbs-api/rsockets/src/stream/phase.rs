@@ -58,7 +58,8 @@ impl Phase {
         }
         match open.stream.link() {
             Link::Up => ready,
-            // Many programs take a hang-up for the end of everything: it waits until they have read all that came before.
+            // Many programs take a hang-up for the end of everything: it waits until they have read
+            // all that came before.
             Link::Down if has_data => ready,
             Link::Down => ready | libc::POLLHUP,
             Link::Broken => ready | libc::POLLHUP | libc::POLLERR,

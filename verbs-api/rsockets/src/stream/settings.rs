@@ -20,7 +20,8 @@ pub(crate) struct Settings {
     pub(crate) keepalive: bool,
     pub(crate) keep_idle: Duration,
     pub(crate) oob_inline: bool,
-    /// Whether `close` waits until everything is delivered, and how long: as long as it takes if the program does not say.
+    /// Whether `close` waits until everything is delivered, and how long: as long as it takes if
+    /// the program does not say.
     pub(crate) linger: Option<Duration>,
     pub(crate) no_delay: bool,
     pub(crate) v6_only: bool,

@@ -151,7 +151,8 @@ impl Inner {
     /// The connection to send on; `None` while it is not established.
     ///
     /// # Errors
-    /// ENOTCONN, EPIPE if the program has ended its sending, ECONNRESET if the peer has ended everything.
+    /// ENOTCONN, EPIPE if the program has ended its sending, ECONNRESET if the peer has ended
+    /// everything.
     fn writable(&mut self) -> io::Result<Option<&mut Open>> {
         let error = std::mem::take(&mut self.error);
         match &mut self.phase {

@@ -21,16 +21,17 @@ use roxe_wire::cm::{
 };
 use std::time::Duration;
 
-/// How long another host is asked while nobody listens there: short for a program that has to learn that nobody ever will,
-/// long enough for a slow server that closes its listener and opens it again, as perftest does.
+/// How long another host is asked while nobody listens there: short for a program that has to learn
+/// that nobody ever will, long enough for a slow server that closes its listener and opens it
+/// again, as perftest does.
 const NO_LISTENER_RETRY: Duration = Duration::from_millis(500);
 
 /// Verbs.
 impl Id {
     /// Asks the peer; a datagram id asks for its queue pair, with private data only. Comes to
     /// [`EventKind::Established`](crate::cm::EventKind::Established), or
-    /// [`EventKind::ConnectResponse`](crate::cm::EventKind::ConnectResponse) without a queue pair attached, or `Rejected`,
-    /// `Unreachable`, `ConnectError`.
+    /// [`EventKind::ConnectResponse`](crate::cm::EventKind::ConnectResponse) without a queue pair
+    /// attached, or `Rejected`, `Unreachable`, `ConnectError`.
     ///
     /// EINVAL: the route is not resolved, or too much private data. ENOMEM: too many connections.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
@@ -80,11 +81,12 @@ impl Id {
         cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
     }
 
-    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that asked: moves the queue pair
-    /// that the id was given after it asked, if any, and then does as [`Id::establish`], with nothing said.
+    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that
+    /// asked: moves the queue pair that the id was given after it asked, if any, and then does as
+    /// [`Id::establish`], with nothing said.
     ///
-    /// EINVAL: there is no request (any more), too much private data, or terms that the queue pair does not take; after the
-    /// last the request is rejected.
+    /// EINVAL: there is no request (any more), too much private data, or terms that the queue pair
+    /// does not take; after the last the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.engine()?.cm(|session| {
             let mut inner = self.lock();
@@ -135,8 +137,8 @@ impl Id {
         })?
     }
 
-    /// Confirms the peer's answer (`rdma_establish`), for programs that move their queue pair themselves. Comes to nothing:
-    /// from here on it is connected.
+    /// Confirms the peer's answer (`rdma_establish`), for programs that move their queue pair
+    /// themselves. Comes to nothing: from here on it is connected.
     ///
     /// EINVAL: there is no answer.
     pub fn establish(&self) -> Result<(), Error> {
@@ -147,7 +149,8 @@ impl Id {
         })?
     }
 
-    /// Ends the connection, or agrees with its end; moves the queue pair to ERR. If it is over already, nothing happens.
+    /// Ends the connection, or agrees with its end; moves the queue pair to ERR. If it is over
+    /// already, nothing happens.
     ///
     /// EINVAL: never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
@@ -169,9 +172,10 @@ impl Id {
         })
     }
 
-    /// Tells of an event of its queue pair: with [`AsyncEventKind::CommEst`] an accepted connection is established, if the
-    /// peer's confirmation was lost; with [`AsyncEventKind::PathMig`] it goes on over its alternate path. EISCONN: it is
-    /// established already. EINVAL: any other event or state.
+    /// Tells of an event of its queue pair: with [`AsyncEventKind::CommEst`] an accepted connection
+    /// is established, if the peer's confirmation was lost; with [`AsyncEventKind::PathMig`] it
+    /// goes on over its alternate path. EISCONN: it is established already. EINVAL: any other event
+    /// or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let engine = self.engine()?;
@@ -252,7 +256,8 @@ impl Inner {
         }
     }
 
-    /// Private data of a request: the addresses, unless they are of `AF_IB`, and what the program says.
+    /// Private data of a request: the addresses, unless they are of `AF_IB`, and what the program
+    /// says.
     // clause: CM-IP-HEADER
     fn with_addresses<const N: usize>(&self, user: &[u8]) -> Result<PrivateData<N>, Error> {
         let (Some(Address::Ip(local)), Some(Address::Ip(peer))) = (self.local, self.peer) else { return said(user) };
@@ -271,15 +276,15 @@ impl Inner {
     }
 }
 
-/// How long to ask a peer where nobody listens. On this host every request waits for its listener as it is
-/// (`engine/gsi.rs`).
+/// How long to ask a peer where nobody listens. On this host every request waits for its listener
+/// as it is (`engine/gsi.rs`).
 // clause: CM-REQ-AGAIN
 fn retry_for(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
 }
 
-/// The system may have given the last packets to a peer on this host to our own socket: they are sent on before the peer
-/// hears that the connection is over. Take no lock of an id around this.
+/// The system may have given the last packets to a peer on this host to our own socket: they are
+/// sent on before the peer hears that the connection is over. Take no lock of an id around this.
 pub(super) fn send_on_own_packets(engine: &Runtime) {
     engine.receive_all_arrived();
 }

@@ -18,8 +18,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 impl Id {
-    /// An id whose events come to `channel`, for connections (RC) or, in the UDP and IPoIB port spaces, for datagrams. `user`
-    /// is the program's own name of it.
+    /// An id whose events come to `channel`, for connections (RC) or, in the UDP and IPoIB port
+    /// spaces, for datagrams. `user` is the program's own name of it.
     pub fn create(channel: &Arc<Channel>, port_space: PortSpace, user: u64) -> Result<Arc<Self>, Error> {
         let service = match port_space {
             PortSpace::Udp | PortSpace::Ipoib => Service::Ud,
@@ -28,8 +28,8 @@ impl Id {
         Self::create_for(channel, port_space, service, user)
     }
 
-    /// An id as of [`Id::create`] for queue pairs of another service: UC, the two sides of XRC, or UD in the IB port space. EINVAL: raw packets
-    /// have no connections.
+    /// An id as of [`Id::create`] for queue pairs of another service: UC, the two sides of XRC, or
+    /// UD in the IB port space. EINVAL: raw packets have no connections.
     pub fn create_for(
         channel: &Arc<Channel>,
         port_space: PortSpace,
@@ -80,7 +80,8 @@ impl Id {
         id
     }
 
-    /// Moves it to another channel, with its pending events, and the ids of requests that nobody has heard of.
+    /// Moves it to another channel, with its pending events, and the ids of requests that nobody
+    /// has heard of.
     pub fn migrate(&self, to: &Arc<Channel>) -> Result<(), Error> {
         // Its own events, and requests to it, are only raised under this lock.
         let _inner = self.lock();
@@ -105,8 +106,8 @@ impl Id {
         }
     }
 
-    /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has heard of are rejected. The
-    /// peer is told what it must know.
+    /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has
+    /// heard of are rejected. The peer is told what it must know.
     pub fn destroy(&self) {
         let mut inner = self.lock();
         if std::mem::replace(&mut inner.state, State::Destroyed) == State::Destroyed {
@@ -136,7 +137,8 @@ fn end(engine: &Runtime, comm: CommId) {
     with_machine(engine, |session| {
         session.ids.remove(&comm);
         let (cm, mut cx) = session.cx();
-        // It is unknown in the child of a fork, where it is the parent's, or because it ended meanwhile.
+        // It is unknown in the child of a fork, where it is the parent's, or because it ended
+        // meanwhile.
         let _ = cm.destroy(&mut cx, comm);
     });
 }

@@ -1,4 +1,5 @@
-//! How an id listens: on the devices that have an address, and on the others as soon as they get one.
+//! How an id listens: on the devices that have an address, and on the others as soon as they get
+//! one.
 
 use super::resolve::is_ipv4;
 use super::state::{Id, Inner, State, refused};
@@ -13,15 +14,16 @@ use roxe_transport::qp::Service;
 use roxe_wire::cm::ServiceId;
 use std::sync::Arc;
 
-/// What a listener holds of requests that its program has not heard of, unless it says less (Linux cma.c).
+/// What a listener holds of requests that its program has not heard of, unless it says less (Linux
+/// cma.c).
 const MAX_BACKLOG: usize = 1024;
 /// The most requests that wait for an answer; the backlog bounds those that nobody has heard of.
 const MAX_UNANSWERED: usize = 1 << 16;
 
 impl Id {
-    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less: 1024). An id without an
-    /// address listens at all IPv4 addresses, at a port that [`Id::local_addr`] tells. An id at all addresses listens on all
-    /// devices.
+    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less:
+    /// 1024). An id without an address listens at all IPv4 addresses, at a port that
+    /// [`Id::local_addr`] tells. An id at all addresses listens on all devices.
     ///
     /// EINVAL: wrong state. EADDRINUSE: another id listens.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
@@ -48,7 +50,8 @@ impl Id {
         Ok(())
     }
 
-    /// Listens on the devices that have an address and where it does not yet: those that come to one later follow.
+    /// Listens on the devices that have an address and where it does not yet: those that come to
+    /// one later follow.
     pub(in crate::cm) fn listen_where_possible(&self) -> Result<(), Error> {
         while let Some((engine, claim, listen)) = self.next_to_listen_on() {
             self.listen_on(&engine, &claim, listen)?;

@@ -1,4 +1,5 @@
-//! [`Id`]: one end of a connection, a listener, or a user of datagram services; what it is made of is in `state`.
+//! [`Id`]: one end of a connection, a listener, or a user of datagram services; what it is made of
+//! is in `state`.
 
 mod connect;
 mod life;

@@ -1,8 +1,8 @@
 //! The queue pair of an id: what connection management gives it, and when.
 //!
 //! ```text
-//!            attach        connect: the peer accepts; accept        disconnect; the peer rejects
-//!   RESET ─────────► INIT ─────────────────────────► RTR ─► RTS ──────────────────────────────► ERR
+//!          attach       connect: the peer accepts; accept       disconnect; the peer rejects
+//!   RESET ───────► INIT ────────────────────────► RTR ─► RTS ─────────────────────────────► ERR
 //!   datagrams: RESET ─► INIT ─► RTR ─► RTS
 //! ```
 
@@ -22,8 +22,8 @@ type Modify = (QpAttr, AttrMask);
 
 /// Verbs.
 impl Id {
-    /// The id moves this queue pair from now on: now to INIT, datagrams to RTS; then with connect, accept, reject and
-    /// disconnect.
+    /// The id moves this queue pair from now on: now to INIT, datagrams to RTS; then with connect,
+    /// accept, reject and disconnect.
     ///
     /// EINVAL: it has one, or no device, or the queue pair is of another device or not in RESET.
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
@@ -49,10 +49,12 @@ impl Id {
         let _ = self.replace_qp(None);
     }
 
-    /// The id moves this queue pair from now on, instead of the one it has, in whatever state both are: C programs take a
-    /// queue pair from one id to another by assigning `rdma_cm_id.qp`. Whether it suits is seen when it is moved.
+    /// The id moves this queue pair from now on, instead of the one it has, in whatever state both
+    /// are: C programs take a queue pair from one id to another by assigning `rdma_cm_id.qp`.
+    /// Whether it suits is seen when it is moved.
     ///
-    /// The error is that of a group which the id has joined and the queue pair cannot be in; the id has it all the same.
+    /// The error is that of a group which the id has joined and the queue pair cannot be in; the id
+    /// has it all the same.
     pub fn replace_qp(&self, qp: Option<&Arc<Qp>>) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.leave_groups();
@@ -68,7 +70,8 @@ impl Id {
         self.lock().qp.clone()
     }
 
-    /// What a queue pair has to be given on its way to `state` (INIT, RTR or RTS), for programs that move it themselves.
+    /// What a queue pair has to be given on its way to `state` (INIT, RTR or RTS), for programs
+    /// that move it themselves.
     ///
     /// EINVAL: no device, any other state, or the peer has not spoken yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
@@ -100,8 +103,9 @@ impl Inner {
         self.qp.as_ref().map_or(usual, |qp| qp.service())
     }
 
-    /// Moves the queue pair, if there is one, to RTS: the peer has spoken. `depths` are the program's, of resources and
-    /// requests. EINVAL: it is of another device, or in a state that does not lead there.
+    /// Moves the queue pair, if there is one, to RTS: the peer has spoken. `depths` are the
+    /// program's, of resources and requests. EINVAL: it is of another device, or in a state that
+    /// does not lead there.
     pub(in crate::cm) fn make_ready(&self, session: &mut Session<'_>, depths: Option<(u8, u8)>) -> Result<(), Error> {
         let Some(qp) = &self.qp else { return Ok(()) };
         self.check_device(qp)?;

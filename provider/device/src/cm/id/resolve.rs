@@ -17,12 +17,14 @@ const SPACE_MASK: u64 = !0xffff;
 
 /// Addresses.
 impl Id {
-    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. An address of the loopback interface
-    /// that no device has stands for all, too: programs look `localhost` up when they mean this host. Ports below 1024 need no privilege:
-    /// without a privileged process there is nobody to guard them.
+    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. An
+    /// address of the loopback interface that no device has stands for all, too: programs look
+    /// `localhost` up when they mean this host. Ports below 1024 need no privilege: without a
+    /// privileged process there is nobody to guard them.
     ///
-    /// EINVAL: it has one. EADDRNOTAVAIL: not an address of this host. ENODEV: of no device. EADDRINUSE, EADDRNOTAVAIL:
-    /// taken. EPROTONOSUPPORT: the service of an `AF_IB` address is not in the id's port space.
+    /// EINVAL: it has one. EADDRNOTAVAIL: not an address of this host. ENODEV: of no device.
+    /// EADDRINUSE, EADDRNOTAVAIL: taken. EPROTONOSUPPORT: the service of an `AF_IB` address is not
+    /// in the id's port space.
     pub fn bind(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::Idle])?;
@@ -67,10 +69,10 @@ impl Id {
         }
     }
 
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the device. An address of the loopback
-    /// interface that no device has is this host, at the address of a device. Comes to
-    /// [`EventKind::AddrResolved`], or to [`EventKind::AddrError`] after which it may be tried again. The time is not needed:
-    /// the system knows its routes.
+    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the
+    /// device. An address of the loopback interface that no device has is this host, at the address
+    /// of a device. Comes to [`EventKind::AddrResolved`], or to [`EventKind::AddrError`] after
+    /// which it may be tried again. The time is not needed: the system knows its routes.
     ///
     /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
     pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, _timeout_ms: u32) -> Result<(), Error> {
@@ -95,7 +97,8 @@ impl Id {
         Ok(())
     }
 
-    /// Binds the active side: who does not name a port gets one that only this process knows of, because nobody asks for it.
+    /// Binds the active side: who does not name a port gets one that only this process knows of,
+    /// because nobody asks for it.
     fn take_source(&self, inner: &mut Inner, from: &Address) -> Result<(), Error> {
         if from.port() != 0 {
             return self.bind_in(inner, from);
@@ -108,7 +111,8 @@ impl Id {
         Ok(())
     }
 
-    /// Finds the path, at once: there is no subnet administrator to ask. Comes to [`EventKind::RouteResolved`].
+    /// Finds the path, at once: there is no subnet administrator to ask. Comes to
+    /// [`EventKind::RouteResolved`].
     ///
     /// EINVAL: the address is not resolved.
     pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {

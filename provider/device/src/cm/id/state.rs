@@ -1,12 +1,14 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
 //!
-//! Here: what it is made of, and the events by which its program hears of it. The three types know each other: an id raises
-//! events on its channel, and an event holds its id.
+//! Here: what it is made of, and the events by which its program hears of it. The three types know
+//! each other: an id raises events on its channel, and an event holds its id.
 //!
 //! ```text
-//!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved ── connect ─► Connected ─┐
-//!                     └──── listen ─► Listening ── a request ─► another id, Connected ───────────────────────────────┤
-//!                                                                            DISCONNECTED ─► Disconnected ◄──────────┘
+//!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved
+//!                     │                                                         │ connect
+//!                   listen ─► Listening ── a request ─► another id, Connected   └─► Connected
+//!
+//!   Connected ── DISCONNECTED ─► Disconnected
 //! ```
 //!
 //! `Connected` means that the connection manager knows it: from `connect` or the request on.
@@ -45,8 +47,8 @@ pub struct Channel {
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of a datagram service that
-    /// there is not, positive.
+    /// 0; a negative errno of what failed; the reason of a rejection, positive; the SIDR status of
+    /// a datagram service that there is not, positive.
     pub status: i32,
     /// The id; with [`EventKind::ConnectRequest`] the new one of the connection to be.
     pub id: Arc<Id>,
@@ -188,7 +190,8 @@ impl Inner {
         (&mut self.groups, self.qp.as_deref())
     }
 
-    /// The queue pair is about to be forgotten: it leaves the groups that the id has brought it into.
+    /// The queue pair is about to be forgotten: it leaves the groups that the id has brought it
+    /// into.
     pub(super) fn leave_groups(&mut self) {
         if let (groups, Some(qp)) = self.groups() {
             groups.detach_all(qp);
@@ -234,8 +237,8 @@ impl Id {
         }
     }
 
-    /// Tells the program that a peer wants to connect to this listener. False: it does not listen any more, or too many
-    /// wait already.
+    /// Tells the program that a peer wants to connect to this listener. False: it does not listen
+    /// any more, or too many wait already.
     pub(in crate::cm) fn raise_request(&self, id: &Arc<Self>, data: EventData) -> bool {
         let mut inner = self.lock();
         let Some(me) = self.me.upgrade() else { return false };

@@ -3,18 +3,21 @@
 use std::arch::global_asm;
 use std::ffi::c_void;
 
-// Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and nothing is called, so at a
-// fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to the caller. All functions return 0 otherwise.
+// Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and
+// nothing is called, so at a fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to
+// the caller. All functions return 0 otherwise.
 //
-// copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last aligned word of the
-// destination (r8 = its bytes). Every byte is stored once, and stores become visible in program order,
-// a string instruction as a whole before the stores behind it. Below the threshold 16-byte moves beat the start-up of
-// `rep movsq`, which is as fast as `rep movsb`, and eight times as fast on an emulated processor.
+// copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last
+// aligned word of the destination (r8 = its bytes). Every byte is stored once, and stores become
+// visible in program order, a string instruction as a whole before the stores behind it. Below the
+// threshold 16-byte moves beat the start-up of `rep movsq`, which is as fast as `rep movsb`, and
+// eight times as fast on an emulated processor.
 //
-// move() is the same with 16-byte moves only, and asks for the lines 1024 bytes further on at both ends, those that are
-// written as its own. Not for lines behind the end, which the other processor is about to use. wide() moves 64 bytes at a
-// time. Where two processors share no cache, a bare ring with `rep movsq` in and plain moves out moves 8.5 to 9.2 GB/s,
-// with move() at both ends 10.5 to 12, and with wide() 11.5 to 12.4.
+// move() is the same with 16-byte moves only, and asks for the lines 1024 bytes further on at both
+// ends, those that are written as its own. Not for lines behind the end, which the other processor
+// is about to use. wide() moves 64 bytes at a time. Where two processors share no cache, a bare
+// ring with `rep movsq` in and plain moves out moves 8.5 to 9.2 GB/s, with move() at both ends 10.5
+// to 12, and with wide() 11.5 to 12.4.
 global_asm!(
     ".macro roxe_ask_ahead",
     "prefetcht0 [rsi + 1024]",
@@ -95,7 +98,8 @@ global_asm!(
     "jz 7f",
     "cmp rdx, r9",
     "jb 1f",
-    // Zen 4 and 5: it takes up to 5 times as long where the target is 1 to 31 bytes further in its page.
+    // Zen 4 and 5: it takes up to 5 times as long where the target is 1 to 31 bytes further in its
+    // page.
     "mov eax, edi",
     "sub eax, esi",
     "dec eax",
@@ -220,9 +224,10 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size roxe_guard_add, . - roxe_guard_add",
-    // fold(rdi = to, rsi = from, rdx = length, a multiple of 256 and not 0, rcx = where the CRC-32 register goes that was 0
-    // before all of it, r8 = `FOLD`): copies, and folds blocks of 256 bytes into one on the way (V. Gopal and others, Fast
-    // CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction).
+    // fold(rdi = to, rsi = from, rdx = length, a multiple of 256 and not 0, rcx = where the CRC-32
+    // register goes that was 0 before all of it, r8 = `FOLD`): copies, and folds blocks of 256
+    // bytes into one on the way (V. Gopal and others, Fast CRC Computation for Generic Polynomials
+    // Using PCLMULQDQ Instruction).
     ".type roxe_guard_fold,@function",
     "roxe_guard_fold:",
     ".cfi_startproc",
@@ -326,8 +331,9 @@ global_asm!(
     threshold = const 960,
 );
 
-// SAFETY: these are the symbols and the signatures of the assembly above. They may be called with any application
-// address once the handler is installed; the address that is ours (the slice, `old`) must be valid as usual.
+// SAFETY: these are the symbols and the signatures of the assembly above. They may be called with
+// any application address once the handler is installed; the address that is ours (the slice,
+// `old`) must be valid as usual.
 unsafe extern "C" {
     pub(super) static roxe_guard_begin: u8;
     pub(super) static roxe_guard_end: u8;

@@ -21,7 +21,8 @@ pub(in super::super) fn install() {
 pub(in super::super) fn put_in_front() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
-        // Kept for ever: a handler may run at any later time. Stored first, so that ours always finds it.
+        // Kept for ever: a handler may run at any later time. Stored first, so that ours always
+        // finds it.
         previous.store(Box::into_raw(Box::new(action)), Ordering::Release);
         set_action(signal, &action);
     }
@@ -32,8 +33,8 @@ fn set_action(signal: i32, previous: &libc::sigaction) {
     let mut action = *previous;
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (previous.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART));
-    // SAFETY: `action` is a complete sigaction whose handler is async-signal-safe and has the SA_SIGINFO signature.
-    // With these signals and a valid pointer the call cannot fail.
+    // SAFETY: `action` is a complete sigaction whose handler is async-signal-safe and has the
+    // SA_SIGINFO signature. With these signals and a valid pointer the call cannot fail.
     unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
 }
 
@@ -48,8 +49,9 @@ fn current_action(signal: i32) -> libc::sigaction {
 
 /// The handler: sends our own faults to the exit, everything else to the previous handler.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of its own layout that
-    // the handler may change; nobody else looks at them meanwhile. Only plain loads and stores happen here.
+    // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of
+    // its own layout that the handler may change; nobody else looks at them meanwhile. Only plain
+    // loads and stores happen here.
     unsafe {
         let rip = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize];
         let raised_by_kernel = (*info).si_code > 0;
@@ -74,8 +76,9 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     if previous.sa_flags & libc::SA_RESETHAND != 0 {
         reset(signal);
     }
-    // SAFETY: a handler that is neither SIG_DFL nor SIG_IGN is a function of the signature its SA_SIGINFO flag says;
-    // it gets exactly what the kernel gave us, on the stack and with the mask it asked for.
+    // SAFETY: a handler that is neither SIG_DFL nor SIG_IGN is a function of the signature its
+    // SA_SIGINFO flag says; it gets exactly what the kernel gave us, on the stack and with the mask
+    // it asked for.
     unsafe {
         match previous.sa_sigaction {
             libc::SIG_DFL => give_up(signal, info),
@@ -93,8 +96,8 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Lets the default action happen: the faulting instruction runs again after the return; a signal that somebody sent
-/// has to be sent again.
+/// Lets the default action happen: the faulting instruction runs again after the return; a signal
+/// that somebody sent has to be sent again.
 fn give_up(signal: i32, info: *mut libc::siginfo_t) {
     reset(signal);
     // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.

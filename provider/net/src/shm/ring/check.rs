@@ -4,8 +4,8 @@ use super::reader::Reader;
 use super::record::{LINE, MAX_RUN, Record, record_len};
 use super::writer::Writer;
 
-/// Puts `bytes` into a ring as its writer might, and reads it until nothing is there: nothing outside of a record is shown,
-/// and once around it is all read that the writer has left.
+/// Puts `bytes` into a ring as its writer might, and reads it until nothing is there: nothing
+/// outside of a record is shown, and once around it is all read that the writer has left.
 pub fn check_ring(bytes: &[u8]) {
     const SMALLEST: usize = 64 << 10;
     let Ok((writer, fd)) = Writer::create(SMALLEST) else { return };

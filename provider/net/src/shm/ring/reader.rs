@@ -48,8 +48,9 @@ impl Reader {
         self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
-    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages. Then its room is the
-    /// writer's again, also if `take` panics: the same run would meet the same bug for ever. False: the ring is empty.
+    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages.
+    /// Then its room is the writer's again, also if `take` panics: the same run would meet the same
+    /// bug for ever. False: the ring is empty.
     #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.next_header();
@@ -93,13 +94,15 @@ impl Reader {
         (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
     }
 
-    /// Whether the writer waits for room and must be told now that there is some; asked after reading.
+    /// Whether the writer waits for room and must be told now that there is some; asked after
+    /// reading.
     #[inline]
     pub fn must_tell(&self) -> bool {
         wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }
 
-    /// From now on the writer wakes this process, once. True: there is a record already, so do not sleep.
+    /// From now on the writer wakes this process, once. True: there is a record already, so do not
+    /// sleep.
     pub fn prepare_sleep(&self) -> bool {
         wakeup::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }

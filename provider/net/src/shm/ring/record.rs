@@ -4,9 +4,10 @@ use crate::link::RxMeta;
 use roxe_memory::guard::SharedBytes;
 use roxe_wire::{Gid, icrc};
 
-/// Bytes of data of a ring: twice the second level cache. While the ring is full, its lines have left the writer's cache for
-/// the one that both share before they are read, from where they come three times as fast: a bare ring with two copies moves
-/// 9 GB/s with 512 KiB, 29 with 1 MiB and 34 with 2 MiB.
+/// Bytes of data of a ring: twice the second level cache. While the ring is full, its lines have
+/// left the writer's cache for the one that both share before they are read, from where they come
+/// three times as fast: a bare ring with two copies moves 9 GB/s with 512 KiB, 29 with 1 MiB and 34
+/// with 2 MiB.
 pub const SIZE: usize = 2 << 20;
 /// Bytes of data of a ring of a process that has many rings.
 pub const SMALL: usize = 256 << 10;
@@ -22,8 +23,9 @@ const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 pub(super) const ALIGN: usize = 16;
 /// Records start on a multiple of this.
 pub(super) const LINE: u64 = 64;
-/// Records of at most this many bytes are built beside the ring: while the reader looks for the header, each locked operation
-/// between two stores to its line would wait until the line has come back.
+/// Records of at most this many bytes are built beside the ring: while the reader looks for the
+/// header, each locked operation between two stores to its line would wait until the line has come
+/// back.
 pub(super) const STAGED: usize = 256;
 
 /// Where a run goes, and how.
@@ -41,7 +43,8 @@ pub struct Heading {
     pub sealed: bool,
 }
 
-/// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the next record is cleared.
+/// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the
+/// next record is cleared.
 #[inline]
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
@@ -124,7 +127,8 @@ pub struct Record<'a> {
     pub meta: RxMeta,
     /// The packets: not to be looked at before they are copied.
     pub bytes: SharedBytes<'a>,
-    /// How many packets the only one in it stands for: their payloads follow each other behind the packet header of the first.
+    /// How many packets the only one in it stands for: their payloads follow each other behind the
+    /// packet header of the first.
     pub joined: u8,
 }
 

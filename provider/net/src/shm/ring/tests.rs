@@ -57,7 +57,8 @@ fn reading_a_ring_ends_whatever_its_bytes_are() {
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
-/// Every length, with the sizes of the first packet and the counts of joined ones that are on either side of a limit.
+/// Every length, with the sizes of the first packet and the counts of joined ones that are on
+/// either side of a limit.
 #[test]
 fn a_header_is_accepted_exactly_if_it_describes_a_run() {
     for len in 0..=u16::MAX {
@@ -275,7 +276,8 @@ fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
     }
     std::thread::scope(|scope| {
         let _stop = Stop(&ends);
-        // Where the reader stands, each header is there for a moment, with other bytes behind some of them.
+        // Where the reader stands, each header is there for a moment, with other bytes behind some
+        // of them.
         scope.spawn(|| {
             for (byte, headers) in (0..=u8::MAX).cycle().zip(headers.chunks(10).cycle()) {
                 let at = reader.read_so_far();
@@ -303,7 +305,8 @@ fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
     });
 }
 
-/// What a writer answers to a walk through all that it does with packets of all sizes, in a ring that is soon read.
+/// What a writer answers to a walk through all that it does with packets of all sizes, in a ring
+/// that is soon read.
 fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
     let (mut answers, mut seed) = (vec![], 1u32);
     for _ in 0..10_000 {

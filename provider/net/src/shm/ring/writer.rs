@@ -37,8 +37,8 @@ impl Open {
     }
 }
 
-/// What is built beside the ring of a record that goes on up to `end`, in whole lines, its header still 0. `None`: it is not
-/// built there.
+/// What is built beside the ring of a record that goes on up to `end`, in whole lines, its header
+/// still 0. `None`: it is not built there.
 #[inline]
 fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
@@ -84,8 +84,8 @@ impl Writer {
         if self.takes(heading, len) { self.place(heading, len) } else { None }
     }
 
-    /// As [`Writer::slot`], for a caller to whom [`Writer::takes`] has just said that there is room: asking twice cost 45
-    /// instructions for each packet.
+    /// As [`Writer::slot`], for a caller to whom [`Writer::takes`] has just said that there is
+    /// room: asking twice cost 45 instructions for each packet.
     // A call would hand the room over in memory.
     #[inline(always)]
     pub fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
@@ -122,8 +122,9 @@ impl Writer {
         }
     }
 
-    /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a packet that is a record of
-    /// its own: they share its packet header. `None`: there is no such packet, or not even room for one.
+    /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a
+    /// packet that is a record of its own: they share its packet header. `None`: there is no such
+    /// packet, or not even room for one.
     #[inline]
     pub fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
@@ -183,7 +184,8 @@ impl Writer {
         self.clear_ahead();
     }
 
-    /// Clears the headers in the lines of the next small record, which brings these lines here before it is built.
+    /// Clears the headers in the lines of the next small record, which brings these lines here
+    /// before it is built.
     #[inline]
     fn clear_ahead(&mut self) {
         let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
@@ -193,7 +195,8 @@ impl Writer {
         }
     }
 
-    /// Whether the reader sleeps, and has to be woken: asked after something was published; it is told once.
+    /// Whether the reader sleeps, and has to be woken: asked after something was published; it is
+    /// told once.
     #[inline]
     pub fn must_wake(&self) -> bool {
         wakeup::must_wake(self.memory.word(Word::Asleep))
@@ -222,7 +225,8 @@ impl Writer {
         self.head
     }
 
-    /// Whether half of the ring is free. If not, the reader will say when it is, which costs it a system call.
+    /// Whether half of the ring is free. If not, the reader will say when it is, which costs it a
+    /// system call.
     pub fn is_half_free_or_waits(&mut self) -> bool {
         if self.is_half_free() {
             return true;

@@ -19,8 +19,8 @@ fn kbits(rate: &mut Rate, at: Instant) -> u64 {
     rate.current / 1000
 }
 
-/// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the line. Then, every
-/// 1.5 ms, half of what is missing comes back.
+/// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the
+/// line. Then, every 1.5 ms, half of what is missing comes back.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
 fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
@@ -34,7 +34,8 @@ fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
     }
 }
 
-/// The gap after n raises is 5 Gbit/s / 2^n; the tenth makes it 4.9 Mbit/s, which is less than one additive step.
+/// The gap after n raises is 5 Gbit/s / 2^n; the tenth makes it 4.9 Mbit/s, which is less than one
+/// additive step.
 // clause: DCQCN-RAISE
 #[test]
 fn after_ten_raises_the_line_is_free_again() {
@@ -46,9 +47,9 @@ fn after_ten_raises_the_line_is_free_again() {
     assert_eq!((rate.current, rate.raise_at), (10 * GIGA, None));
 }
 
-/// Target 2 Gbit/s, rate 1: five raises give 1.5, 1.75, 1.875, 1.9375 and 1.96875 Gbit/s. The sixth adds 5 Mbit/s to
-/// the target: (1968.75 + 2005) / 2 = 1986.875. Then 50 each time: (1986.875 + 2055) / 2 = 2020.9375 and
-/// (2020.9375 + 2105) / 2 = 2062.96875.
+/// Target 2 Gbit/s, rate 1: five raises give 1.5, 1.75, 1.875, 1.9375 and 1.96875 Gbit/s. The sixth
+/// adds 5 Mbit/s to the target: (1968.75 + 2005) / 2 = 1986.875. Then 50 each time: (1986.875 +
+/// 2055) / 2 = 2020.9375 and (2020.9375 + 2105) / 2 = 2062.96875.
 // clause: DCQCN-RAISE
 #[test]
 fn recovery_goes_through_its_three_stages() {
@@ -61,7 +62,8 @@ fn recovery_goes_through_its_three_stages() {
     assert_eq!(rate.target, 2 * GIGA + 105_000_000);
 }
 
-/// A cut before any raise leaves the target at the line; one after a raise makes the rate the target.
+/// A cut before any raise leaves the target at the line; one after a raise makes the rate the
+/// target.
 // clause: DCQCN-CUT
 #[test]
 fn the_target_follows_only_after_a_raise() {
@@ -78,8 +80,8 @@ fn the_target_follows_only_after_a_raise() {
     assert!(rate.current < rate.target);
 }
 
-/// However many notifications come, there is one cut in 4 us, alpha stays 1, and the rate ends at its least: 10,000
-/// Mbit/s halved seven times is 78, less than 100.
+/// However many notifications come, there is one cut in 4 us, alpha stays 1, and the rate ends at
+/// its least: 10,000 Mbit/s halved seven times is 78, less than 100.
 // clause: DCQCN-CUT, DCQCN-LEAST
 #[test]
 fn a_flood_cuts_once_per_period_and_stops_at_the_least_rate() {
@@ -95,8 +97,8 @@ fn a_flood_cuts_once_per_period_and_stops_at_the_least_rate() {
     assert_eq!(rate.alpha, ONE);
 }
 
-/// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280 - 255 = 65025.
-/// With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
+/// alpha loses 1/256 of itself in 55 us. After one period 65536 - 256 = 65280; after the next 65280
+/// - 255 = 65025. With a notification in the third: 65025 - 255 (254.0 rounded up) + 256 = 65026.
 // clause: DCQCN-ALPHA
 #[test]
 fn alpha_follows_the_notifications() {

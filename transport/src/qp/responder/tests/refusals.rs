@@ -70,7 +70,8 @@ fn cases(s: &Script) -> Vec<Case> {
     ]
 }
 
-// clause: CHECK-LENGTH, ATOMIC-WRITE-LENGTH, NAK-TABLE, NAK-OPCODE, EVENT-AFFILIATED, STATUS-WRITE-IMM
+// clause: CHECK-LENGTH, ATOMIC-WRITE-LENGTH, NAK-TABLE, NAK-OPCODE
+// clause: EVENT-AFFILIATED, STATUS-WRITE-IMM
 #[test]
 fn every_row_is_told_reported_and_final() {
     for i in 0..cases(&rc()).len() {

@@ -1,5 +1,5 @@
-//! Two streams and the memory between them: every byte arrives in order, whatever the sizes, the pace and the byte order of
-//! the hosts; and what liars and ends do to one stream.
+//! Two streams and the memory between them: every byte arrives in order, whatever the sizes, the
+//! pace and the byte order of the hosts; and what liars and ends do to one stream.
 
 use super::*;
 use crate::proto::conn::ByteOrder;
