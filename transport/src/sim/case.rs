@@ -7,7 +7,7 @@
 //! ```
 //! use roxe_transport::sim::case::Case;
 //!
-//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1
+//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1 \
 //!                   messages=4 max_len=2000 seed=7
 //!                   drop tx qp=#2 nth=3".parse()?;
 //! case.play(&|_| {}).expect("one lost packet breaks no promise");
