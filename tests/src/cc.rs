@@ -3,7 +3,7 @@
 use crate::{build, pair};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A verbs program in a folder of its own, which goes away with it.
 #[derive(Debug)]
@@ -39,15 +39,8 @@ impl Compiled {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(source);
         let program = folder.join(source.file_stem().unwrap_or_default());
         let compiled = Self { folder, program };
-        let mut command = Command::new(compiler);
-        command
-            .args(flags)
-            .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-            .arg(&compiled.program)
-            .arg(source);
-        command.args(libraries.iter().map(|library| format!("-l{library}")));
-        let output = command.output().map_err(|e| format!("{compiler}: {e}"))?;
-        if output.status.success() { Ok(compiled) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+        compile(compiler, flags, &[source], libraries, &compiled.program)?;
+        Ok(compiled)
     }
 
     /// The folder that the program is in, for what belongs to it.
@@ -61,6 +54,24 @@ impl Drop for Compiled {
         // A folder that stays behind harms nobody.
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Compiles `sources` with these options and libraries to `program`; a warning is an error.
+///
+/// # Errors
+/// What the compiler says.
+pub fn compile(
+    compiler: &str,
+    flags: &[&str],
+    sources: &[PathBuf],
+    libraries: &[&str],
+    program: &Path,
+) -> Result<(), String> {
+    let mut command = Command::new(compiler);
+    command.args(flags).args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(program).args(sources);
+    command.args(libraries.iter().map(|library| format!("-l{library}")));
+    let output = command.stdin(Stdio::null()).output().map_err(|e| format!("{compiler}: {e}"))?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 /// Compiles `tests/clients/SOURCE` with `gcc` and these libraries to a program that stays: in

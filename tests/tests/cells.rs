@@ -3,11 +3,12 @@
 //!
 //! `cargo test -p roxe-tests --test cells -- WORD...` runs the checks whose name contains a word.
 
+use roxe_tests::cc;
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -148,21 +149,20 @@ fn tried(changes: &[(&str, &str)], host: &str, faults: &str, args: &str) -> Resu
 
 /// Compiles the sources, with `changes` in client.c, in the new folder `folder`.
 fn compile(folder: &Path, changes: &[(&str, &str)]) -> Result<PathBuf, String> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/cells");
+    let cells = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/cells");
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let program = folder.join("cells");
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(&sources).arg("-o").arg(&program);
-    for entry in fs::read_dir(&sources).map_err(|e| e.to_string())?.flatten() {
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(&cells).map_err(|e| e.to_string())?.flatten() {
         let path = entry.path();
         if path.file_name().is_some_and(|name| name == "client.c") {
-            gcc.arg(changed(&path, folder, changes)?);
+            sources.push(changed(&path, folder, changes)?);
         } else if path.extension().is_some_and(|e| e == "c") {
-            gcc.arg(path);
+            sources.push(path);
         }
     }
-    let output = gcc.arg("-libverbs").output().map_err(|e| format!("gcc: {e}"))?;
-    if output.status.success() { Ok(program) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    let program = folder.join("cells");
+    cc::compile("gcc", &[&format!("-I{}", cells.display())], &sources, &["ibverbs"], &program)?;
+    Ok(program)
 }
 
 /// A copy of `source` in `folder`, with `changes`.

@@ -169,9 +169,7 @@ impl Scheduler {
 
     pub(crate) fn wait_for(&self, deadline: Instant, who: Due) {
         self.timers.add(deadline, who);
-        if self.presence.oversleeps(deadline) {
-            self.kick();
-        }
+        self.wake_for(Some(deadline));
     }
 
     /// When `task` is due.
@@ -262,8 +260,6 @@ impl Scheduler {
     pub(crate) fn clear(&self) {
         self.timers.clear();
         self.unanswered.store(false, Ordering::SeqCst);
-        for task in [Task::Steering, Task::Retry, Task::CounterFiles, Task::DelayedAck] {
-            self.set(task, None);
-        }
+        self.tasks.iter().for_each(|at| at.store(NEVER, Ordering::SeqCst));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, capture, peer_bugs};
 use crate::build;
+use crate::cc;
 use crate::guest::sides::{self, Process, Side};
 use crate::guest::{Guest, link};
 use crate::pair::Outcome;
@@ -10,7 +11,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -245,13 +246,8 @@ fn gid_entry((index, address): (&str, &str)) -> Option<(u32, Ipv6Addr)> {
 fn compile(program: &Path) -> io::Result<()> {
     let mut sources: Vec<PathBuf> = fs::read_dir(CELLS)?.map(|e| e.map(|e| e.path())).collect::<io::Result<_>>()?;
     sources.retain(|path| path.extension().is_some_and(|e| e == "c"));
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-O1", "-Wall", "-Wextra", "-pthread", "-o"]).arg(program).args(sources).arg("-libverbs");
-    let output = gcc.stdin(Stdio::null()).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(io::Error::other(format!("gcc cannot compile {CELLS}:\n{}", String::from_utf8_lossy(&output.stderr))))
+    let compiled = cc::compile("gcc", &[], &sources, &["ibverbs"], program);
+    compiled.map_err(|e| io::Error::other(format!("gcc cannot compile {CELLS}:\n{e}")))
 }
 
 /// The client's options that choose at least `cells`.
