@@ -243,8 +243,7 @@ impl QpCore {
                 self.engine().note_unanswered(clock::now());
             }
         }
-        let events = VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into());
-        events | VisitOutcome::when(VisitOutcome::HAS_WORK, inner.machine.has_work())
+        VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into())
     }
 
     /// Tells the program what a visit brought, without the lock.

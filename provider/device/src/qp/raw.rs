@@ -17,6 +17,6 @@ impl QpCore {
         let mut host = QpHost::new(&self.resources, state, now);
         self.count(machine.handle_frame(&mut host, frame, note));
         let report = host.end();
-        report | self.settle(&mut inner)
+        self.end_receiving(&mut inner, report, now)
     }
 }

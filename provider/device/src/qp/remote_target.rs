@@ -91,7 +91,8 @@ impl QpCore {
         }
         let mut host = QpHost::new(&self.resources, &mut inner.state, now);
         host.take_result(&mut inner.machine, result, |handled| self.count(handled));
-        host.end() | self.settle(inner)
+        let report = host.end();
+        self.end_receiving(inner, report, now)
     }
 
     /// Ends what other processes have of a connection that is over, and returns when to ask again
