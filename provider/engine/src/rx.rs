@@ -304,14 +304,13 @@ impl Engine {
     /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a
     /// program that ends as soon as it is told must not take an answer with it.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
-        let mut touched = std::mem::take(&mut state.touched);
-        for Touched { qp, report } in touched.drain(..) {
+        for Touched { qp, report } in &state.touched {
             if report.contains(VisitOutcome::HAS_WORK) {
-                self.serve_or_wait(&mut state.waiting, &qp, report, now);
+                self.serve_or_wait(&mut state.waiting, qp, *report, now);
             } else {
-                qp.announce(report);
+                qp.announce(*report);
             }
         }
-        state.touched = touched;
+        state.touched.clear();
     }
 }
