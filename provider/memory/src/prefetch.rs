@@ -16,9 +16,12 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 /// Asks for the `len` bytes at an address, mapped or not.
 #[inline]
 pub fn prefetch_at(start: usize, len: usize) {
-    // From 0 on: where the length is known, no loop is left.
-    for at in (0..len).step_by(LINE) {
+    // From 0 on: where the length is known, no loop is left. Where it is not, `step_by` would count
+    // the lines first.
+    let mut at = 0;
+    while at < len {
         line(std::ptr::without_provenance(start.wrapping_add(at)));
+        at += LINE;
     }
 }
 
