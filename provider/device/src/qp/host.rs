@@ -125,9 +125,8 @@ impl<'a> QpHost<'a> {
     /// next one may lock a ring to another process, and whoever has a ring locked asks for memory.
     #[inline]
     fn hold_regions(&mut self) {
-        if self.selected.is_none() && self.qp.service != Service::Ud {
-            let qp = self.qp;
-            self.held.get_or_insert_with(|| qp.memory().hold());
+        if self.held.is_none() && self.selected.is_none() && self.qp.service != Service::Ud {
+            self.held = Some(self.qp.memory().hold());
         }
     }
 
