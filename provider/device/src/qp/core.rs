@@ -262,6 +262,7 @@ impl QpCore {
 
     /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
     /// those that came.
+    #[cold]
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {

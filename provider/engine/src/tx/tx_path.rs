@@ -261,6 +261,7 @@ impl<'a> TxPath<'a> {
     }
 
     /// Keeps the buffer for the next user on this thread.
+    #[inline]
     pub fn put_back(self) {
         self.batch.into_iter().for_each(Batch::put_back);
     }
