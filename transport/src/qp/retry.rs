@@ -122,8 +122,10 @@ impl Retry {
     // clause: TIMER-RANGE
     fn scaled(&self, wait: Duration) -> Duration {
         let first = wait.max(MIN_ACK_TIMEOUT);
-        let longer = wait * (1 << self.silent.saturating_sub(1).min(2));
-        longer.min(PATIENT_ACK_TIMEOUT).max(first)
+        match self.silent {
+            0 | 1 => first,
+            silent => (wait * (1 << (silent - 1).min(2))).min(PATIENT_ACK_TIMEOUT).max(first),
+        }
     }
 
     /// A NAK, written or implied, tells of a loss: uses up a retry. `Ok(false)` when that loss is
