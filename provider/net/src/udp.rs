@@ -247,7 +247,8 @@ impl UdpLink {
         let Run { to: Some(to), segment } = run else { return Err(SendError::Lost) };
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
         let name = name_of(to.dst, self.scope);
-        let mut control = self.control(to, segment);
+        let mut control = Control::new();
+        self.describe(to, segment, &mut control);
         let tx_retention = self.tx_retention_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
         let kept = tx_retention.and_then(|tx_retention| tx_retention.next(bytes.len(), &mut control));
         let fd = kept.unwrap_or_else(|| self.fd());
@@ -274,9 +275,8 @@ impl UdpLink {
         }
     }
 
-    /// The control messages a send needs.
-    fn control(&self, to: &TxMeta, segment: Option<u16>) -> Control {
-        let mut control = Control::new();
+    /// Adds the control messages that a send needs.
+    fn describe(&self, to: &TxMeta, segment: Option<u16>, control: &mut Control) {
         let (level, tos, ttl) = if self.is_v4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
         } else {
@@ -293,7 +293,6 @@ impl UdpLink {
         if (to.hop_limit > 1 || to.hop_limit == 1 && to.dst.is_multicast()) && to.hop_limit != HOP_LIMIT {
             control.push(level, ttl, &c_int::from(to.hop_limit).to_ne_bytes());
         }
-        control
     }
 
     /// What is known of `len` bytes that came from there, with `control`.
