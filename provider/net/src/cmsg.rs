@@ -88,12 +88,12 @@ type Message<'a> = (c_int, c_int, &'a [u8]);
 
 /// The first message of `bytes` and what follows it.
 fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
-    let header = bytes.get(..HEADER)?;
-    let len = usize::from_ne_bytes(header[..WORD].try_into().ok()?);
-    let level = c_int::from_ne_bytes(header[HEADER - 8..HEADER - 4].try_into().ok()?);
-    let kind = c_int::from_ne_bytes(header[HEADER - 4..].try_into().ok()?);
-    let data = bytes.get(HEADER..len)?;
-    let behind = bytes.get(len.checked_next_multiple_of(WORD)?..).unwrap_or_default();
+    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+    let len = usize::from_ne_bytes(*header.first_chunk()?);
+    let level = c_int::from_ne_bytes(*header[HEADER - 8..].first_chunk()?);
+    let kind = c_int::from_ne_bytes(*header.last_chunk()?);
+    let data = rest.get(..len.checked_sub(HEADER)?)?;
+    let behind = rest.get(data.len().next_multiple_of(WORD)..).unwrap_or_default();
     Some(((level, kind, data), behind))
 }
 
