@@ -278,20 +278,23 @@ impl SendQueue {
 
     /// Appends a request; `srqn` means something on XRC only.
     pub(crate) fn push(&mut self, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
-        let mut wqe = SendWqe { srqn, ..self.check(req)? };
+        let length = self.check(req)?;
         let slot = self.next_slot();
-        match req.data {
-            SendData::Sges(sges) => self.sges.put(slot, sges, Sge::default()),
+        let (flags, num_sge) = match req.data {
+            SendData::Sges(sges) => {
+                self.sges.put(slot, sges, Sge::default());
+                (req.flags - SendFlags::INLINE, u32::try_from(sges.len()).unwrap_or(u32::MAX))
+            }
             // clause: SEND-INLINE
             SendData::Inline(bytes) => {
-                wqe.flags.insert(SendFlags::INLINE);
                 self.inline.put(slot, bytes, 0);
+                (req.flags | SendFlags::INLINE, 0)
             }
-        }
+        };
         if let Some(dest) = req.ud.filter(|_| self.dests.width > 0) {
             self.dests.put(slot, &[dest], dest);
         }
-        self.fill(slot, wqe);
+        self.fill(slot, SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) });
         Ok(())
     }
 
@@ -363,15 +366,15 @@ impl SendQueue {
         self.internal = 0;
     }
 
-    fn check(&self, req: &SendRequest<'_>) -> Result<SendWqe, PostError> {
+    /// Bytes of the message, if the queue takes the request.
+    fn check(&self, req: &SendRequest<'_>) -> Result<u32, PostError> {
         if self.room() == 0 {
             return Err(PostError::QueueFull);
         }
-        let (length, num_sge) = match req.data {
-            SendData::Sges(sges) => (self.check_sges(sges)?, u32::try_from(sges.len()).unwrap_or(u32::MAX)),
-            SendData::Inline(bytes) => (self.check_inline(&req.op, bytes)?, 0),
+        let length = match req.data {
+            SendData::Sges(sges) => self.check_sges(sges)?,
+            SendData::Inline(bytes) => self.check_inline(&req.op, bytes)?,
         };
-        let flags = req.flags - SendFlags::INLINE;
         let fits = match req.op {
             // clause: ATOMIC-WRITE-LENGTH
             SendOp::AtomicWrite { .. } => length == ATOMIC_LEN,
@@ -379,10 +382,7 @@ impl SendQueue {
             SendOp::Flush { length: range, .. } => length == 0 && range <= MAX_MESSAGE,
             _ => true,
         };
-        if !fits {
-            return Err(PostError::BadLength);
-        }
-        Ok(SendWqe { num_sge, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) })
+        if fits { Ok(length) } else { Err(PostError::BadLength) }
     }
 
     /// Bytes of the list, if the queue takes it.
