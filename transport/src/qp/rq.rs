@@ -261,15 +261,15 @@ impl RecvQueue {
 
     /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are
     /// filled in here, and every error counts as solicited (`man ibv_req_notify_cq`).
-    pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> bool {
+    pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
         if sh.config.service == Service::XrcTgt {
             host.select_srq(self.srqn);
         }
         // clause: WC-SOLICITED
-        let solicited = cqe.solicited || cqe.status != WcStatus::Success;
-        let mut cqe = Cqe { wr_id, solicited, qpn: sh.config.qpn, timestamp: host.now().0, ..cqe };
+        cqe.solicited |= cqe.status != WcStatus::Success;
+        (cqe.wr_id, cqe.qpn, cqe.timestamp) = (wr_id, sh.config.qpn, host.now().0);
         if self.matches_tags {
             cqe = self.end_tagged(sh, host, cqe);
         }
