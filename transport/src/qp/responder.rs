@@ -370,6 +370,7 @@ impl Responder {
     }
 
     /// The payload fits the opcode, then the message (IBA §9.7.4).
+    #[inline]
     fn check_length(&self, mtu: PathMtu, req: &Request, payload: RxPayload<'_>) -> Result<(), Refusal> {
         let mtu = mtu.bytes();
         let len = u32::try_from(payload.len()).map_err(|_| Refusal::Length)?;

@@ -282,6 +282,7 @@ impl<'a> TxPath<'a> {
     }
 
     /// Takes the way for packets to `to` behind `av`; false if the batch has another.
+    #[inline]
     fn choose(&mut self, av: &Av, to: Qpn) -> bool {
         let ring = self.cache.ring(self.fabric, av, to);
         match (ring, &self.open) {
