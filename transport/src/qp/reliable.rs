@@ -79,8 +79,9 @@ impl Requester {
         {
             let index = self.cursor.packet;
             // Those that need not ask may share the header of the one before.
-            let silent = self.unasked.spare(cost, self.window).min(wqe.packets - 1 - index);
-            let joined = if joins && silent > 0 {
+            let spare = if joins { self.unasked.spare(cost, self.window) } else { 0 };
+            let silent = spare.min(wqe.packets - 1 - index);
+            let joined = if silent > 0 {
                 let behind = H::charge(segment::payload_len(wqe.length, mtu, index + silent));
                 let run = || packet.charge_behind::<H>(wqe, index + silent - 1, mtu);
                 let room = self.in_flight.reserve(sh, host, silent * cost, behind, run, |_| false);
