@@ -53,6 +53,8 @@ struct Entry {
     len: usize,
     /// Its address vector in `avs`.
     av: usize,
+    /// The process that shall get it: a run is steered as a whole by its first packet.
+    owner: Slot,
     /// Where it comes from, for a interceptor.
     note: PacketNote,
     /// The part of it that was summed up when it was copied.
@@ -155,8 +157,8 @@ impl Batch {
         self.packets.len() - self.newest + count <= MAX_SEGMENTS && self.used + count * len - start <= MAX_BYTES
     }
 
-    /// Room for a packet of `len` bytes, or a frame, along `av`; `None`: the batch is full.
-    pub fn room(&mut self, av: &Av, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    /// Room for a packet of `len` bytes to `to`, or a frame, along `av`; `None`: the batch is full.
+    pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         let same_way = self.avs.last() == Some(av);
         let continues = same_way && self.continues_run(total);
@@ -170,7 +172,8 @@ impl Batch {
         if !same_way {
             self.avs.push(*av);
         }
-        self.packets.push(Entry { start, len: total, av: self.avs.len() - 1, note, summed: None });
+        let (av, owner) = (self.avs.len() - 1, Slot::of(to));
+        self.packets.push(Entry { start, len: total, av, owner, note, summed: None });
         self.used += total;
         self.bytes.get_mut(start..start + len)
     }
@@ -223,14 +226,13 @@ impl Batch {
     /// The longest run that starts with packet `at`.
     fn run_from(&self, at: usize, max: usize) -> Range<usize> {
         let Some(first) = self.packets.get(at) else { return at..at };
-        let owner = self.owner(first);
         let mut end = at + 1;
         while end - at < max
             && let Some(next) = self.packets.get(end)
             && next.av == first.av
             && next.len <= first.len
             && next.start + next.len - first.start <= MAX_BYTES
-            && self.owner(next) == owner
+            && next.owner == first.owner
         {
             end += 1;
             if next.len < first.len {
@@ -238,11 +240,6 @@ impl Batch {
             }
         }
         at..end
-    }
-
-    /// The process that shall get a packet: a run is steered as a whole by its first packet.
-    fn owner(&self, entry: &Entry) -> Option<Slot> {
-        self.bytes.get(entry.start..).and_then(peek_qpn).map(Slot::of)
     }
 
     /// Writes the ICRCs of a run.
@@ -318,12 +315,12 @@ fn numbered(net: &NetHeader, index: usize) -> NetHeader {
 }
 
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
-        self.room(av, len, note).map(TxRoom::Own)
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+        self.room(av, to, len, note).map(TxRoom::Own)
     }
 
     fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
-        self.room(&Av::default(), len, note)
+        self.room(&Av::default(), Qpn::default(), len, note)
     }
 
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
@@ -353,16 +350,15 @@ mod tests {
     use roxe_transport::cx::TxReason;
     use std::net::Ipv4Addr;
 
-    const NOTE: PacketNote = PacketNote::answer(Qpn::new(7), TxReason::Ack);
+    const QPN: Qpn = Qpn::new(7);
+    const NOTE: PacketNote = PacketNote::answer(QPN, TxReason::Ack);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
     }
 
     fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
-        let packet = batch.room(av, len, NOTE).unwrap();
-        packet.fill(0);
-        packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+        batch.room(av, Qpn::new(qpn), len, NOTE).unwrap().fill(0);
     }
 
     fn runs(batch: &Batch, max: usize) -> Vec<Range<usize>> {
@@ -394,7 +390,8 @@ mod tests {
     #[test]
     fn a_batch_is_full_with_a_whole_run_or_without_room_for_one() {
         let mut batch = Batch::new();
-        let fill = |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), len, NOTE).is_some()).count();
+        let fill =
+            |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), QPN, len, NOTE).is_some()).count();
         assert_eq!(fill(4108, &mut batch), 15);
         batch.clear();
         push(&mut batch, &av(1), 0x1000, 4124);
@@ -405,7 +402,7 @@ mod tests {
         for at in 0..2 {
             push(&mut batch, &av(at), 0x1000, MAX_BYTES - icrc::LEN);
         }
-        assert!(batch.room(&av(2), 1, NOTE).is_none());
+        assert!(batch.room(&av(2), QPN, 1, NOTE).is_none());
     }
 
     #[test]
