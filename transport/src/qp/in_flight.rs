@@ -44,6 +44,10 @@ impl InFlight {
         run: impl FnOnce() -> u32,
         fits_same_send: impl Fn(usize) -> bool,
     ) -> Room {
+        // What a long message takes at once lasts for most of its packets.
+        if first + more <= self.ahead {
+            return Room::Both;
+        }
         if !self.reach(sh, flow, first, || fits_same_send(1)) {
             // What is merely reserved brings no acknowledgement. Without it nothing is under way,
             // so this is not refused.
@@ -56,7 +60,6 @@ impl InFlight {
             }
         }
         let enough = more == 0
-            || first + more <= self.ahead
             || self.reach_ahead(sh, flow, first + run())
             || self.reach(sh, flow, first + more, || fits_same_send(2));
         if enough { Room::Both } else { Room::First }
