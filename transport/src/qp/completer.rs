@@ -186,7 +186,7 @@ impl Requester {
         // clause: READ-IN-ORDER, READ-ACKNOWLEDGES
         self.acknowledge(sh, host, psn)?;
         // clause: RESP-KIND
-        self.sq.head().copied().filter(is_kind).ok_or(ResponseError::Failed(WcStatus::BadRespErr))
+        self.sq.head().filter(|wqe| is_kind(wqe)).copied().ok_or(ResponseError::Failed(WcStatus::BadRespErr))
     }
 
     /// Writes an answer into the list of the oldest work request.
