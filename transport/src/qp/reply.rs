@@ -226,7 +226,7 @@ impl Replies {
                 Sent::Yes => {
                     self.sent(step, sh, host.now());
                     // clause: DCQCN-PACING
-                    if step.is_middle(sh) && sh.congestion.is_free() {
+                    if tx.joins() && step.is_middle(sh) && sh.congestion.is_free() {
                         self.join(sh, host, tx);
                     }
                 }
