@@ -90,6 +90,21 @@ pub const KNOBS: &[Knob] = &[
         help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
     },
     Knob {
+        name: "ROXE_CHECK",
+        default: "off",
+        help: "Report misuse of verbs: all, or rules separated by commas, -RULE for all but one, warn to leave the exit status alone.",
+    },
+    Knob {
+        name: "ROXE_CHECK_REPORT",
+        default: "none",
+        help: "File to append the reports of ROXE_CHECK to, as JSON lines.",
+    },
+    Knob {
+        name: "ROXE_CHECK_SUPPRESSIONS",
+        default: "none",
+        help: "File with reports of ROXE_CHECK that are not wanted: lines of a rule, a pattern and a reason.",
+    },
+    Knob {
         name: "ROXE_FAULTS",
         default: "none",
         help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
@@ -139,6 +154,12 @@ pub struct Config {
     pub stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
     pub counters: Option<PathBuf>,
+    /// Which misuse to report; `None`: none is looked for.
+    pub check: Option<String>,
+    /// Where reports go besides standard error.
+    pub check_report: Option<PathBuf>,
+    /// Which reports are not wanted.
+    pub check_suppressions: Option<PathBuf>,
     /// What to do to packets; `None`: nothing.
     pub faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
@@ -178,6 +199,8 @@ pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
 
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     let switch = |name, default| parse_with(&get, name, "it must be on or off", default, parse_switch);
+    let file =
+        |name| parse_with(&get, name, "it must be a path", None, |text| Some((!text.is_empty()).then(|| text.into())));
     Ok(Config {
         netdevs: parse_with(
             &get,
@@ -204,16 +227,13 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: switch("ROXE_STATS", false)?,
-        stats_files: parse_with(&get, "ROXE_STATS_FILES", "it must be the name of a folder", None, |text| {
-            Some((!text.is_empty()).then(|| text.into()))
-        })?,
-        counters: parse_with(&get, "ROXE_COUNTERS", "it must be the name of a folder", None, |text| {
-            Some((!text.is_empty()).then(|| text.into()))
-        })?,
+        stats_files: file("ROXE_STATS_FILES")?,
+        counters: file("ROXE_COUNTERS")?,
+        check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
+        check_report: file("ROXE_CHECK_REPORT")?,
+        check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
         faults: read_faults(&get)?,
-        capture: parse_with(&get, "ROXE_CAPTURE", "it must be the name of a file", None, |text| {
-            Some((!text.is_empty()).then(|| text.into()))
-        })?,
+        capture: file("ROXE_CAPTURE")?,
     })
 }
 

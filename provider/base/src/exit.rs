@@ -1,10 +1,18 @@
 //! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**:
-//! `atexit`.
+//! `on_exit`.
 //!
 //! A process that is killed, or leaves by `_exit`, does none of them.
 
 use crate::lock::{Mutex, rank};
+use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+unsafe extern "C" {
+    /// `man on_exit`: as `atexit`, and the function is told the exit status.
+    fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
 
 /// The order of tasks: those that may still move packets come before those that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,16 +30,30 @@ type Task = (Stage, fn());
 /// All tasks, in the order in which they are done.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
+/// The status to end with if the program itself ends with 0; 0: that.
+static STATUS: AtomicI32 = AtomicI32::new(0);
+
+/// Sees to it that the tasks are done at the end. The sooner this is called, the more of the
+/// program's own functions for the end of the process are called before.
+pub fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `run` is a function of the type asked for that does not unwind, and wants no
+        // argument. It lives in this library, whose unloading runs and forgets it.
+        unsafe { on_exit(run, std::ptr::null_mut()) };
+    });
+}
+
+/// Ends the process with `status` instead of 0.
+pub fn fail_with(status: i32) {
+    STATUS.store(status, Ordering::Relaxed);
+}
+
 /// Does `task` when the process ends, once however often it is asked for; those of one stage in the
 /// order of the calls.
 pub fn at_exit(stage: Stage, task: fn()) {
-    let mut tasks = TASKS.lock();
-    if tasks.is_empty() {
-        // SAFETY: `run` is a function of the type asked for that does not unwind. It lives in this
-        // library, whose unloading runs and forgets it.
-        unsafe { libc::atexit(run) };
-    }
-    note(&mut tasks, stage, task);
+    install();
+    note(&mut TASKS.lock(), stage, task);
 }
 
 fn note(tasks: &mut Vec<Task>, stage: Stage, task: fn()) {
@@ -41,11 +63,20 @@ fn note(tasks: &mut Vec<Task>, stage: Stage, task: fn()) {
     }
 }
 
-extern "C" fn run() {
+extern "C" fn run(status: c_int, _: *mut c_void) {
     // A fork in another thread may hold the lock for ever; then nothing is told.
     let tasks = TASKS.try_lock().map(|tasks| tasks.clone()).unwrap_or_default();
     // There is nobody left to tell of a failure.
     tasks.into_iter().for_each(|(_, task)| _ = catch_unwind(task));
+    let wanted = STATUS.load(Ordering::Relaxed);
+    if status == 0 && wanted != 0 {
+        // SAFETY: writes what the program has printed, as `exit` would have done next, and ends the
+        // process.
+        unsafe {
+            libc::fflush(std::ptr::null_mut());
+            libc::_exit(wanted);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 use crate::context::{Context, check_port};
 use crate::pd::Pd;
 use roxe_base::error::Error;
-use roxe_base::uses::Use;
+use roxe_base::uses::{ObjectId, Use};
+use roxe_check::{Made, Tracked};
 use roxe_net::group;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
@@ -50,7 +51,8 @@ impl Pd {
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
         let av = self.context().resolve_av(attr)?;
         let _quota = self.context().device().quotas().ahs.take()?;
-        Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota })
+        let _tracked = Tracked::new(ObjectId::next(), || Made::Ah { pd: self.object() });
+        Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota, _tracked })
     }
 }
 
@@ -91,6 +93,7 @@ pub struct Ah {
     pd: Arc<Pd>,
     _use: Use,
     _quota: Use,
+    _tracked: Tracked,
 }
 
 impl Ah {

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::event::EventQueue;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_check::{Event, Made, Tracked, tell};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
@@ -23,13 +24,15 @@ pub struct CompChannel {
     context: Arc<Context>,
     events: EventQueue<CqEvent>,
     uses: UseCount,
+    tracked: Tracked,
 }
 
 impl Context {
     /// A new completion channel.
     pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
         let (context, events, uses) = (Arc::clone(self), EventQueue::new()?, UseCount::default());
-        Ok(Arc::new(CompChannel { context, events, uses }))
+        let tracked = Tracked::new(ObjectId::next(), || Made::Channel { context: self.id() });
+        Ok(Arc::new(CompChannel { context, events, uses, tracked }))
     }
 }
 
@@ -61,6 +64,7 @@ impl CompChannel {
     /// answer until it has slept.
     pub fn before_wait(&self) -> impl Sized + '_ {
         let is_over = || !self.events.is_empty();
+        tell(|| Event::Waits { channel: self.id() });
         self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
     }
 
@@ -78,7 +82,13 @@ impl CompChannel {
 
     /// Whether the channel may be destroyed: EBUSY while completion queues use it.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.uses.check_unused("completion channel", "completion queues")
+        let unused = self.uses.check_unused("completion channel", "completion queues");
+        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id(), error)))
+    }
+
+    /// Names it in what the checker is told.
+    pub(crate) fn id(&self) -> ObjectId {
+        self.tracked.id()
     }
 
     /// Registers one CQ as a user.

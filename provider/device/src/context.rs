@@ -8,6 +8,7 @@ use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
+use roxe_check::{Made, Tracked};
 use roxe_engine::adapter::PortObserver;
 use roxe_engine::engine::Engine;
 use roxe_engine::port::{GidEntry, PortAttr, PortChange};
@@ -36,6 +37,7 @@ pub struct Context {
     /// Only there to be a descriptor with an identity: programs duplicate it and import the device
     /// by the copy.
     command: File,
+    tracked: Tracked,
 }
 
 impl Context {
@@ -51,7 +53,8 @@ impl Context {
     /// An opening of `device`, whose engine in this process is `engine`.
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Self, Error> {
         let (memory, events, command) = (Arc::new(MemoryTable::new()), EventQueue::new()?, command()?);
-        Ok(Self { device, engine, memory, events, command })
+        let tracked = Tracked::new(ObjectId::next(), || Made::Context);
+        Ok(Self { device, engine, memory, events, command, tracked })
     }
 
     /// The device that was opened.
@@ -126,6 +129,11 @@ impl Context {
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.engine.count_socket_drops();
         self.device.adapter().counters().list()
+    }
+
+    /// Names it in what the checker is told.
+    pub(crate) fn id(&self) -> ObjectId {
+        self.tracked.id()
     }
 
     pub(crate) fn engine(&self) -> &Engine {

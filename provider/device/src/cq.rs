@@ -17,6 +17,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
@@ -170,6 +171,7 @@ pub struct Cq {
     held: Mutex<rank::CqChannel, Option<(Use, Option<Use>)>>,
     id: ObjectId,
     user: u64,
+    tracked: Tracked,
     uses: UseCount,
     /// Whether there are entries, for who looks without the lock: most looks of a program that
     /// polls are in vain.
@@ -188,13 +190,17 @@ impl Context {
         }
         let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
+        let id = ObjectId::next();
+        let channel = init.channel.as_ref().map(|channel| channel.id());
+        let tracked = Tracked::new(id, || Made::Cq { context: self.id(), channel, capacity: init.cqe });
         Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
             context: Arc::clone(self),
             held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
             channel: init.channel,
-            id: ObjectId::next(),
+            id,
             user: init.user,
+            tracked,
             uses: UseCount::default(),
             has_entries: AtomicBool::new(false),
             state: Mutex::new(State {
@@ -246,12 +252,15 @@ impl Cq {
         Ok(self.take(max, f))
     }
 
-    fn take(&self, max: usize, f: impl FnMut(&Cqe)) -> usize {
+    fn take(&self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
         if !self.has_entries.load(Ordering::Acquire) {
             return 0;
         }
         let mut state = self.state.lock();
-        let n = state.take(max, f);
+        let n = state.take(max, |cqe| {
+            f(cqe);
+            tell(|| Event::Polled { cq: self.id, cqe });
+        });
         self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
         n
     }
@@ -261,6 +270,7 @@ impl Cq {
     /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
+        tell(|| Event::Armed { cq: self.id });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -297,7 +307,9 @@ impl Cq {
 
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.uses.check_unused("completion queue", "queue pairs")?;
+        let unused = self.uses.check_unused("completion queue", "queue pairs");
+        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
+        self.tracked.end();
         // First no new events, then forget the old ones.
         let held = self.held.lock().take();
         if let Some(channel) = &self.channel {
@@ -371,6 +383,11 @@ impl Cq {
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
             channel.announce(self.id, self.user());
         }
+    }
+
+    /// Names it in what the checker is told.
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
     }
 
     /// Registers one queue pair as a user.
@@ -453,7 +470,7 @@ mod tests {
         assert_eq!(first, [0, 1]);
         assert_eq!(drain(&cq), [2, 3, 4]);
         assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
-        assert_eq!(drain(&cq), []);
+        assert!(drain(&cq).is_empty());
     }
 
     #[test]

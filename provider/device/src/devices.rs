@@ -21,6 +21,7 @@ static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 /// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
+    roxe_check::start()?;
     if config.stats || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }

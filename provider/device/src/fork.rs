@@ -105,7 +105,8 @@ fn outside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable>
 fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()]);
+        .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()])
+        .chain(roxe_check::locks());
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
     let inboxes = engines.iter().map(|engine| engine.agent().raw_inbox() as &dyn Lockable);
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
@@ -148,6 +149,7 @@ extern "C" fn after_in_child() {
     process::abandon();
     ports::abandon();
     devices::abandon();
+    roxe_check::abandon();
     for engine in held {
         engine.abandon();
     }

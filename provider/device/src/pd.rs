@@ -5,7 +5,8 @@
 
 use crate::context::Context;
 use roxe_base::error::Error;
-use roxe_base::uses::{Use, UseCount};
+use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_memory::region::PdId;
 use std::sync::Arc;
 
@@ -18,13 +19,15 @@ pub struct Pd {
     /// The use of the domain that this one extends.
     _base: Option<Use>,
     _quota: Use,
+    tracked: Tracked,
 }
 
 impl Context {
     /// A new protection domain; ENOMEM: there are `max_pd`.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
-        let (context, uses, _quota) = (Arc::clone(self), UseCount::default(), self.device().quotas().pds.take()?);
-        Ok(Arc::new(Pd { context, id: PdId::next(), uses, _base: None, _quota }))
+        let (uses, _quota) = (UseCount::default(), self.device().quotas().pds.take()?);
+        let tracked = tracked(self);
+        Ok(Arc::new(Pd { context: Arc::clone(self), id: PdId::next(), uses, _base: None, _quota, tracked }))
     }
 }
 
@@ -34,8 +37,8 @@ impl Pd {
     /// there are `max_pd`.
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
-        let (context, uses) = (Arc::clone(&self.context), UseCount::default());
-        Ok(Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()), _quota }))
+        let (context, uses, tracked) = (Arc::clone(&self.context), UseCount::default(), tracked(&self.context));
+        Ok(Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()), _quota, tracked }))
     }
 
     /// The context it belongs to.
@@ -46,7 +49,9 @@ impl Pd {
     /// Whether the domain may be deallocated: EBUSY while it has regions, windows, queues or
     /// address handles.
     pub fn dealloc(&self) -> Result<(), Error> {
-        self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles")
+        let unused =
+            self.uses.check_unused("protection domain", "memory regions and windows, queues and address handles");
+        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.object(), error)))
     }
 
     /// By which the memory table knows it.
@@ -54,8 +59,17 @@ impl Pd {
         self.id
     }
 
+    /// Names it in what the checker is told.
+    pub(crate) fn object(&self) -> ObjectId {
+        self.tracked.id()
+    }
+
     /// Registers one object of the domain, until the returned value is dropped.
     pub fn hold(&self) -> Use {
         self.uses.hold()
     }
+}
+
+fn tracked(context: &Context) -> Tracked {
+    Tracked::new(ObjectId::next(), || Made::Pd { context: context.id() })
 }

@@ -15,6 +15,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{Outcome, PostError};
 use roxe_transport::time::Instant;
@@ -96,6 +97,7 @@ pub struct Srq {
     held: Mutex<rank::Uses, Option<[Use; 2]>>,
     id: ObjectId,
     user: u64,
+    tracked: Tracked,
     uses: UseCount,
     kind: Kind,
     state: Mutex<rank::Srq, State>,
@@ -180,10 +182,12 @@ impl Srq {
             return Err(Error::invalid(format!("{n} elements per request; the device takes {MAX_SRQ_SGE}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
+        let id = ObjectId::next();
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
             held: Mutex::new(Some([pd.hold(), pd.context().device().quotas().srqs.take()?])),
-            id: ObjectId::next(),
+            id,
+            tracked: Tracked::new(id, || Made::Srq { pd: pd.object(), max_wr: init.max_wr }),
             user: init.user,
             uses: UseCount::default(),
             kind,
@@ -222,6 +226,12 @@ impl Srq {
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let posted = self.append(request);
+        tell(|| Event::of_posted_recv(self.id, request, &posted));
+        posted
+    }
+
+    fn append(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let mut state = self.state.lock();
         let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);
         if count > state.attr.max_sge {
@@ -259,7 +269,9 @@ impl Srq {
 
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.uses.check_unused("shared receive queue", "queue pairs")?;
+        let unused = self.uses.check_unused("shared receive queue", "queue pairs");
+        unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
+        self.tracked.end();
         match &self.kind {
             Kind::Basic => {}
             Kind::Xrc(xrc) => {
@@ -292,6 +304,11 @@ impl Srq {
     pub(crate) fn longest_list(&self) -> u32 {
         let max_sge = self.state.lock().attr.max_sge;
         if self.matches_tags() { max_sge.max(MAX_TM_SGE) } else { max_sge }
+    }
+
+    /// Names it in what the checker is told.
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
     }
 
     /// Registers one queue pair as a user.

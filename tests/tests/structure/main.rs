@@ -20,6 +20,7 @@ pub(crate) const ORDER: &[&str] = &[
     "wire",
     "transport",
     "provider/base",
+    "provider/check",
     "provider/memory",
     "provider/net",
     "provider/engine",

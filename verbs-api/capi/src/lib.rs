@@ -7,7 +7,7 @@
 //! - the structures of the C headers, and the proof that they are laid out as in C: `abi.rs`,
 //!   `abi/`
 //! - which symbols there are, under which version; which only answer EOPNOTSUPP: `exports.rs`,
-//!   `exports.map`; `unsupported.rs`
+//!   `exports.map`; `unsupported.rs`; what the loader calls: `load.rs`
 //! - how a result becomes a return value and `errno`: `errno.rs`
 //! - what a handle is, and what lies behind it: `object.rs`, `objects.rs`; memory from the
 //!   program's allocators: `allocator.rs`
@@ -50,6 +50,7 @@ mod event;
 mod exports;
 mod flow;
 mod import;
+mod load;
 mod lock;
 mod memory;
 mod object;

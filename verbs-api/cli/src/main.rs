@@ -10,7 +10,7 @@
 //!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`: `devices.rs`, `config.rs`; `table.rs`
+//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod dump;
 mod library;
 mod private_dir;
 mod program;
+mod rules;
 mod run;
 mod stats;
 mod table;
@@ -74,6 +75,8 @@ enum Command {
     Devices,
     /// List every setting: what it does, its value, and where that comes from.
     Config,
+    /// List the rules of the checker (run --check): what they find, and where it is written.
+    Rules,
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// The other process of `demo`.
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => finish("demo", demo::run(&args)),
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
+        Command::Rules => finish("rules", rules::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),

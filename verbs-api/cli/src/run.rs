@@ -11,6 +11,7 @@ use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::{checkers, stats, view};
+use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -36,6 +37,19 @@ pub(crate) struct Args {
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
+    /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
+    /// leave the exit status alone (`roxe rules` lists them; docs/checker.md).
+    ///
+    /// A program that ends well all the same exits with 66 if an error was found.
+    #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    check: Option<String>,
+    /// Append the reports of --check to this file, as JSON lines.
+    #[arg(long, value_name = "FILE", requires = "check")]
+    report: Option<PathBuf>,
+    /// Leave out the reports of --check that this file names: lines of a rule, a pattern of
+    /// functions, files or objects, and behind a # the reason.
+    #[arg(long, value_name = "FILE", requires = "check")]
+    suppressions: Option<PathBuf>,
     /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
     #[arg(long)]
     no_view: bool,
@@ -82,6 +96,8 @@ pub(crate) enum RunError {
          `;` stands between rules. docs/faults.md tells all of it."
     )]
     Faults(ConfigError),
+    #[error("wrong --check: {0}")]
+    Check(String),
     #[error(
         "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()
@@ -148,6 +164,15 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     if let Some(file) = &args.capture {
         check_capture(file)?;
         command.env("ROXE_CAPTURE", file);
+    }
+    if let Some(rules) = &args.check {
+        Selection::parse(rules).map_err(RunError::Check)?;
+        command.env("ROXE_CHECK", rules);
+    }
+    for (name, path) in [("ROXE_CHECK_REPORT", &args.report), ("ROXE_CHECK_SUPPRESSIONS", &args.suppressions)] {
+        if let Some(path) = path {
+            command.env(name, path);
+        }
     }
     if args.stats {
         command.env("ROXE_STATS", "on");

@@ -152,6 +152,10 @@ crate::ranks! { pub, 10_000.. ;
     ThreadHandle,
     /// `engine`: the background thread, so that whoever holds any lock may wake it.
     Thread,
+    /// `check`: what the checker knows of the program.
+    Checker,
+    /// `check`: where its reports go, held while one is written.
+    CheckReports,
     /// `exit`: what is done when the process ends.
     ExitTasks,
 }

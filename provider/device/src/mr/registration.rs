@@ -10,7 +10,8 @@ use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::Use;
+use roxe_base::uses::{ObjectId, Use};
+use roxe_check::{Event, Made, Memory, Tracked, tell};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping};
 use roxe_memory::region::{Region, Role, Users};
@@ -24,6 +25,7 @@ pub struct Mr {
     context: Arc<Context>,
     key: u32,
     registration: Mutex<rank::Registration, Registration>,
+    tracked: Tracked,
 }
 
 /// What a region is registered as now.
@@ -103,6 +105,13 @@ impl Terms {
         Region { addr, base: self.base(), length, access, users, role }
     }
 
+    /// What the checker is told of a region of these terms.
+    fn told(self, pd: &Pd, key: u32) -> Memory {
+        let Self { addr, length, access, .. } = self;
+        let (context, pd) = (pd.context().id(), pd.object());
+        Memory { context, pd, lkey: key, rkey: key, addr, base: self.base(), length, access }
+    }
+
     /// The address by which its first byte is named.
     fn base(self) -> u64 {
         // clause: KEY-ZERO-BASED
@@ -148,7 +157,9 @@ impl Mr {
         let quota = pd.context().device().quotas().mrs.take()?;
         let key = pd.context().memory().insert(region)?;
         let registration = Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]) };
-        Ok(Arc::new(Self { context: Arc::clone(pd.context()), key, registration: Mutex::new(registration) }))
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.told(pd, key)));
+        let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
+        Ok(Arc::new(Self { context, key, registration, tracked }))
     }
 
     /// Its protection domain.
@@ -207,6 +218,7 @@ impl Mr {
         if let Some([pd_use, _]) = &mut now.uses {
             *pd_use = pd.hold();
         }
+        tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.key)));
         (now.pd, now.terms) = (pd, terms);
         Ok(())
     }
@@ -216,7 +228,9 @@ impl Mr {
     pub fn deregister(&self) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
-            self.context.memory().remove(self.key)?;
+            let removed = self.context.memory().remove(self.key);
+            removed.inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))?;
+            self.tracked.end();
             now.end();
         }
         Ok(())
@@ -228,6 +242,7 @@ impl Mr {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
             self.context.memory().revoke(self.key);
+            self.tracked.end();
             now.end();
         }
     }

@@ -14,6 +14,7 @@ use crate::pd::Pd;
 use crate::xrc_domain::XrcDomain;
 use roxe_base::clock;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
+use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
 use roxe_engine::queue_pair::VisitOutcome;
@@ -114,6 +115,7 @@ impl QpCore {
     /// Counts a packet that the state machine did not want.
     pub(super) fn count(&self, result: Result<(), DropReason>) {
         if let Err(reason) = result {
+            tell(|| Event::Dropped { qp: self.resources.id, reason });
             self.engine().counters().count_drop(reason);
         }
     }

@@ -7,6 +7,7 @@
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
+use roxe_check::{Event, tell};
 use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
@@ -156,6 +157,44 @@ impl<'a> QpHost<'a> {
         }
     }
 
+    /// Copies payload into a packet, and notes its sum if somebody wants to know.
+    #[inline]
+    fn gather_list(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
+        let out = cells(out);
+        if self.copied.is_none() {
+            return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
+        }
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
+        self.note_copy(to, sum);
+        Ok(())
+    }
+
+    /// The same for the memory of this end that a peer reads.
+    #[inline]
+    fn read_region(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
+        let out = cells(out);
+        if self.copied.is_none() {
+            return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
+        }
+        let to = out.as_ptr().addr();
+        let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
+        self.note_copy(to, sum);
+        Ok(())
+    }
+
+    /// A local list could not be used.
+    #[cold]
+    fn tell_local(&self, side: Side, sges: &[Sge], access: Access, error: MemError) {
+        tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
+    }
+
+    /// A peer could not get at memory.
+    #[cold]
+    fn tell_remote(&self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
+        tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
+    }
+
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
         let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.state.has_turn, self.rings);
@@ -170,28 +209,22 @@ impl<'a> QpHost<'a> {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.copy(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
-        self.note_copy(to, sum);
-        Ok(())
+        let done = self.gather_list(sges, offset, out);
+        done.inspect_err(|error| self.tell_local(Side::Send, sges, Access::empty(), *error))
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         // clause: SRQ-DOMAIN
         let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
-        match data {
+        let done = match data {
             RxPayload::Bytes(data) => {
                 self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
             }
-            RxPayload::Shared { at, len } => {
-                let data = self.arrived(at, len)?;
+            RxPayload::Shared { at, len } => self.arrived(at, len).and_then(|data| {
                 self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data))
-            }
-        }
+            }),
+        };
+        done.inspect_err(|error| self.tell_local(side, sges, Access::LOCAL_WRITE, *error))
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
@@ -204,43 +237,44 @@ impl Memory for QpHost<'_> {
             // What may be written is written next.
             self.hold_regions();
         }
-        self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access))
+        let done = self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
+        done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
             return self.read_fetched(va, out);
         }
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
-        self.note_copy(to, sum);
-        Ok(())
+        let len = out.len() as u64;
+        let done = self.read_region(rkey, va, out);
+        done.inspect_err(|error| self.tell_remote((rkey, va, len), Access::REMOTE_READ, *error))
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
-        match data {
+        let len = data.len() as u64;
+        let done = match data {
             RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
-            RxPayload::Shared { at, len } => {
-                let data = self.arrived(at, len)?;
-                self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))
-            }
-        }
+            RxPayload::Shared { at, len } => self
+                .arrived(at, len)
+                .and_then(|data| self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))),
+        };
+        done.inspect_err(|error| self.tell_remote((rkey, va, len), Access::REMOTE_WRITE, *error))
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op))
+        let done = self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op));
+        done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        self.look(|regions, reach| regions.store_remote(reach, rkey, va, data))
+        let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));
+        done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
-        self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access))
+        let (va, len) = range.unwrap_or_default();
+        let done = self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access));
+        done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
@@ -262,6 +296,7 @@ impl Memory for QpHost<'_> {
 
 impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        tell(|| Event::Completed { qp: self.qp.id, side, cqe: &cqe });
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
             return self.complete_xrc(cqe);
         }

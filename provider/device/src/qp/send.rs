@@ -7,6 +7,7 @@ use super::core::{Inner, QpCore};
 use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
+use roxe_check::{Event, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
@@ -48,6 +49,13 @@ impl SendGuard<'_> {
     /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
     /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let posted = self.queue_send(srqn, request);
+        tell(|| Event::of_posted_send(self.core.resources.id, request, &posted));
+        posted
+    }
+
+    #[inline]
+    fn queue_send(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
         let room = inner.machine.send_room();
         // What the state machine itself refuses it shall refuse with its own reason.

@@ -16,6 +16,7 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::Use;
+use roxe_check::{Event, Made, Pair, Tracked, is_on, tell};
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::RecvRequest;
@@ -45,6 +46,7 @@ pub struct Qp {
     flows: FlowUses,
     /// Of a hash queue pair.
     rss: Option<Arc<Rss>>,
+    tracked: Tracked,
 }
 
 impl Pd {
@@ -52,7 +54,9 @@ impl Pd {
     /// another context. ENOMEM: there are `max_qp`. The first one opens the sockets of the engine:
     /// EADDRINUSE if another user has the port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
-        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(limits::MIN_INLINE_DATA), ..init.caps };
+        // A program that relies on more than it asked for hears of it.
+        let least = if is_on() { 0 } else { limits::MIN_INLINE_DATA };
+        let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
             Service::XrcIni => {
@@ -97,7 +101,8 @@ impl Qp {
         let core = context.engine().register_qp(view.service, make)?;
         core.inner.lock().frames = frames;
         let flows = FlowUses::default();
-        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss }))
+        let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &view)));
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
     /// What the engine knows of it.
@@ -147,6 +152,12 @@ impl Qp {
 
     /// Posts a receive request. The data of a request is looked at when a message arrives for it.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let posted = self.queue_recv(request);
+        tell(|| Event::of_posted_recv(self.core.resources.id, request, &posted));
+        posted
+    }
+
+    fn queue_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let mut inner = self.core.inner.lock();
         if inner.is_cut_off {
             return Err(PostError::State);
@@ -163,6 +174,15 @@ impl Qp {
     /// valid; nothing changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the
     /// device.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
+        let (qp, modified) = (self.core.resources.id, self.change(attr, mask));
+        match &modified {
+            Ok(()) => tell(|| Event::Modified { qp, attr, mask }),
+            Err(error) => tell(|| Event::ModifyRefused { qp, attr, mask, error }),
+        }
+        modified
+    }
+
+    fn change(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         if self.rss.is_some() {
             return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no states; its work queues do"));
         }
@@ -261,6 +281,7 @@ impl Qp {
     /// What is owed to the peer goes out first: the program may already have seen the completion of
     /// a message whose acknowledgement still waits, and the peer must not believe it lost.
     pub fn destroy(&self) {
+        self.tracked.end();
         self.core.serve(clock::now());
         self.core.engine().drain();
         self.flows.clear();
@@ -301,5 +322,21 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
         tag_matching: init.srq.as_ref().is_some_and(|srq| srq.matches_tags()),
         port_mtu,
         line_rate: engine.line_rate().filter(|_| service != Service::Raw),
+    }
+}
+
+/// What the checker is told of a new queue pair.
+fn told(core: &QpCore, pd: &Pd, view: &QpInitView) -> Pair {
+    let qp = &core.resources;
+    Pair {
+        context: pd.context().id(),
+        pd: pd.object(),
+        qpn: qp.qpn,
+        service: view.service,
+        caps: view.caps,
+        sq_sig_all: view.sq_sig_all,
+        send_cq: qp.send_cq.id(),
+        recv_cq: qp.recv_cq.id(),
+        srq: qp.srq.as_ref().map(|srq| srq.id()),
     }
 }

@@ -1,0 +1,255 @@
+//! What a program does with verbs, and what comes of it, as facts that rules look at.
+//!
+//! Who reports them decides nothing: each is told where it happens, in the order in which it
+//! happens to one object. Pure data.
+
+use roxe_base::error::Error;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::{MemError, Side};
+use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, Service};
+use roxe_transport::wr::{Access, Cqe, RecvRequest, SendRequest, Sge};
+use roxe_wire::{Qpn, RKey};
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// An object came to be.
+    Created(ObjectId, Made),
+    /// It is gone.
+    Destroyed(ObjectId),
+    /// It stays, because others use it.
+    DestroyRefused(ObjectId, &'a Error),
+    /// A region is registered anew, under the same keys.
+    Reregistered(ObjectId, Memory),
+    /// Attributes of a queue pair changed.
+    Modified {
+        /// The queue pair.
+        qp: ObjectId,
+        /// What the program passed.
+        attr: &'a QpAttr,
+        /// Which of it counts.
+        mask: AttrMask,
+    },
+    /// They did not.
+    ModifyRefused {
+        /// The queue pair.
+        qp: ObjectId,
+        /// What the program passed.
+        attr: &'a QpAttr,
+        /// Which of it counts.
+        mask: AttrMask,
+        /// Why.
+        error: &'a Error,
+    },
+    /// A send request is in the queue.
+    PostedSend {
+        /// The queue pair.
+        qp: ObjectId,
+        /// The request.
+        request: &'a SendRequest<'a>,
+    },
+    /// A receive request is in the queue.
+    PostedRecv {
+        /// The queue pair, or the shared receive queue.
+        queue: ObjectId,
+        /// The request.
+        request: &'a RecvRequest<'a>,
+    },
+    /// A request was not taken.
+    PostRefused {
+        /// The queue pair, or the shared receive queue.
+        queue: ObjectId,
+        /// Which queue of it.
+        side: Side,
+        /// The identifier of the request.
+        wr_id: u64,
+        /// Why.
+        error: PostError,
+    },
+    /// The card wrote a completion.
+    Completed {
+        /// The queue pair.
+        qp: ObjectId,
+        /// Of which queue.
+        side: Side,
+        /// What the program will find.
+        cqe: &'a Cqe,
+    },
+    /// The program took a completion.
+    Polled {
+        /// The completion queue.
+        cq: ObjectId,
+        /// What the program found.
+        cqe: &'a Cqe,
+    },
+    /// A local list could not be read or written.
+    LocalFault {
+        /// The queue pair.
+        qp: ObjectId,
+        /// Of which queue the request is.
+        side: Side,
+        /// The whole list.
+        sges: &'a [Sge],
+        /// What the card was about to do: `LOCAL_WRITE`, or nothing for reading.
+        access: Access,
+        /// Why it could not.
+        error: MemError,
+    },
+    /// A peer's request did not get at the memory behind a remote key.
+    RemoteFault {
+        /// The queue pair that executes the request.
+        qp: ObjectId,
+        /// The key.
+        rkey: RKey,
+        /// First address.
+        va: u64,
+        /// Bytes.
+        len: u64,
+        /// The right that the request needs.
+        access: Access,
+        /// Why it did not.
+        error: MemError,
+    },
+    /// A packet was not taken.
+    Dropped {
+        /// The queue pair it came for.
+        qp: ObjectId,
+        /// Why.
+        reason: DropReason,
+    },
+    /// The program asked for an event with the next completion.
+    Armed {
+        /// The completion queue.
+        cq: ObjectId,
+    },
+    /// A thread of the program is about to wait for the events of a channel, and there are none.
+    Waits {
+        /// The channel.
+        channel: ObjectId,
+    },
+    /// The program ends by `exit`, or returns from `main`.
+    Exit,
+}
+
+impl<'a> Event<'a> {
+    /// That a send was posted, or that it was not.
+    pub fn of_posted_send(qp: ObjectId, request: &'a SendRequest<'a>, posted: &Result<(), PostError>) -> Self {
+        match *posted {
+            Ok(()) => Self::PostedSend { qp, request },
+            Err(error) => Self::PostRefused { queue: qp, side: Side::Send, wr_id: request.wr_id, error },
+        }
+    }
+
+    /// That a receive was posted, or that it was not.
+    pub fn of_posted_recv(queue: ObjectId, request: &'a RecvRequest<'a>, posted: &Result<(), PostError>) -> Self {
+        match *posted {
+            Ok(()) => Self::PostedRecv { queue, request },
+            Err(error) => Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, error },
+        }
+    }
+
+    /// Whether it is a call of the program that reports want to show. Polling is not, as that is
+    /// what programs do most, and where they do it is no riddle.
+    pub(crate) fn is_call(&self) -> bool {
+        !matches!(
+            self,
+            Self::Completed { .. }
+                | Self::Polled { .. }
+                | Self::LocalFault { .. }
+                | Self::RemoteFault { .. }
+                | Self::Dropped { .. }
+                | Self::Exit
+        )
+    }
+}
+
+/// What was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// A context: a device was opened.
+    Context,
+    /// A protection domain.
+    Pd {
+        /// What it belongs to.
+        context: ObjectId,
+    },
+    /// A completion channel.
+    Channel {
+        /// What it belongs to.
+        context: ObjectId,
+    },
+    /// A completion queue.
+    Cq {
+        /// What it belongs to.
+        context: ObjectId,
+        /// Where its events go.
+        channel: Option<ObjectId>,
+        /// Completions that it holds.
+        capacity: u32,
+    },
+    /// A shared receive queue.
+    Srq {
+        /// The domain.
+        pd: ObjectId,
+        /// Requests that it holds.
+        max_wr: u32,
+    },
+    /// A queue pair.
+    Qp(Pair),
+    /// A region.
+    Mr(Memory),
+    /// A memory window.
+    Mw {
+        /// The domain.
+        pd: ObjectId,
+    },
+    /// An address handle.
+    Ah {
+        /// The domain.
+        pd: ObjectId,
+    },
+}
+
+/// A queue pair, as it was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The context.
+    pub context: ObjectId,
+    /// The domain.
+    pub pd: ObjectId,
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its transport service.
+    pub service: Service,
+    /// Depths and limits as the program asked for them, not as they were granted.
+    pub caps: QpCaps,
+    /// Every send reports its completion.
+    pub sq_sig_all: bool,
+    /// Where sends complete.
+    pub send_cq: ObjectId,
+    /// Where receives complete.
+    pub recv_cq: ObjectId,
+    /// Where receives come from instead of an own queue.
+    pub srq: Option<ObjectId>,
+}
+
+/// A region, as it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The context.
+    pub context: ObjectId,
+    /// The domain.
+    pub pd: ObjectId,
+    /// Key for local lists.
+    pub lkey: u32,
+    /// Key for peers.
+    pub rkey: u32,
+    /// Where the memory is.
+    pub addr: u64,
+    /// The address by which lists and peers name its first byte.
+    pub base: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Rights.
+    pub access: Access,
+}

@@ -1,0 +1,164 @@
+//! The checker: what programs do wrong with verbs, found from what they do and what comes of it.
+//!
+//! ```text
+//! device, capi  tell(|| Event)  ->  World: objects, outstanding requests   (world)
+//!                                   rules: one state machine per subject   (rules/)
+//!                                   Report -> text, JSON, exit status      (report, sink)
+//! ```
+//!
+//! Whoever does something tells it as an [`Event`]; nothing else of this crate is known outside, so
+//! a rule is a pure function of the events, and its tests are lists of events. A rule looks at the
+//! objects and requests of the program ([`world`](self)) and writes reports.
+//!
+//! Off, which is the default, an event costs one load and a branch that is never taken, and is not
+//! even put together. On, one lock is held while the rules look at it. Touches the environment's
+//! settings, call stacks, standard error and the report file; knows no packets and no sockets.
+#![forbid(unsafe_code)]
+
+mod event;
+mod report;
+mod rule;
+mod rules;
+mod sink;
+mod stack;
+mod suppressions;
+#[cfg(test)]
+mod testing;
+mod tracked;
+mod world;
+
+pub use event::{Event, Made, Memory, Pair};
+pub use rule::{Rule, Selection, Severity};
+pub use suppressions::Suppressions;
+pub use tracked::Tracked;
+
+use roxe_base::config::{Config, config, variable};
+use roxe_base::error::Error;
+use roxe_base::exit::{self, Stage, at_exit};
+use roxe_base::lock::{Lockable, Mutex, rank};
+use rules::Rules;
+use sink::Sink;
+use stack::Stack;
+use std::fs::{File, OpenOptions};
+use std::io::{Write, stderr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use world::World;
+
+/// The exit status of a program that ended well and in which a rule of severity error fired.
+pub const EXIT_STATUS: i32 = 66;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
+static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
+
+/// What there is and what was found so far.
+#[derive(Debug, Default)]
+struct Checker {
+    world: World,
+    rules: Rules,
+}
+
+/// Whether the checker is on.
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Tells the rules what happened, if the checker is on.
+#[inline]
+pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
+    if is_on() {
+        observe(&event());
+    }
+}
+
+/// To be called before `main`, where that can be done: then whatever the program itself does at its
+/// end comes before the last look at its objects, and before the exit status is decided.
+pub fn on_load() {
+    if variable("ROXE_CHECK").is_some() {
+        exit::install();
+    }
+}
+
+/// Turns the checker on, once, if the settings say so. EINVAL: they cannot be understood, or name
+/// a file that cannot be used.
+pub fn start() -> Result<(), Error> {
+    let config = config()?;
+    let Some(text) = &config.check else { return Ok(()) };
+    let mut sink = SINK.lock();
+    if sink.is_some() {
+        return Ok(());
+    }
+    *sink = Some(open(config, text)?);
+    *CHECKER.lock() = Some(Checker::default());
+    at_exit(Stage::Report, end);
+    ON.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn open(config: &Config, text: &str) -> Result<Sink, Error> {
+    let selection = Selection::parse(text).map_err(|why| Error::invalid(format!("ROXE_CHECK={text}: {why}")))?;
+    let unusable = |what: &str, path: &Path, why: &dyn std::fmt::Display| {
+        Error::invalid(format!("{what}={}: {why}", path.display()))
+    };
+    let suppressions = match &config.check_suppressions {
+        None => Suppressions::default(),
+        Some(path) => {
+            let unusable = |why: &dyn std::fmt::Display| unusable("ROXE_CHECK_SUPPRESSIONS", path, why);
+            let text = std::fs::read_to_string(path).map_err(|why| unusable(&why))?;
+            Suppressions::parse(&text).map_err(|why| unusable(&why))?
+        }
+    };
+    let file = match &config.check_report {
+        None => None,
+        Some(path) => Some(open_report(path).map_err(|why| unusable("ROXE_CHECK_REPORT", path, &why))?),
+    };
+    Ok(Sink::new(selection, suppressions, file))
+}
+
+/// Several processes of a run append to it.
+fn open_report(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+#[cold]
+fn observe(event: &Event<'_>) {
+    let stack = if event.is_call() { Stack::here() } else { Stack::unknown() };
+    let mut reports = Vec::new();
+    {
+        let mut checker = CHECKER.lock();
+        let Some(Checker { world, rules }) = &mut *checker else { return };
+        world.begin(event, &stack);
+        rules.look(event, &stack, world, &mut reports);
+        world.end(event, &stack);
+    }
+    // Held while it writes, so that no report is torn by another one.
+    let mut sink = if reports.is_empty() { return } else { SINK.lock() };
+    let Some(sink) = &mut *sink else { return };
+    reports.into_iter().for_each(|report| sink.take(report));
+    if sink.fails() {
+        exit::fail_with(EXIT_STATUS);
+    }
+}
+
+/// The program ends.
+fn end() {
+    tell(|| Event::Exit);
+    if let Some(text) = SINK.try_lock().and_then(|sink| sink.as_ref().and_then(Sink::summary)) {
+        let _ = stderr().write_all(text.as_bytes());
+    }
+}
+
+/// The locks of the checker, for a fork.
+pub fn locks() -> [&'static dyn Lockable; 2] {
+    [&CHECKER, &SINK]
+}
+
+/// In the child of a fork: what there is belongs to the parent.
+pub fn abandon() {
+    if let Some(checker) = CHECKER.try_lock().as_deref_mut().and_then(Option::as_mut) {
+        *checker = Checker::default();
+    }
+}

@@ -1,0 +1,156 @@
+//! One report: what is wrong, with which objects, where, what to do; as text and as JSON.
+//!
+//! Stands alone: who reads it needs nothing else. Pure but for the names of functions, which are
+//! looked up when it is written.
+
+use crate::rule::Rule;
+use crate::stack::{Frame, Stack};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Calls of a stack that the text shows.
+const CALLS: usize = 8;
+
+/// What a rule found.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) rule: Rule,
+    sentence: String,
+    facts: Vec<(&'static str, String)>,
+    stacks: Vec<(&'static str, Stack)>,
+    advice: String,
+}
+
+/// A report whose stacks have names.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) report: Report,
+    pub(crate) stacks: Vec<(&'static str, Vec<Frame>)>,
+}
+
+impl Report {
+    /// What happened, in one sentence that names the objects.
+    pub(crate) fn new(rule: Rule, sentence: impl Into<String>) -> Self {
+        Self { rule, sentence: sentence.into(), facts: vec![], stacks: vec![], advice: String::new() }
+    }
+
+    /// Something that belongs to it: a label and its value.
+    pub(crate) fn fact(mut self, label: &'static str, value: impl Into<String>) -> Self {
+        self.facts.push((label, value.into()));
+        self
+    }
+
+    /// A call of the program that belongs to it.
+    pub(crate) fn at(mut self, label: &'static str, stack: &Stack) -> Self {
+        self.stacks.push((label, stack.clone()));
+        self
+    }
+
+    /// What the program has to change.
+    pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = advice.into();
+        self
+    }
+
+    /// By what reports of one rule are told apart: the place in the program.
+    pub(crate) fn place(&self) -> Option<&Stack> {
+        self.stacks.first().map(|(_, stack)| stack)
+    }
+
+    /// Looks up the names of its functions.
+    pub(crate) fn named(self) -> Named {
+        let stacks = self.stacks.iter().map(|(label, stack)| (*label, stack.frames())).collect();
+        Named { report: self, stacks }
+    }
+}
+
+impl Named {
+    /// What suppressions are compared with.
+    pub(crate) fn words(&self) -> impl Iterator<Item = String> {
+        let frames = self.stacks.iter().flat_map(|(_, frames)| frames);
+        let places = frames.flat_map(|frame| {
+            let file = frame.file.as_ref().map(|file| file.display().to_string());
+            [Some(frame.function.clone()), file].into_iter().flatten()
+        });
+        places.chain(self.report.facts.iter().map(|(_, value)| value.clone()))
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        let Report { rule, sentence, facts, advice, .. } = &self.report;
+        let mut text = format!("roxe: {} [{rule}]: {sentence}\n", rule.severity());
+        let mut line = |label: &str, value: &str| {
+            let _ = writeln!(text, "    {label:<14} {value}");
+        };
+        facts.iter().for_each(|(label, value)| line(label, value));
+        for (label, frames) in &self.stacks {
+            let calls = frames.iter().take(CALLS).map(ToString::to_string);
+            let calls: Vec<_> = if frames.is_empty() { vec!["unknown".to_owned()] } else { calls.collect() };
+            for (at, call) in calls.iter().enumerate() {
+                line(if at == 0 { label } else { "" }, call);
+            }
+        }
+        line("what to do", advice);
+        line("see", rule.source());
+        text
+    }
+
+    /// For programs: one object.
+    pub(crate) fn json(&self) -> Value {
+        let Report { rule, sentence, facts, advice, .. } = &self.report;
+        let facts: serde_json::Map<_, _> =
+            facts.iter().map(|(label, value)| ((*label).to_owned(), json!(value))).collect();
+        let calls = |frames: &[Frame]| -> Vec<Value> {
+            let call = |frame: &Frame| json!({"function": frame.function, "file": frame.file, "line": frame.line});
+            frames.iter().map(call).collect()
+        };
+        let stacks: Vec<_> =
+            self.stacks.iter().map(|(label, frames)| json!({"what": label, "calls": calls(frames)})).collect();
+        json!({
+            "rule": rule.name(),
+            "severity": rule.severity().to_string(),
+            "process": std::process::id(),
+            "message": sentence,
+            "facts": facts,
+            "stacks": stacks,
+            "advice": advice,
+            "source": rule.source(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Named {
+        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (Rc)");
+        let frame = Frame { function: "send_all".into(), file: Some("a.c".into()), line: Some(12) };
+        Named { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
+    }
+
+    #[test]
+    fn the_text_says_what_where_and_what_to_do() {
+        let text = report().text();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "roxe: error [key-stale]: The key 0x7 is dead.");
+        assert_eq!(lines[1], "    queue pair     queue pair 0x00011 (Rc)");
+        assert_eq!(lines[2], "    posted at      send_all (a.c:12)");
+        assert_eq!(lines[3], "    what to do     Register it again.");
+        assert!(lines[4].contains("ibv_dereg_mr"), "{text}");
+    }
+
+    #[test]
+    fn the_json_holds_the_same() {
+        let json = report().json();
+        assert_eq!((&json["rule"], &json["severity"]), (&json!("key-stale"), &json!("error")));
+        assert_eq!(json["stacks"][0]["calls"][0]["line"], json!(12));
+        assert_eq!(json["facts"]["queue pair"], json!("queue pair 0x00011 (Rc)"));
+    }
+
+    #[test]
+    fn functions_files_and_objects_are_what_suppressions_see() {
+        let words: Vec<_> = report().words().collect();
+        assert_eq!(words, ["send_all", "a.c", "queue pair 0x00011 (Rc)"]);
+    }
+}

@@ -1,0 +1,255 @@
+//! The rules: names, severities, what each says, and where that is written.
+//!
+//! Names are interface: programs' suppressions, reports and tests use them. Pure data.
+
+use std::fmt;
+
+/// How wrong it is what a rule finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Works, and costs time or safety.
+    Advice,
+    /// Wrong on some card, or under some timing.
+    Warning,
+    /// Wrong on every card.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Advice => "advice",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+macro_rules! rules {
+    ($($variant:ident $name:literal $severity:ident $summary:literal $source:literal;)+) => {
+        /// A rule of the checker.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Rule {
+            $(#[doc = $summary] $variant,)+
+        }
+
+        impl Rule {
+            /// All rules, in the order of the manual.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// By which reports, selections and suppressions know it.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// How wrong it is what it finds.
+            pub const fn severity(self) -> Severity {
+                match self { $(Self::$variant => Severity::$severity,)+ }
+            }
+
+            /// What it finds, in one sentence.
+            pub const fn summary(self) -> &'static str {
+                match self { $(Self::$variant => $summary,)+ }
+            }
+
+            /// Where it is written that this is wrong.
+            pub const fn source(self) -> &'static str {
+                match self { $(Self::$variant => $source,)+ }
+            }
+        }
+    };
+}
+
+rules! {
+    BufferChangedInFlight "buffer-changed-in-flight" Error
+        "The bytes of a send changed between the call that posted it and its completion."
+        "man ibv_post_send: the buffers may only be used after the request is fully executed";
+    BufferOverlapInFlight "buffer-overlap-in-flight" Error
+        "Two outstanding requests use the same bytes, and the card writes them for one of the two."
+        "man ibv_post_send, man ibv_post_recv: a buffer is the card's until its completion was polled";
+    ReceiveChangedEarly "receive-changed-early" Error
+        "The program wrote into a receive or the destination of an RDMA READ before its completion."
+        "man ibv_post_recv: the buffers may only be used after the request is fully executed";
+    MemoryGoneInFlight "memory-gone-in-flight" Error
+        "Memory was deregistered or unmapped while an outstanding request used it."
+        "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
+    RemoteOverlap "remote-overlap" Warning
+        "Remote operations of different queue pairs touch the same bytes, one writes, nothing orders them."
+        "IBA 10.8.3.3: operations of different queue pairs have no order";
+    AtomicMixed "atomic-mixed" Warning
+        "The processor changed the word of a sequence of remote atomics."
+        "man ibv_query_device: with IBV_ATOMIC_HCA only the card's own atomics are atomic to each other";
+    KeyConfused "key-confused" Error
+        "A remote key was used as a local one, or the other way round."
+        "man ibv_reg_mr: lkey is for sg_list, rkey for peers";
+    KeyOfOtherPd "key-of-other-pd" Error
+        "The key is good, but its protection domain is not that of the queue pair."
+        "man ibv_alloc_pd; IBA 10.2.3: memory and queue pairs work together in one protection domain";
+    KeyStale "key-stale" Error
+        "The key is that of a region or window that was deregistered, invalidated or bound anew."
+        "man ibv_dereg_mr; IBA 10.6.7.5: a key is dead once its region is deregistered";
+    KeyOutOfRange "key-out-of-range" Error
+        "The key is good, but the addresses are not all inside its region."
+        "man ibv_reg_mr; IBA 10.6.3: an access stays inside addr .. addr + length";
+    AccessMissing "access-missing" Error
+        "A region, window or queue pair does not grant the right that an operation needs."
+        "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
+    AccessUnused "access-unused" Advice
+        "A remote right was granted, and nothing used it until the region was deregistered."
+        "IBA 10.6.3.2: grant the rights that are needed";
+    NeverSignaled "never-signaled" Error
+        "The send queue is full of requests without completion: nothing can ever free a place in it."
+        "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";
+    SlotsWithoutCompletion "slots-without-completion" Error
+        "A request was posted into a place of the send queue whose completion was never polled."
+        "man ibv_post_send; IBA 10.8.5.1: a place is free once a completion at or behind it was polled";
+    CqTooSmall "cq-too-small" Warning
+        "The queues of a completion queue can produce more completions than it holds, and it was nearly full."
+        "man ibv_create_cq: cqe has to suffice for all queues that complete there";
+    CqOverrun "cq-overrun" Error
+        "A completion queue overflowed: completions are lost and its queue pairs fail."
+        "man ibv_create_cq, man ibv_get_async_event: IBV_EVENT_CQ_ERR";
+    ReceiveLate "receive-late" Warning
+        "A message found no receive posted: the sender has to wait and to repeat, or the message is lost."
+        "IBA 9.7.5.2.8: RNR NAK; UD and UC lose the message";
+    RnrTimerZero "rnr-timer-zero" Warning
+        "min_rnr_timer is 0, which means 655.36 ms, and a sender had to wait for that long."
+        "man ibv_modify_qp: min_rnr_timer; IBA table 45";
+    InlineOverGrant "inline-over-grant" Error
+        "More inline bytes were posted than max_inline_data was granted."
+        "man ibv_create_qp: max_inline_data";
+    PostInError "post-in-error" Warning
+        "A request was posted to a queue pair in the error state."
+        "man ibv_post_send; IBA 10.3.1.5: it completes with IBV_WC_WR_FLUSH_ERR";
+    SleepWithCompletions "sleep-with-completions" Error
+        "A thread waits for a completion event while completions lie in the queue and no event is due."
+        "man ibv_get_cq_event: after ibv_req_notify_cq poll once more, then wait";
+    EventUnread "event-unread" Warning
+        "A completion event lay unread for over a second while the program slept elsewhere."
+        "man ibv_get_cq_event; man epoll: an edge-triggered descriptor is to be read until EAGAIN";
+    EventsUnacked "events-unacked" Error
+        "An object was destroyed whose events were not all acknowledged: the call waits for ever."
+        "man ibv_ack_cq_events, man ibv_ack_async_event, man rdma_ack_cm_event";
+    AckedTooMany "acked-too-many" Error
+        "More events were acknowledged than were taken."
+        "man ibv_ack_cq_events: nevents";
+    AsyncUnread "async-unread" Warning
+        "A fatal asynchronous event lay unread for over a second."
+        "man ibv_get_async_event";
+    ErrorFieldsUsed "error-fields-used" Warning
+        "Fields of a completion with an error other than wr_id, status, qp_num and vendor_err are poisoned."
+        "man ibv_poll_cq: after an error only these four fields are valid";
+    MtuOverPort "mtu-over-port" Error
+        "path_mtu is above the active_mtu of the port."
+        "man ibv_modify_qp; IBA 11.2.5.2";
+    MtuMismatch "mtu-mismatch" Error
+        "The two ends of a connection have different path_mtu."
+        "IBA 9.6.4: both ends of a connection use one path MTU";
+    PsnMismatch "psn-mismatch" Error
+        "rq_psn of one end is not sq_psn of the other."
+        "man ibv_modify_qp; IBA 9.7.1: rq_psn is the peer's sq_psn";
+    QkeyMismatch "qkey-mismatch" Error
+        "A datagram came with another Q_Key than its queue pair has."
+        "man ibv_post_send, man ibv_modify_qp; IBA 9.6.1.4.1";
+    DestMismatch "dest-mismatch" Error
+        "The two ends of a connection do not name each other's queue pair number."
+        "man ibv_modify_qp: dest_qp_num";
+    DepthMismatch "depth-mismatch" Error
+        "max_rd_atomic is above max_dest_rd_atomic of the peer."
+        "man ibv_modify_qp; IBA 9.7.5.2.3: the responder refuses what exceeds its resources";
+    GidMismatch "gid-mismatch" Error
+        "The source GID is of another family than the destination, or not the address that the peer expects."
+        "man ibv_modify_qp: ah_attr.grh.sgid_index; IBA 9.6.1.5";
+    TimeoutZero "timeout-zero" Warning
+        "timeout 0 means to wait for ever, or retry_cnt 0 to give up at once, and a packet was lost."
+        "man ibv_modify_qp: timeout, retry_cnt; IBA 9.7.6.1.3";
+    UdReceiveTooSmall "ud-receive-too-small" Error
+        "A receive of a UD queue pair has no room for the 40 bytes of the GRH and the message."
+        "man ibv_post_recv: the first 40 bytes are the GRH";
+    DestroyWithOutstanding "destroy-with-outstanding" Warning
+        "A queue pair was destroyed while requests had not completed: their buffers may still be in use."
+        "IBA 10.2.4.2; man ibv_destroy_qp: move it to the error state and poll its completions first";
+    DestroyOrder "destroy-order" Error
+        "An object was to be destroyed before those that use it."
+        "man ibv_dealloc_pd, man ibv_destroy_cq: EBUSY";
+    UseAfterDestroy "use-after-destroy" Error
+        "The handle of a destroyed object was used."
+        "man ibv_destroy_qp and the other calls that destroy";
+    Leak "leak" Warning
+        "Objects were alive when the program ended."
+        "man ibv_close_device: it does not release what was made on the context";
+    ForkInFlight "fork-in-flight" Error
+        "The program forked while the card was to write into memory that is not kept from the child."
+        "man ibv_fork_init";
+    AttrGarbage "attr-garbage" Error
+        "Attributes hold values that no card accepts: unknown bits, or memory that was never set."
+        "man ibv_modify_qp, man ibv_create_qp_ex: unknown flags and comp_mask bits are refused";
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which rules are checked, and whether errors change the exit status of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    rules: Vec<Rule>,
+    /// The exit status is 66 if a rule of severity error fired and the program itself ended well.
+    pub fails: bool,
+}
+
+impl Selection {
+    /// From words between commas: rules, `all`, `-RULE` for all but this one, and `warn`, which
+    /// leaves the exit status alone. Without a rule all are meant.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match word.strip_prefix('-') {
+                Some(name) => without.push(Self::rule(name)?),
+                None if word == "warn" => fails = false,
+                None if matches!(word, "all" | "on") => with.extend_from_slice(Rule::ALL),
+                None => with.push(Self::rule(word)?),
+            }
+        }
+        let wanted = if with.is_empty() { Rule::ALL } else { &with };
+        let rules = Rule::ALL.iter().copied().filter(|rule| wanted.contains(rule) && !without.contains(rule));
+        Ok(Self { rules: rules.collect(), fails })
+    }
+
+    fn rule(name: &str) -> Result<Rule, String> {
+        let unknown = || format!("there is no rule '{name}'; `roxe rules` lists them");
+        Rule::ALL.iter().copied().find(|rule| rule.name() == name).ok_or_else(unknown)
+    }
+
+    /// Whether `rule` is checked.
+    pub fn contains(&self, rule: Rule) -> bool {
+        self.rules.contains(&rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_kebab_case_and_different_and_every_rule_says_where_it_is_written() {
+        for (at, rule) in Rule::ALL.iter().enumerate() {
+            let name = rule.name();
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
+            assert!(Rule::ALL[at + 1..].iter().all(|other| other.name() != name), "{name} is there twice");
+            assert!(rule.summary().ends_with('.') && !rule.source().is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_selection_names_rules_or_leaves_some_out() {
+        let only = Selection::parse("key-stale, leak").unwrap();
+        assert!(only.contains(Rule::KeyStale) && only.contains(Rule::Leak) && !only.contains(Rule::KeyConfused));
+        let without = Selection::parse("-leak,warn").unwrap();
+        assert!(!without.contains(Rule::Leak) && without.contains(Rule::KeyStale) && !without.fails);
+        assert!(Selection::parse("").unwrap().fails && Selection::parse("all").unwrap().contains(Rule::Leak));
+        assert!(Selection::parse("leek").unwrap_err().contains("'leek'"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Send queues: who fills them and who never makes room; posting where nothing is executed any
+//! more.
+
+use super::Observer;
+use crate::event::Event;
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::World;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, PostError, QpState};
+use std::collections::HashMap;
+
+/// `never-signaled`, `slots-without-completion`, `post-in-error`.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    states: HashMap<ObjectId, QpState>,
+    /// Where a send queue was full while signaled requests were in it, and what was polled since.
+    full: HashMap<ObjectId, Stack>,
+}
+
+impl Observer for Queues {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
+                self.states.insert(qp, attr.state);
+                self.full.remove(&qp);
+            }
+            Event::Destroyed(id) => {
+                self.states.remove(&id);
+                reports.extend(self.full.remove(&id).and_then(|stack| unpolled(id, &stack, world)));
+            }
+            Event::PostRefused { queue, side: Side::Send, error: PostError::QueueFull, .. } => {
+                if world.outstanding(Side::Send, queue).all(|work| !work.signaled) {
+                    reports.extend(never_signaled(queue, stack, world));
+                } else if self.full.insert(queue, stack.clone()).is_some() {
+                    reports.extend(unpolled(queue, stack, world));
+                }
+            }
+            // A program that polls when the queue is full does what it has to.
+            Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
+            Event::PostedSend { qp, .. } if self.states.get(&qp) == Some(&QpState::Err) => {
+                reports.push(
+                    Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.")
+                        .fact("queue pair", world.name(qp))
+                        .at("posted at", stack)
+                        .advice("Move the queue pair to RESET and connect it anew, or destroy it."),
+                );
+            }
+            _ => {}
+        }
+    }
+}
+
+/// No completion can ever free a place.
+fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    let first = world.outstanding(Side::Send, qp).next()?;
+    let count = world.outstanding(Side::Send, qp).count();
+    let sentence = format!("All {count} places of the send queue hold requests without a completion.");
+    let report = Report::new(Rule::NeverSignaled, sentence).fact("queue pair", world.name(qp));
+    Some(
+        report
+            .at("posted at", stack)
+            .at("oldest request", &first.posted)
+            .advice("Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion."),
+    )
+}
+
+/// The completions that would free places are there, and nobody takes them.
+fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    let completed: Vec<_> = world.outstanding(Side::Send, qp).filter(|work| work.completed).collect();
+    let count = completed.len();
+    let sentence = format!("The send queue is full, and {count} completions that would free places lie unpolled.");
+    let report = Report::new(Rule::SlotsWithoutCompletion, sentence).fact("queue pair", world.name(qp));
+    Some(
+        report
+            .at("posted at", stack)
+            .at("oldest request", &completed.first()?.posted)
+            .advice("Poll the completion queue before more than max_send_wr requests are posted."),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::wr::SendFlags;
+
+    #[test]
+    fn a_queue_full_of_silent_requests_is_stuck_for_ever() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        for wr_id in 0..2 {
+            assert_eq!(card.post(qp, &write(wr_id, SendFlags::empty())), []);
+        }
+        assert_eq!(card.refuse(qp, PostError::QueueFull), [Rule::NeverSignaled]);
+    }
+
+    #[test]
+    fn a_full_queue_is_no_mistake_if_its_completions_are_polled_next() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        card.post(qp, &write(1, SendFlags::SIGNALED));
+        card.complete(qp, 1);
+        assert_eq!(card.refuse(qp, PostError::QueueFull), []);
+        assert_eq!(card.poll(qp, 1), []);
+        card.post(qp, &write(2, SendFlags::SIGNALED));
+        card.complete(qp, 2);
+        assert_eq!(card.refuse(qp, PostError::QueueFull), []);
+        assert_eq!(card.refuse(qp, PostError::QueueFull), [Rule::SlotsWithoutCompletion]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Where reports go: standard error, a file of JSON lines, and the exit status.
+//!
+//! Repeated reports are counted instead of printed. Touches standard error and the file.
+
+use crate::report::Report;
+use crate::rule::{Rule, Selection, Severity};
+use crate::stack::Stack;
+use crate::suppressions::Suppressions;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Write, stderr};
+
+/// Reports of one rule that are printed, from different places of the program.
+const LIMIT: u32 = 10;
+
+/// What was reported so far, and where to.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    selection: Selection,
+    suppressions: Suppressions,
+    file: Option<File>,
+    /// How often each came.
+    seen: HashMap<(Rule, Option<Stack>), u64>,
+    /// Printed, by rule.
+    printed: HashMap<Rule, u32>,
+    suppressed: u64,
+    errors: u64,
+}
+
+impl Sink {
+    pub(crate) fn new(selection: Selection, suppressions: Suppressions, file: Option<File>) -> Self {
+        let (seen, printed) = (HashMap::new(), HashMap::new());
+        Self { selection, suppressions, file, seen, printed, suppressed: 0, errors: 0 }
+    }
+
+    /// Prints a report, unless it is not wanted or is known.
+    pub(crate) fn take(&mut self, report: Report) {
+        let rule = report.rule;
+        if !self.selection.contains(rule) {
+            return;
+        }
+        let count = self.seen.entry((rule, report.place().cloned())).or_default();
+        *count += 1;
+        if *count > 1 {
+            return;
+        }
+        let named = report.named();
+        if self.suppressions.cover(&named) {
+            self.suppressed += 1;
+            return;
+        }
+        self.errors += u64::from(rule.severity() == Severity::Error);
+        let printed = self.printed.entry(rule).or_default();
+        *printed += 1;
+        if *printed > LIMIT {
+            return;
+        }
+        // Who cannot be told by one of them is told by the other.
+        let _ = stderr().write_all(named.text().as_bytes());
+        if let Some(file) = &mut self.file {
+            let _ = file.write_all(format!("{}\n", named.json()).as_bytes());
+        }
+    }
+
+    /// What the whole run found; nothing if it found nothing.
+    pub(crate) fn summary(&self) -> Option<String> {
+        let reports: u32 = self.printed.values().sum();
+        if reports == 0 {
+            return None;
+        }
+        let repeated: u64 = self.seen.values().map(|count| count - 1).sum();
+        let unprinted: u32 = self.printed.values().map(|printed| printed.saturating_sub(LIMIT)).sum();
+        let mut text = format!("roxe: the checker has {reports} reports of process {}", std::process::id());
+        for (count, what) in
+            [(repeated, "repeated"), (unprinted.into(), "beyond ten of one rule"), (self.suppressed, "suppressed")]
+        {
+            if count > 0 {
+                text.push_str(&format!(", {count} {what}"));
+            }
+        }
+        text.push('\n');
+        Some(text)
+    }
+
+    /// Whether the exit status has to say so.
+    pub(crate) fn fails(&self) -> bool {
+        self.selection.fails && self.errors > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sink(selection: &str, suppressions: &str) -> Sink {
+        Sink::new(Selection::parse(selection).unwrap(), Suppressions::parse(suppressions).unwrap(), None)
+    }
+
+    #[test]
+    fn a_report_that_comes_again_is_counted() {
+        let mut sink = sink("all", "");
+        (0..3).for_each(|_| sink.take(Report::new(Rule::KeyStale, "x")));
+        let text = sink.summary().unwrap();
+        assert!(text.contains(" 1 reports") && text.contains("2 repeated"), "{text}");
+        assert!(sink.fails());
+    }
+
+    #[test]
+    fn warnings_leave_the_exit_status_alone_and_so_do_errors_if_asked() {
+        let mut warned = sink("all", "");
+        warned.take(Report::new(Rule::Leak, "x"));
+        assert!(!warned.fails() && warned.summary().is_some());
+        let mut lenient = sink("warn", "");
+        lenient.take(Report::new(Rule::KeyStale, "x"));
+        assert!(!lenient.fails());
+    }
+
+    #[test]
+    fn what_is_not_selected_or_suppressed_is_not_printed() {
+        let mut sink = sink("-leak", "key-* *domain* # known");
+        sink.take(Report::new(Rule::Leak, "x"));
+        sink.take(Report::new(Rule::KeyStale, "x").fact("domain", "protection domain"));
+        assert_eq!(sink.summary(), None);
+        assert!(!sink.fails());
+    }
+}

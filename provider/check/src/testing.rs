@@ -1,0 +1,99 @@
+//! A program and its card as events, for the tests of rules.
+
+use crate::event::{Event, Made, Memory, Pair};
+use crate::rule::Rule;
+use crate::rules::Rules;
+use crate::stack::Stack;
+use crate::world::World;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{PostError, QpCaps, Service};
+use roxe_transport::wr::{Access, Cqe, SendData, SendFlags, SendOp, SendRequest, WcOpcode};
+use roxe_wire::{Qpn, RKey};
+
+/// One device with a domain and a completion queue, and all rules.
+pub(crate) struct Card {
+    world: World,
+    rules: Rules,
+    pub(crate) context: ObjectId,
+    pub(crate) pd: ObjectId,
+    pub(crate) cq: ObjectId,
+    made: u32,
+}
+
+impl Card {
+    pub(crate) fn new() -> Self {
+        let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
+        let mut card = Self { world: World::default(), rules: Rules::default(), context, pd, cq, made: 0 };
+        card.tell(Event::Created(context, Made::Context));
+        card.tell(Event::Created(pd, Made::Pd { context }));
+        card.tell(Event::Created(cq, Made::Cq { context, channel: None, capacity: 16 }));
+        card
+    }
+
+    /// Which rules an event makes report.
+    pub(crate) fn tell(&mut self, event: Event<'_>) -> Vec<Rule> {
+        let (stack, mut reports) = (Stack::unknown(), Vec::new());
+        self.world.begin(&event, &stack);
+        self.rules.look(&event, &stack, &self.world, &mut reports);
+        self.world.end(&event, &stack);
+        reports.into_iter().map(|report| report.rule).collect()
+    }
+
+    /// A new RC queue pair.
+    pub(crate) fn qp(&mut self) -> ObjectId {
+        self.qp_of(Service::Rc)
+    }
+
+    /// A new queue pair of this service.
+    pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
+        self.made += 1;
+        let Self { context, pd, cq, .. } = *self;
+        let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let (qpn, sq_sig_all, srq) = (Qpn::new(self.made), false, None);
+        let pair = Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq };
+        let id = ObjectId::next();
+        self.tell(Event::Created(id, Made::Qp(pair)));
+        id
+    }
+
+    /// A new region at `addr` with this key.
+    pub(crate) fn mr(&mut self, key: u32, addr: u64, length: u64, access: Access) -> ObjectId {
+        let Self { context, pd, .. } = *self;
+        let id = ObjectId::next();
+        let memory = Memory { context, pd, lkey: key, rkey: key, addr, base: addr, length, access };
+        self.tell(Event::Created(id, Made::Mr(memory)));
+        id
+    }
+
+    pub(crate) fn post(&mut self, qp: ObjectId, request: &SendRequest<'_>) -> Vec<Rule> {
+        self.tell(Event::PostedSend { qp, request })
+    }
+
+    pub(crate) fn refuse(&mut self, queue: ObjectId, error: PostError) -> Vec<Rule> {
+        self.tell(Event::PostRefused { queue, side: Side::Send, wr_id: 0, error })
+    }
+
+    fn cqe(&self, qp: ObjectId, wr_id: u64) -> Cqe {
+        let qpn = self.world.qp(qp).expect("the queue pair is alive").qpn;
+        Cqe { wr_id, qpn, opcode: WcOpcode::RdmaWrite, ..Cqe::default() }
+    }
+
+    /// The card completes a send.
+    pub(crate) fn complete(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
+        let cqe = self.cqe(qp, wr_id);
+        self.tell(Event::Completed { qp, side: Side::Send, cqe: &cqe })
+    }
+
+    /// The program polls the completion of a send.
+    pub(crate) fn poll(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
+        let (cq, cqe) = (self.cq, self.cqe(qp, wr_id));
+        self.tell(Event::Polled { cq, cqe: &cqe })
+    }
+}
+
+/// A WRITE of nothing.
+pub(crate) fn write(wr_id: u64, flags: SendFlags) -> SendRequest<'static> {
+    let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
+    SendRequest { wr_id, op, flags, data: SendData::Sges(&[]), ud: None }
+}

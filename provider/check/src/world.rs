@@ -1,0 +1,270 @@
+//! What the program has: its objects, where each was made, and the requests that are outstanding.
+//!
+//! Kept up to date from the events; rules read it. Touches nothing.
+
+use crate::event::{Event, Made, Memory, Pair};
+use crate::stack::Stack;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, QpState};
+use roxe_transport::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
+use roxe_wire::Qpn;
+use std::collections::{HashMap, VecDeque};
+
+/// Destroyed objects that are remembered.
+const TOMBSTONES: usize = 4096;
+
+/// An object, and where it came from.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) made: Made,
+    pub(crate) created: Stack,
+}
+
+/// An object that is gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    pub(crate) id: ObjectId,
+    pub(crate) made: Made,
+    pub(crate) created: Stack,
+    pub(crate) destroyed: Stack,
+}
+
+/// A request whose completion the program has not polled, nor one behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) wr_id: u64,
+    /// What it asks for; `None`: it is a receive.
+    pub(crate) op: Option<SendOp>,
+    pub(crate) signaled: bool,
+    /// Its list; empty if its data was inline.
+    pub(crate) sges: Vec<Sge>,
+    /// Bytes of inline data.
+    pub(crate) inline: Option<usize>,
+    pub(crate) posted: Stack,
+    /// The card has written its completion.
+    pub(crate) completed: bool,
+}
+
+/// The objects of the program and its outstanding requests.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    objects: HashMap<ObjectId, Known>,
+    gone: VecDeque<Gone>,
+    numbers: HashMap<(ObjectId, Qpn), ObjectId>,
+    /// By queue pair, and by shared receive queue.
+    sends: HashMap<ObjectId, VecDeque<Work>>,
+    receives: HashMap<ObjectId, VecDeque<Work>>,
+}
+
+impl World {
+    /// Notes what an event adds, before the rules see it.
+    pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
+        match *event {
+            Event::Created(id, made) => {
+                self.objects.insert(id, Known { made, created: stack.clone() });
+                if let Made::Qp(pair) = made {
+                    self.numbers.insert((pair.context, pair.qpn), id);
+                }
+            }
+            Event::Reregistered(id, memory) => {
+                if let Some(known) = self.objects.get_mut(&id) {
+                    known.made = Made::Mr(memory);
+                }
+            }
+            Event::PostedSend { qp, request } => {
+                let all = self.qp(qp).is_some_and(|pair| pair.sq_sig_all);
+                self.sends.entry(qp).or_default().push_back(Work::send(request, all, stack.clone()));
+            }
+            Event::PostedRecv { queue, request } => {
+                let (wr_id, sges, posted) = (request.wr_id, request.sges.to_vec(), stack.clone());
+                let work = Work { wr_id, op: None, signaled: true, sges, inline: None, posted, completed: false };
+                self.receives.entry(queue).or_default().push_back(work);
+            }
+            Event::Completed { qp, side, cqe } => {
+                let queue = self.queue_of(qp, side);
+                if let Some(work) = self.outstanding_mut(side, queue).and_then(|works| first_open(works, cqe)) {
+                    work.completed = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets what an event ends, once the rules have seen it.
+    pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
+        match *event {
+            Event::Destroyed(id) => {
+                let Some(Known { made, created }) = self.objects.remove(&id) else { return };
+                if let Made::Qp(pair) = made {
+                    self.numbers.remove(&(pair.context, pair.qpn));
+                }
+                self.sends.remove(&id);
+                self.receives.remove(&id);
+                if self.gone.len() == TOMBSTONES {
+                    self.gone.pop_front();
+                }
+                self.gone.push_back(Gone { id, made, created, destroyed: stack.clone() });
+            }
+            Event::Polled { cq, cqe } => self.poll(cq, cqe),
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
+                self.sends.remove(&qp);
+                self.receives.remove(&qp);
+            }
+            _ => {}
+        }
+    }
+
+    /// The requests that a polled completion ends: a send and those before it, which are done too,
+    /// or one receive.
+    fn poll(&mut self, cq: ObjectId, cqe: &Cqe) {
+        let Some(qp) = self.qp_of(cq, cqe.qpn) else { return };
+        let side = side_of(cqe);
+        let queue = self.queue_of(qp, side);
+        let Some(works) = self.outstanding_mut(side, queue) else { return };
+        let failed = cqe.status != WcStatus::Success;
+        let is_it = |work: &Work| work.wr_id == cqe.wr_id && (work.signaled || failed);
+        let Some(at) = works.iter().position(is_it) else { return };
+        match side {
+            Side::Send => drop(works.drain(..=at)),
+            Side::Recv => drop(works.remove(at)),
+        }
+    }
+
+    fn outstanding_mut(&mut self, side: Side, queue: ObjectId) -> Option<&mut VecDeque<Work>> {
+        match side {
+            Side::Send => self.sends.get_mut(&queue),
+            Side::Recv => self.receives.get_mut(&queue),
+        }
+    }
+
+    /// Requests of the queue whose completions nobody has polled, oldest first.
+    pub(crate) fn outstanding(&self, side: Side, queue: ObjectId) -> impl DoubleEndedIterator<Item = &Work> {
+        let works = match side {
+            Side::Send => self.sends.get(&queue),
+            Side::Recv => self.receives.get(&queue),
+        };
+        works.into_iter().flatten()
+    }
+
+    /// All outstanding requests, with the queue pair or shared receive queue of each.
+    pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (ObjectId, &Work)> {
+        let all = self.sends.iter().chain(&self.receives);
+        all.flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
+    }
+
+    /// Where the requests of one side of a queue pair wait: in itself, or in its shared queue.
+    pub(crate) fn queue_of(&self, qp: ObjectId, side: Side) -> ObjectId {
+        let srq = self.qp(qp).and_then(|pair| pair.srq);
+        srq.filter(|_| side == Side::Recv).unwrap_or(qp)
+    }
+
+    /// An object that is alive.
+    pub(crate) fn object(&self, id: ObjectId) -> Option<&Known> {
+        self.objects.get(&id)
+    }
+
+    /// All objects that are alive.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Known)> {
+        self.objects.iter().map(|(id, known)| (*id, known))
+    }
+
+    /// Objects that are gone, the latest first.
+    pub(crate) fn gone(&self) -> impl Iterator<Item = &Gone> {
+        self.gone.iter().rev()
+    }
+
+    /// A queue pair that is alive.
+    pub(crate) fn qp(&self, id: ObjectId) -> Option<&Pair> {
+        match &self.objects.get(&id)?.made {
+            Made::Qp(pair) => Some(pair),
+            _ => None,
+        }
+    }
+
+    /// The queue pair that a completion names.
+    pub(crate) fn qp_of(&self, cq: ObjectId, qpn: Qpn) -> Option<ObjectId> {
+        let Made::Cq { context, .. } = self.objects.get(&cq)?.made else { return None };
+        self.numbers.get(&(context, qpn)).copied()
+    }
+
+    /// The regions that are alive.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (ObjectId, &Memory, &Stack)> {
+        self.objects.iter().filter_map(|(id, known)| match &known.made {
+            Made::Mr(memory) => Some((*id, memory, &known.created)),
+            _ => None,
+        })
+    }
+
+    /// What people call an object: its kind, and what the program knows it by.
+    pub(crate) fn name(&self, id: ObjectId) -> String {
+        self.objects.get(&id).map_or_else(|| "an object that is gone".to_owned(), |known| describe(&known.made))
+    }
+}
+
+impl Work {
+    fn send(request: &SendRequest<'_>, sq_sig_all: bool, posted: Stack) -> Self {
+        let (sges, inline) = match request.data {
+            SendData::Sges(sges) => (sges.to_vec(), None),
+            SendData::Inline(bytes) => (Vec::new(), Some(bytes.len())),
+        };
+        let signaled = sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
+        Self { wr_id: request.wr_id, op: Some(request.op), signaled, sges, inline, posted, completed: false }
+    }
+
+    /// What it is called.
+    pub(crate) fn operation(&self) -> &'static str {
+        self.op.as_ref().map_or("receive", operation)
+    }
+
+    /// Whether the card writes its list: a receive, a READ, an atomic.
+    pub(crate) fn is_written(&self) -> bool {
+        use SendOp::{CompareSwap, FetchAdd, Read};
+        matches!(self.op, None | Some(Read { .. } | CompareSwap { .. } | FetchAdd { .. }))
+    }
+}
+
+/// What an operation is called.
+pub(crate) const fn operation(op: &SendOp) -> &'static str {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => "SEND",
+        SendOp::SendInvalidate(_) => "SEND with Invalidate",
+        SendOp::Write { .. } => "RDMA WRITE",
+        SendOp::WriteImm { .. } => "RDMA WRITE with immediate data",
+        SendOp::Read { .. } => "RDMA READ",
+        SendOp::CompareSwap { .. } => "atomic compare and swap",
+        SendOp::FetchAdd { .. } => "atomic fetch and add",
+        SendOp::AtomicWrite { .. } => "ATOMIC WRITE",
+        SendOp::Flush { .. } => "FLUSH",
+        SendOp::LocalInvalidate(_) => "local invalidation",
+        SendOp::BindWindow { .. } => "memory window bind",
+    }
+}
+
+/// What people call an object.
+pub(crate) fn describe(made: &Made) -> String {
+    match made {
+        Made::Context => "device context".to_owned(),
+        Made::Pd { .. } => "protection domain".to_owned(),
+        Made::Channel { .. } => "completion channel".to_owned(),
+        Made::Cq { capacity, .. } => format!("completion queue of {capacity} entries"),
+        Made::Srq { max_wr, .. } => format!("shared receive queue of {max_wr} requests"),
+        Made::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({service:?})", qpn.get()),
+        Made::Mr(Memory { lkey, rkey, addr, length, .. }) => {
+            let keys = if lkey == rkey { format!("key {lkey:#x}") } else { format!("lkey {lkey:#x}, rkey {rkey:#x}") };
+            format!("region of {length} bytes at {addr:#x} ({keys})")
+        }
+        Made::Mw { .. } => "memory window".to_owned(),
+        Made::Ah { .. } => "address handle".to_owned(),
+    }
+}
+
+/// Of which queue a completion is.
+pub(crate) const fn side_of(cqe: &Cqe) -> Side {
+    if cqe.opcode as u32 >= 128 { Side::Recv } else { Side::Send }
+}
+
+/// The oldest request that a new completion can be of.
+fn first_open<'w>(works: &'w mut VecDeque<Work>, cqe: &Cqe) -> Option<&'w mut Work> {
+    works.iter_mut().find(|work| !work.completed && work.wr_id == cqe.wr_id)
+}

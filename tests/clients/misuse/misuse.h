@@ -1,0 +1,73 @@
+// What the twins have in common: two queue pairs of one process that are connected to each other,
+// and a table of cases. `misuse RULE wrong` does what the rule forbids, `misuse RULE right` does the
+// same work as it has to be done.
+#ifndef MISUSE_H
+#define MISUSE_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// What a side is created with. Zero fields have the values of `plain`.
+struct options {
+    enum ibv_qp_type type;
+    unsigned max_send_wr, max_recv_wr, max_inline_data;
+    int sq_sig_all, cqe;
+    int access;    // of the region
+    int qp_access; // of the queue pair
+    int min_rnr_timer, timeout, retry_cnt, rnr_retry;
+    int max_rd_atomic, max_dest_rd_atomic;
+    bool no_events; // no completion channel
+};
+
+struct side {
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    unsigned char *memory; // MEMORY bytes, the whole region
+};
+
+enum { MEMORY = 65536, QKEY = 0x1234567 };
+
+// Both sides are on this one, which is closed by close_sides.
+extern struct ibv_context *context;
+
+struct misuse {
+    const char *rule;
+    void (*run)(bool wrong);
+};
+
+// Each file has one, ended by a case without a rule.
+extern const struct misuse connection_cases[], event_cases[], life_cases[], memory_cases[], queue_cases[];
+
+// Ends the program with a message unless it holds.
+void check(bool holds, const char *what);
+// Opens the device if it is not open.
+void open_context(void);
+// A side that is not connected.
+void make_side(struct side *side, struct options options);
+// Two sides that are connected to each other; UD ones only reach RTS.
+void make_pair(struct side sides[2], struct options options);
+// Takes `side` to RTR and RTS towards `peer`. `change` may change the attributes of either step.
+void connect_side(struct side *side, struct side *peer, struct options options,
+                  void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
+void destroy_side(struct side *side);
+// Destroys both, and closes the device.
+void close_sides(struct side sides[2]);
+
+// Requests on the first `length` bytes from `offset` of the memory of the side.
+int post_recv(struct side *side, uint64_t wr_id, unsigned offset, unsigned length);
+int post_send(struct side *side, uint64_t wr_id, enum ibv_wr_opcode opcode, int flags, unsigned offset, unsigned length,
+              struct side *peer);
+// Waits for a completion of the side and returns its status.
+enum ibv_wc_status completion(struct side *side, struct ibv_wc *wc);
+// Waits for one that has to be good.
+void done(struct side *side);
+
+#endif

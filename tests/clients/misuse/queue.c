@@ -1,0 +1,62 @@
+// Send and receive queues.
+#include "misuse.h"
+#include <errno.h>
+#include <unistd.h>
+
+// Tensorpipe 414: every request is posted without a completion.
+static void never_signaled(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    for (int i = 0; i < 40; i++) {
+        bool last = i % 8 == 7;
+        int flags = !wrong && last ? IBV_SEND_SIGNALED : 0;
+        int error = post_send(&sides[0], i, IBV_WR_RDMA_WRITE, flags, 0, 64, &sides[1]);
+        if (wrong && error)
+            break;
+        check(!error, "ibv_post_send");
+        if (flags)
+            done(&sides[0]);
+    }
+    close_sides(sides);
+}
+
+// Brpc 3132: counts requests by what the peer answers, not by completions.
+static void slots_without_completion(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.cqe = 256});
+    for (int i = 0; i < 64; i++) {
+        int error = post_send(&sides[0], i, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]);
+        if (wrong && error == ENOMEM) {
+            usleep(10000);
+            continue;
+        }
+        check(!error, "ibv_post_send");
+        if (!wrong)
+            done(&sides[0]);
+    }
+    close_sides(sides);
+}
+
+static void post_in_error(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    if (!wrong)
+        check(!post_send(&sides[0], 2, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    else {
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+        check(!ibv_modify_qp(sides[0].qp, &attr, IBV_QP_STATE), "to ERR");
+        check(!post_send(&sides[0], 2, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+        check(!ibv_modify_qp(sides[1].qp, &attr, IBV_QP_STATE), "to ERR");
+    }
+    completion(&sides[0], NULL);
+    completion(&sides[1], NULL);
+    close_sides(sides);
+}
+
+const struct misuse queue_cases[] = {
+    {"never-signaled", never_signaled},
+    {"slots-without-completion", slots_without_completion},
+    {"post-in-error", post_in_error},
+    {NULL, NULL},
+};
