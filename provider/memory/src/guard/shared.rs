@@ -27,8 +27,7 @@ impl SharedBytes<'_> {
 mod tests {
     use super::*;
     use std::ops::Range;
-    use std::sync::atomic::AtomicU8;
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
     #[test]
     fn only_bytes_that_are_there_can_be_copied() {
@@ -49,12 +48,24 @@ mod tests {
         const LAST: u8 = 100;
         let bytes = [const { AtomicU8::new(0) }; 16];
         let shared = SharedBytes::from(&bytes[..]);
+        // Every change waits for a copy, so that copies and changes meet on a busy machine too. The
+        // counter is relaxed: it puts neither before the other.
+        let copies = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| (1..=LAST).for_each(|n| bytes.iter().for_each(|byte| byte.store(n, Ordering::Relaxed))));
+            scope.spawn(|| {
+                for n in 1..=LAST {
+                    bytes.iter().for_each(|byte| byte.store(n, Ordering::Relaxed));
+                    let before = copies.load(Ordering::Relaxed);
+                    while n < LAST && copies.load(Ordering::Relaxed) == before {
+                        std::thread::yield_now();
+                    }
+                }
+            });
             let mut copy = shared.to_vec();
             while copy != [LAST; 16] {
                 let before = std::mem::replace(&mut copy, shared.to_vec());
                 assert!(copy.iter().zip(&before).all(|(now, before)| now >= before), "{before:?} became {copy:?}");
+                copies.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
