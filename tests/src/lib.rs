@@ -10,6 +10,7 @@ pub mod guest;
 pub mod lanes;
 pub mod matrix;
 pub mod measure;
+pub mod misuse;
 pub mod pair;
 pub mod perftest;
 pub mod rdmacm;

@@ -8,12 +8,10 @@
 use roxe_check::{EXIT_STATUS, Rule, Severity};
 use roxe_tests::pair::{self, Place, Program};
 use roxe_tests::report::{self, Check, Verdict};
-use roxe_tests::{build, cc};
+use roxe_tests::{cc, misuse};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -30,37 +28,20 @@ fn main() -> ExitCode {
     report::main(twins.collect())
 }
 
-/// The program with all twins, with the lines that reports name.
-fn program() -> Result<PathBuf, String> {
-    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    PROGRAM.get_or_init(compile).clone()
-}
-
-fn compile() -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/misuse");
-    let files = fs::read_dir(&source).map_err(|e| format!("{}: {e}", source.display()))?;
-    let files = files.filter_map(|entry| Some(entry.ok()?.path()));
-    let sources: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "c")).collect();
-    let program = build::target_dir().join("clients/misuse");
-    fs::create_dir_all(program.with_file_name("")).map_err(|e| format!("{}: {e}", program.display()))?;
-    cc::compile("gcc", &["-g"], &sources, &["ibverbs", "rdmacm"], &program)?;
-    Ok(program)
-}
-
 fn judge(rule: Rule, wrong: bool, link: &str) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
-    match program().and_then(|program| run(&program, rule, wrong, link)) {
+    match misuse::program().and_then(|program| run(program, rule, wrong, link)) {
         Ok(()) => Verdict::Passed,
         Err(why) => Verdict::Failed(why),
     }
 }
 
-fn run(program: &Path, rule: Rule, wrong: bool, link: &str) -> Result<(), String> {
+fn run(program: String, rule: Rule, wrong: bool, link: &str) -> Result<(), String> {
     let twin = if wrong { "wrong" } else { "right" };
     let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{rule}-{twin}-{link}", std::process::id()));
-    let program = Program { name: program.display().to_string(), args: vec![rule.to_string(), twin.to_owned()] };
+    let program = Program { name: program, args: vec![rule.to_string(), twin.to_owned()] };
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
     let outcome = pair::run_at(&program, &Place { envs, options, ..Place::default() }, LIMIT);

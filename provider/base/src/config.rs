@@ -90,6 +90,11 @@ pub const KNOBS: &[Knob] = &[
         help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
     },
     Knob {
+        name: "ROXE_EXPLAIN",
+        default: "off",
+        help: "Say on standard error why verbs and work requests failed: off, line, or full for all that is known; `roxe run` sets it.",
+    },
+    Knob {
         name: "ROXE_CHECK",
         default: "off",
         help: "Report misuse of verbs: all, or rules separated by commas, -RULE for all but one, warn to leave the exit status alone.",
@@ -125,6 +130,18 @@ pub struct ConfigError {
     expected: Cow<'static, str>,
 }
 
+/// How much to say of what failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Explain {
+    /// Nothing.
+    #[default]
+    Off,
+    /// A line for each failure.
+    Line,
+    /// All that is known.
+    Full,
+}
+
 /// The values in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -154,6 +171,8 @@ pub struct Config {
     pub stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
     pub counters: Option<PathBuf>,
+    /// How much to say of what failed.
+    pub explain: Explain,
     /// Which misuse to report; `None`: none is looked for.
     pub check: Option<String>,
     /// Where reports go besides standard error.
@@ -229,6 +248,12 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         stats: switch("ROXE_STATS", false)?,
         stats_files: file("ROXE_STATS_FILES")?,
         counters: file("ROXE_COUNTERS")?,
+        explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| match text {
+            "off" => Some(Explain::Off),
+            "line" => Some(Explain::Line),
+            "full" => Some(Explain::Full),
+            _ => None,
+        })?,
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,

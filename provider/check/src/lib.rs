@@ -10,12 +10,15 @@
 //! a rule is a pure function of the events, and its tests are lists of events. A rule looks at the
 //! objects and requests of the program ([`world`](self)) and writes reports.
 //!
+//! Beside it, for programs that are not checked: [`explain`], why a verb or a work request failed.
+//!
 //! Off, which is the default, an event costs one load and a branch that is never taken, and is not
 //! even put together. On, one lock is held while the rules look at it. Touches the environment's
 //! settings, call stacks, standard error and the report file; knows no packets and no sockets.
 #![forbid(unsafe_code)]
 
 mod event;
+pub mod explain;
 mod report;
 mod rule;
 mod rules;
@@ -152,8 +155,8 @@ fn end() {
 }
 
 /// The locks of the checker, for a fork.
-pub fn locks() -> [&'static dyn Lockable; 2] {
-    [&CHECKER, &SINK]
+pub fn locks() -> [&'static dyn Lockable; 3] {
+    [&CHECKER, &SINK, explain::lock()]
 }
 
 /// In the child of a fork: what there is belongs to the parent.

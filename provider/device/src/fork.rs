@@ -23,6 +23,7 @@ use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
+use roxe_engine::reasons;
 use roxe_net::runtime_dir;
 use std::cell::Cell;
 use std::sync::{Arc, Once};
@@ -106,7 +107,8 @@ fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> 
     let of_process = process::inner_locks()
         .chain(ports::locks())
         .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()])
-        .chain(roxe_check::locks());
+        .chain(roxe_check::locks())
+        .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
     let inboxes = engines.iter().map(|engine| engine.agent().raw_inbox() as &dyn Lockable);
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
@@ -150,6 +152,7 @@ extern "C" fn after_in_child() {
     ports::abandon();
     devices::abandon();
     roxe_check::abandon();
+    reasons::abandon();
     for engine in held {
         engine.abandon();
     }

@@ -13,6 +13,7 @@
 
 mod core;
 mod credits;
+mod failure;
 mod host;
 mod host_state;
 mod init;

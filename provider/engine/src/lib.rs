@@ -59,6 +59,7 @@ mod presence;
 mod progress;
 pub mod queue_pair;
 mod raw_frames;
+pub mod reasons;
 mod ring_service;
 mod rings;
 pub mod run;

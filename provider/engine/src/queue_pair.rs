@@ -34,6 +34,8 @@ bitflags! {
         /// So much waits for receives, or for packets in front of it, that no more shall come by
         /// rings.
         const IS_CROWDED = 1 << 11;
+        /// A request failed, and the user may want to hear why.
+        const FAILED = 1 << 12;
     }
 }
 

@@ -15,6 +15,7 @@ use crate::flow_control::Key;
 use crate::interceptor::Interceptor;
 use crate::progress::DRAIN_ROUNDS;
 use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::reasons;
 use crate::run::Run;
 use crate::rx_state::{Rx, RxState, Sources, Touched};
 use crate::table::Lookup;
@@ -253,6 +254,9 @@ impl Engine {
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.count_dropped(run, &self.counters().unknown_qp);
+                reasons::note(self.ifindex(), qpn, || {
+                    format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get())
+                });
                 self.interceptor().into_iter().for_each(|interceptor| interceptor.record_unknown(qpn, run));
             }
         }

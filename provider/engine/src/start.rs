@@ -6,7 +6,7 @@ use crate::interceptor::Interceptor;
 use crate::poller::{Poller, Watch};
 use crate::rx_state::Rx;
 use crate::thread::Thread;
-use crate::{background, notice};
+use crate::{background, notice, reasons};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::link_events::LinkEvents;
@@ -143,6 +143,7 @@ impl Engine {
         let claim = |e| Error::os("cannot claim a range of queue pair numbers", &e);
         let socket = SlotSocket::claim(self.ifindex()).map_err(claim)?;
         poller.watch(socket.fd(), Watch::All).map_err(claim)?;
+        reasons::begin(self.ifindex(), socket.slot());
         self.table.add_slot(socket.slot());
         rx.state().slots.push(socket);
         Ok(())

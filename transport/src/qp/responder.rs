@@ -56,6 +56,8 @@ pub(crate) struct Responder {
     flushed: bool,
     /// XRC: what came of the request that is handed in, in another process.
     pub(super) outcome: Option<Outcome>,
+    /// Why the last request that was refused was.
+    refused: Option<Refusal>,
 }
 
 impl Responder {
@@ -71,6 +73,7 @@ impl Responder {
             established: false,
             flushed: false,
             outcome: None,
+            refused: None,
         }
     }
 
@@ -424,6 +427,11 @@ impl Responder {
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn());
     }
 
+    /// What was wrong with the last request that was refused, for a person.
+    pub(super) fn last_refusal(&self) -> Option<&'static str> {
+        self.refused.map(Refusal::sentence)
+    }
+
     /// The request is executed: the next one is expected (IBA §9.7.5).
     pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
@@ -448,6 +456,7 @@ impl Responder {
     /// Does what the table says about `refusal`.
     pub(super) fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
         let reaction = refusal.reaction(sh.config.service);
+        self.refused = Some(refusal);
         // clause: NAK-UNASKED
         self.replies.refuse(self.progress.e_psn, reaction.answer, reaction.fatal, sh.attr.min_rnr_timer);
         if reaction.answer == Answer::RnrNak {

@@ -2,6 +2,7 @@
 //! of ours becomes EIO, and where a thread is kept from being cancelled in the middle of a call.
 
 use core::ffi::c_int;
+use roxe_check::explain;
 use roxe_provider::uncancelled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -33,6 +34,8 @@ impl From<roxe_provider::Error> for Errno {
     fn from(error: roxe_provider::Error) -> Self {
         if error.is_about_host() {
             tell_once(&error);
+        } else {
+            explain::refused(&error);
         }
         Self(error.errno())
     }
@@ -47,11 +50,11 @@ fn tell_once(error: &roxe_provider::Error) {
 
 impl From<roxe_provider::PostError> for Errno {
     /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
+    #[cold]
     fn from(error: roxe_provider::PostError) -> Self {
-        match error {
-            roxe_provider::PostError::QueueFull => Self(libc::ENOMEM),
-            _ => EINVAL,
-        }
+        let errno = if error == roxe_provider::PostError::QueueFull { libc::ENOMEM } else { libc::EINVAL };
+        explain::refused(&roxe_provider::Error::new(errno, format!("a request was not posted: {error}")));
+        Self(errno)
     }
 }
 

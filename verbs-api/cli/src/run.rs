@@ -14,6 +14,7 @@ use crate::{checkers, stats, view};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use std::ffi::{OsStr, OsString};
+use std::io::{IsTerminal, stderr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +38,10 @@ pub(crate) struct Args {
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
+    /// Say on standard error all that is known of each verb that was refused and of each work request
+    /// that failed; without this option it is a line each, if standard error is a terminal.
+    #[arg(long)]
+    explain: bool,
     /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
     /// leave the exit status alone (`roxe rules` lists them; docs/checker.md).
     ///
@@ -164,6 +169,11 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     if let Some(file) = &args.capture {
         check_capture(file)?;
         command.env("ROXE_CAPTURE", file);
+    }
+    if args.explain {
+        command.env("ROXE_EXPLAIN", "full");
+    } else if stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
+        command.env("ROXE_EXPLAIN", "line");
     }
     if let Some(rules) = &args.check {
         Selection::parse(rules).map_err(RunError::Check)?;

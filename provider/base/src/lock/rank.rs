@@ -156,6 +156,10 @@ crate::ranks! { pub, 10_000.. ;
     Checker,
     /// `check`: where its reports go, held while one is written.
     CheckReports,
+    /// `engine::reasons`: the file that says why packets of peers were dropped.
+    Reasons,
+    /// `check`: which explanations were given.
+    Explained,
     /// `exit`: what is done when the process ends.
     ExitTasks,
 }

@@ -5,6 +5,7 @@
 //! a program ([`super`]) and the engine ([`super::queue_pair`]).
 
 use super::credits::Credits;
+use super::failure;
 use super::host::QpHost;
 use super::host_state::QpHostState;
 use super::init::QpInit;
@@ -112,11 +113,21 @@ impl QpCore {
         if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
     }
 
-    /// Counts a packet that the state machine did not want.
-    pub(super) fn count(&self, result: Result<(), DropReason>) {
+    /// Counts a packet that the state machine did not want. With the `machine` its peer can hear
+    /// why.
+    #[inline]
+    pub(super) fn count(&self, machine: Option<&Machine>, result: Result<(), DropReason>) {
         if let Err(reason) = result {
-            tell(|| Event::Dropped { qp: self.resources.id, reason });
-            self.engine().counters().count_drop(reason);
+            self.count_drop(machine, reason);
+        }
+    }
+
+    #[cold]
+    fn count_drop(&self, machine: Option<&Machine>, reason: DropReason) {
+        tell(|| Event::Dropped { qp: self.resources.id, reason });
+        self.engine().counters().count_drop(reason);
+        if let Some(machine) = machine {
+            failure::note_drop(&self.resources, machine, reason);
         }
     }
 
@@ -131,11 +142,15 @@ impl QpCore {
     fn hand_over_waiting(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, early, .. } = inner;
         let mut host = QpHost::new(&self.resources, state, now);
-        let mut credits = Credits::default();
+        let (mut credits, mut dropped) = (Credits::default(), None);
         early.hand_over(machine, &mut host, |early, result| {
-            self.count(result);
+            dropped = result.err().or(dropped);
+            self.count(None, result);
             credits.add(&self.resources, early.tag, early.net.dst, &early.packet());
         });
+        if let Some(reason) = dropped {
+            failure::note_drop(&self.resources, machine, reason);
+        }
         credits.return_all(&self.resources);
         host.end()
     }
@@ -257,8 +272,21 @@ impl QpCore {
         if report.contains(VisitOutcome::ANNOUNCE_RECV) {
             self.resources.recv_cq.notify();
         }
-        if report.intersects(VisitOutcome::EVENTS) {
+        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
             self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
+            self.explain_failure();
+        }
+    }
+
+    /// Says why a request failed, if one did and the user wants to hear of it.
+    #[cold]
+    fn explain_failure(&self) {
+        let (failed, attr) = {
+            let mut inner = self.inner.lock();
+            (inner.state.failed.take(), *inner.machine.attr())
+        };
+        if let Some(failed) = failed {
+            failed.explain(&self.resources, &attr);
         }
     }
 

@@ -4,6 +4,7 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C
 //! programs by their own locks, which are all further in.
 
+use super::failure;
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
@@ -23,7 +24,7 @@ use roxe_transport::cx::{
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge};
+use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{Psn, Qpn, RKey, Reth};
 use std::sync::Arc;
 
@@ -185,14 +186,24 @@ impl<'a> QpHost<'a> {
 
     /// A local list could not be used.
     #[cold]
-    fn tell_local(&self, side: Side, sges: &[Sge], access: Access, error: MemError) {
+    fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
+        failure::note_local(self.state, sges, access, error);
     }
 
     /// A peer could not get at memory.
     #[cold]
     fn tell_remote(&self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
+        failure::note_remote(self.qp, (rkey, va, len), access, error);
+    }
+
+    /// A request ends in error.
+    #[cold]
+    fn note_failure(&mut self, side: Side, cqe: &Cqe) {
+        if failure::note(self.state, side, cqe) {
+            self.report |= VisitOutcome::FAILED;
+        }
     }
 
     /// One attempt to reserve room.
@@ -297,6 +308,9 @@ impl Memory for QpHost<'_> {
 impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
         tell(|| Event::Completed { qp: self.qp.id, side, cqe: &cqe });
+        if cqe.status != WcStatus::Success {
+            self.note_failure(side, &cqe);
+        }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
             return self.complete_xrc(cqe);
         }

@@ -2,6 +2,7 @@
 //!
 //! Under the lock of the queue pair. Touches the flow control of the engine.
 
+use super::failure::Failed;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
@@ -26,6 +27,8 @@ pub(super) struct QpHostState {
     pub(super) has_turn: bool,
     /// Completions of sends that nobody has polled.
     pub(super) unpolled: Unpolled,
+    /// What failed first, while nobody has said why.
+    pub(super) failed: Option<Box<Failed>>,
     /// Of an XRC target that has met queues of other processes.
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
 }
@@ -84,6 +87,7 @@ impl QpHostState {
     /// The queue pair was reset.
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
+        self.failed = None;
     }
 
     /// The connection has ended: what is open at another process ends too.

@@ -4,6 +4,7 @@
 
 use super::core::{Inner, QpCore};
 use super::credits::{Credits, sender_of};
+use super::failure;
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
@@ -64,12 +65,15 @@ impl QueuePair for QpCore {
             let creditor = sender.filter(|_| !run.meta.by_ring);
             let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
             if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
+                failure::note_early(&self.resources, machine);
                 continue;
             }
             if tools.starved {
-                self.count(machine.handle_packet_starved(&mut host, &net, packet));
+                let result = machine.handle_packet_starved(&mut host, &net, packet);
+                self.count(Some(machine), result);
             } else {
-                self.count(machine.handle_packet(&mut host, &net, packet));
+                let result = machine.handle_packet(&mut host, &net, packet);
+                self.count(Some(machine), result);
             }
             credits.add(&self.resources, creditor, net.dst, packet);
         }
@@ -121,7 +125,8 @@ impl QueuePair for QpCore {
                 RxPayload::Shared { at: index * meta.segment + before, len }
             };
             let net = NetHeader { ident: index as u16, ..net };
-            self.count(machine.handle_with_payload(&mut host, &net, &packet.header, payload));
+            let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
+            self.count(Some(machine), result);
         }
         let report = host.end();
         self.end_receiving(&mut inner, report, now)

@@ -1,0 +1,238 @@
+//! Explanations: why a verb was refused, or a work request failed, in words.
+//!
+//! A completion says one of twenty numbers, a verb an errno; what is known beyond that goes to
+//! standard error if the user wants it (`ROXE_EXPLAIN`), never into the program's own output. What
+//! is said repeatedly is said once. Touches standard error.
+
+use roxe_base::config::{Explain, config};
+use roxe_base::error::Error;
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_transport::cx::{MemError, Side};
+use roxe_transport::qp::{QpAttr, Service};
+use roxe_transport::wr::{Access, Cqe, WcStatus};
+use roxe_wire::Qpn;
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::{Write, stderr};
+
+/// Explanations that a process gives; what comes then is more of the same.
+const LIMIT: usize = 50;
+
+static TOLD: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
+
+/// How much the user wants to hear.
+pub fn explains() -> Explain {
+    config().map_or(Explain::Off, |config| config.explain)
+}
+
+/// A verb was refused.
+pub fn refused(error: &Error) {
+    // These mean that there is nothing yet, which programs ask for all the time.
+    if explains() > Explain::Off && !matches!(error.errno(), libc::EAGAIN | libc::EINTR) {
+        let name = std::io::Error::from_raw_os_error(error.errno());
+        say(&format!("roxe: a verb failed: {error} [{name}]\n"));
+    }
+}
+
+/// A request that a queue pair ended in error by, and what its end of the connection knows.
+#[derive(Clone, Debug)]
+pub struct Failure<'a> {
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Its transport service.
+    pub service: Service,
+    /// Its attributes.
+    pub attr: &'a QpAttr,
+    /// Of which queue the request was.
+    pub side: Side,
+    /// Its completion.
+    pub cqe: &'a Cqe,
+    /// What the card met when it used a local list.
+    pub local: Option<String>,
+    /// What the other end has said of it, or of itself; empty if nothing is known.
+    pub peer: Vec<String>,
+}
+
+/// Says why a request failed.
+pub fn failed(failure: &Failure<'_>) {
+    let wanted = explains();
+    if wanted == Explain::Off {
+        return;
+    }
+    let mut text = line(failure);
+    if wanted == Explain::Full {
+        details(failure, &mut text);
+    }
+    say(&text);
+}
+
+/// The line that users of middleware ask for: who, to whom, what, how it ended, and why.
+fn line(failure: &Failure<'_>) -> String {
+    let Failure { qpn, service, attr, side, cqe, .. } = failure;
+    let what = if *side == Side::Recv { "receive" } else { operation(cqe) };
+    let mut text = format!(
+        "roxe: {what} with wr_id {:#x} of queue pair {:#08x} ({service:?}) failed: {} ({})",
+        cqe.wr_id,
+        qpn.get(),
+        name(cqe.status),
+        cqe.status as u32
+    );
+    if !matches!(service, Service::Ud | Service::Raw) {
+        let _ = write!(text, "; peer {:#08x} at {}, from {}", attr.dest_qpn.get(), attr.av.dgid, attr.av.sgid);
+    }
+    let cause = failure.local.clone().or_else(|| failure.peer.last().cloned());
+    let _ = writeln!(text, ": {}", cause.unwrap_or_else(|| general(failure)));
+    text
+}
+
+fn details(failure: &Failure<'_>, text: &mut String) {
+    let Failure { attr, peer, cqe, .. } = failure;
+    let mut line = |label: &str, value: &dyn std::fmt::Display| _ = writeln!(text, "    {label:<14} {value}");
+    for said in peer {
+        line("the other end", said);
+    }
+    if matches!(cqe.status, WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr) {
+        let (timeout, retries, rnr) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
+        let wait = if timeout == 0 {
+            "no limit".to_owned()
+        } else {
+            format!("{:.1} ms", 4.096e-3 * 2f64.powi(timeout.into()))
+        };
+        line("attributes", &format!("timeout {timeout} ({wait}), retry_cnt {retries}, rnr_retry {rnr}"));
+    }
+    line("what to do", &advice(cqe.status));
+}
+
+/// What can be said where nothing is known but the status.
+fn general(failure: &Failure<'_>) -> String {
+    let attr = failure.attr;
+    match failure.cqe.status {
+        WcStatus::RetryExcErr => format!("no answer came after {} retries", attr.retry_cnt),
+        WcStatus::RnrRetryExcErr => {
+            format!("the peer had no receive posted, also after {} retries (rnr_retry)", attr.rnr_retry)
+        }
+        WcStatus::RemAccessErr => "the peer's memory protection refused the remote key".to_owned(),
+        WcStatus::RemInvReqErr => "the peer found the request illegal".to_owned(),
+        WcStatus::RemOpErr => "the peer could not execute the request, for a reason of its own".to_owned(),
+        WcStatus::LocLenErr if failure.service == Service::Ud => {
+            "a message is longer than its receive less the 40 bytes of the GRH, or a send than the path MTU".to_owned()
+        }
+        WcStatus::LocLenErr => "a message is longer than the receive that was posted for it".to_owned(),
+        _ => "see man ibv_poll_cq".to_owned(),
+    }
+}
+
+const fn advice(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::RetryExcErr => {
+            "see that the peer's queue pair exists, is in RTR or RTS, names this one as dest_qp_num, and that both ends \
+             agree on GIDs, PSNs and path_mtu"
+        }
+        WcStatus::RnrRetryExcErr => {
+            "post receives before the peer sends, or set rnr_retry to 7 (for ever) and a suitable min_rnr_timer"
+        }
+        WcStatus::RemAccessErr => "compare rkey, remote address, length and the region's access flags at the peer",
+        WcStatus::RemInvReqErr => {
+            "compare the operation with qp_access_flags, max_dest_rd_atomic and receive sizes there"
+        }
+        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the regions here",
+        WcStatus::LocLenErr => "post receives that are long enough; on UD 40 bytes longer than the message",
+        _ => "look at the first failure of this queue pair; the others follow from it",
+    }
+}
+
+/// What was met when a list or a remote key was used.
+pub fn memory(what: &str, key: u32, (addr, len): (u64, u64), access: Access, error: MemError) -> String {
+    let range = format!("{len} bytes at {addr:#x} under {what} {key:#x}");
+    match error {
+        MemError::BadKey => format!("{range}: there is no region or window with this key (any more)"),
+        MemError::WrongDomain => format!("{range}: the key belongs to another protection domain than the queue pair"),
+        MemError::Access => {
+            let flags: Vec<_> = access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
+            format!("{range}: the region does not grant {}", flags.join(" and "))
+        }
+        MemError::Range => format!("{range}: not all of it is inside the region"),
+        MemError::Fault => format!("{range}: the memory is not mapped any more"),
+    }
+}
+
+const fn operation(cqe: &Cqe) -> &'static str {
+    use roxe_transport::wr::WcOpcode;
+    match cqe.opcode {
+        WcOpcode::RdmaWrite => "RDMA WRITE",
+        WcOpcode::RdmaRead => "RDMA READ",
+        WcOpcode::CompSwap => "compare and swap",
+        WcOpcode::FetchAdd => "fetch and add",
+        WcOpcode::AtomicWrite => "ATOMIC WRITE",
+        WcOpcode::Flush => "FLUSH",
+        WcOpcode::BindMw => "memory window bind",
+        WcOpcode::LocalInv => "local invalidation",
+        _ => "SEND",
+    }
+}
+
+/// As `ibv_wc_status_str` calls it.
+const fn name(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::Success => "success",
+        WcStatus::LocLenErr => "local length error",
+        WcStatus::LocQpOpErr => "local QP operation error",
+        WcStatus::LocEecOpErr => "local EE context operation error",
+        WcStatus::LocProtErr => "local protection error",
+        WcStatus::WrFlushErr => "Work Request Flushed Error",
+        WcStatus::MwBindErr => "memory management operation error",
+        WcStatus::BadRespErr => "bad response error",
+        WcStatus::LocAccessErr => "local access error",
+        WcStatus::RemInvReqErr => "remote invalid request error",
+        WcStatus::RemAccessErr => "remote access error",
+        WcStatus::RemOpErr => "remote operation error",
+        WcStatus::RetryExcErr => "transport retry counter exceeded",
+        WcStatus::RnrRetryExcErr => "RNR retry counter exceeded",
+        WcStatus::GeneralErr => "general error",
+        WcStatus::TmErr => "TM error",
+        WcStatus::TmRndvIncomplete => "TM software rendezvous",
+    }
+}
+
+/// The lock of what was said, for a fork.
+pub(crate) fn lock() -> &'static dyn Lockable {
+    &TOLD
+}
+
+/// Writes a text that was not written before, while there are not too many.
+fn say(text: &str) {
+    let mut told = TOLD.lock();
+    let told = told.get_or_insert_default();
+    if told.len() < LIMIT && told.insert(text.to_owned()) {
+        // Under the lock, so that no text is torn by another one. Nobody else can be told.
+        let _ = stderr().write_all(text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(attr: &QpAttr, status: WcStatus, peer: &[&str]) -> String {
+        let cqe = Cqe { wr_id: 7, status, ..Cqe::default() };
+        let peer = peer.iter().map(|said| (*said).to_owned()).collect();
+        let (qpn, service, side) = (Qpn::new(0x11), Service::Rc, Side::Send);
+        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer })
+    }
+
+    #[test]
+    fn the_line_names_both_ends_the_request_and_the_cause() {
+        let attr = QpAttr { dest_qpn: Qpn::new(0x22), retry_cnt: 3, ..QpAttr::default() };
+        let text = failure(&attr, WcStatus::RetryExcErr, &[]);
+        for part in ["SEND with wr_id 0x7", "0x000011", "0x000022", "(12)", "no answer came after 3 retries"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(failure(&attr, WcStatus::RetryExcErr, &["it is in ERR"]).ends_with(": it is in ERR\n"));
+    }
+
+    #[test]
+    fn a_missing_right_is_named_as_the_flag_to_add() {
+        let text = memory("rkey", 5, (0x1000, 8), Access::REMOTE_WRITE, MemError::Access);
+        assert_eq!(text, "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE");
+    }
+}

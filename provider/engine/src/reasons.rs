@@ -1,0 +1,157 @@
+//! Why this process dropped or refused packets, for the process that sent them and wants to explain
+//! to its user why they failed (`ROXE_EXPLAIN`).
+//!
+//! A protocol tells a sender little or nothing, and must not; but on one host both ends belong to
+//! one user. So each process has a file in the folder that only this user can enter: its first line
+//! names the process, each further one a queue pair number and a reason. Its lock (`man flock`)
+//! says that the process is alive. Touches these files.
+
+use roxe_base::config::Explain;
+use roxe_base::exit::{Stage, at_exit};
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_check::explain::explains;
+use roxe_net::runtime_dir::runtime_dir;
+use roxe_net::slot::Slot;
+use roxe_wire::Qpn;
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+/// Reasons that a process writes down; a peer that is flooded looks for the first ones.
+const LIMIT: usize = 1000;
+/// Reasons of one queue pair that are told: the last ones.
+const TOLD: usize = 3;
+
+/// The files of this process.
+#[derive(Debug, Default)]
+struct Written {
+    files: Vec<(PathBuf, File)>,
+    /// What is in them.
+    lines: HashSet<(Qpn, String)>,
+}
+
+static WRITTEN: Mutex<rank::Reasons, Option<Written>> = Mutex::new(None);
+
+/// Where the reasons of the process that owns `slot` are.
+fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
+    let folder = runtime_dir()?.join("reasons");
+    match DirBuilder::new().mode(0o700).create(&folder) {
+        Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause),
+        _ => Ok(folder.join(format!("{ifindex}-{:03x}", slot.get()))),
+    }
+}
+
+/// This process has taken `slot`, and its peers may ask for reasons.
+pub(crate) fn begin(ifindex: u32, slot: Slot) {
+    if explains() == Explain::Off {
+        return;
+    }
+    // Who cannot have such a file explains less.
+    if let Ok(entry) = open(ifindex, slot) {
+        at_exit(Stage::Clean, remove);
+        WRITTEN.lock().get_or_insert_default().files.push(entry);
+    }
+}
+
+fn open(ifindex: u32, slot: Slot) -> io::Result<(PathBuf, File)> {
+    let path = path(ifindex, slot)?;
+    // A file that is there is that of a process which died; its readers keep what they have.
+    let _ = fs::remove_file(&path);
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+    file.try_lock()?;
+    writeln!(file, "{}", std::process::id())?;
+    Ok((path, file))
+}
+
+/// A packet for `qpn`, which is or would be in this process, was not taken.
+pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> String) {
+    if explains() == Explain::Off {
+        return;
+    }
+    let Ok(path) = path(ifindex, Slot::of(qpn)) else { return };
+    let mut written = WRITTEN.lock();
+    let Some(Written { files, lines }) = &mut *written else { return };
+    let reason = reason();
+    if lines.len() < LIMIT
+        && lines.insert((qpn, reason.clone()))
+        && let Some((_, file)) = files.iter_mut().find(|(known, _)| *known == path)
+    {
+        let _ = writeln!(file, "{:x} {reason}", qpn.get());
+    }
+}
+
+/// What the process that owns `qpn` on this host, an address of which its address is, has to say of
+/// packets for it: the last thing last.
+pub fn of(ifindex: u32, qpn: Qpn) -> Vec<String> {
+    let slot = Slot::of(qpn);
+    let read = path(ifindex, slot).and_then(|path| Ok((fs::read_to_string(&path)?, File::open(&path)?)));
+    let Ok((text, file)) = read else {
+        return vec![format!("no process of this user on this host has the queue pair {:#x}", qpn.get())];
+    };
+    let (process, lines) = text.split_once('\n').unwrap_or((&text, ""));
+    let mut said: Vec<String> = lines
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(number, _)| u32::from_str_radix(number, 16) == Ok(qpn.get()))
+        .map(|(_, reason)| reason.to_owned())
+        .collect();
+    said.drain(..said.len().saturating_sub(TOLD));
+    if file.try_lock_shared().is_ok() {
+        said.push(format!("process {process}, which had the queue pair {:#x}, has died", qpn.get()));
+    } else if is_stopped(process) {
+        said.push(format!("process {process}, which has the queue pair {:#x}, is stopped", qpn.get()));
+    }
+    said
+}
+
+/// Whether a process is stopped by a signal or a debugger (`man proc_pid_stat`).
+fn is_stopped(process: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
+}
+
+/// The process ends.
+fn remove() {
+    if let Some(written) = WRITTEN.try_lock().and_then(|mut written| written.take()) {
+        written.files.iter().for_each(|(path, _)| _ = fs::remove_file(path));
+    }
+}
+
+/// The lock of the files, for a fork.
+pub fn lock() -> &'static dyn Lockable {
+    &WRITTEN
+}
+
+/// In the child of a fork: the files are the parent's.
+pub fn abandon() {
+    if let Some(mut written) = WRITTEN.try_lock() {
+        *written = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_of_nobody_is_said_to_be_nobodys() {
+        let said = of(0xffff, Qpn::new(0x123_456));
+        assert!(said.len() == 1 && said[0].contains("no process") && said[0].contains("0x123456"), "{said:?}");
+    }
+
+    #[test]
+    fn a_process_is_seen_to_be_alive_by_its_lock_and_its_last_reasons_are_told() {
+        let (ifindex, slot) = (0xfffe, Slot::new(0x321));
+        let (path, mut file) = open(ifindex, slot).unwrap();
+        for number in 0..5 {
+            writeln!(file, "{:x} reason {number}", slot.qpn(7).get()).unwrap();
+        }
+        writeln!(file, "{:x} of another", slot.qpn(8).get()).unwrap();
+        assert_eq!(of(ifindex, slot.qpn(7)), ["reason 2", "reason 3", "reason 4"]);
+        drop(file);
+        assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("has died"));
+        fs::remove_file(path).unwrap();
+    }
+}
