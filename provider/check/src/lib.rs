@@ -15,6 +15,7 @@
 //! settings, call stacks, standard error and the report file; knows no packets and no sockets.
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod event;
 mod report;
 mod rule;
@@ -27,7 +28,7 @@ mod testing;
 mod tracked;
 mod world;
 
-pub use event::{Event, Made, Memory, Pair};
+pub use event::{Arrived, Event, Made, Memory, Pair};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
 pub use tracked::Tracked;
@@ -87,12 +88,13 @@ pub fn on_load() {
 pub fn start() -> Result<(), Error> {
     let config = config()?;
     let Some(text) = &config.check else { return Ok(()) };
-    let mut sink = SINK.lock();
-    if sink.is_some() {
+    let mut checker = CHECKER.lock();
+    if checker.is_some() {
         return Ok(());
     }
-    *sink = Some(open(config, text)?);
-    *CHECKER.lock() = Some(Checker::default());
+    *SINK.lock() = Some(open(config, text)?);
+    *checker = Some(Checker::default());
+    drop(checker);
     at_exit(Stage::Report, end);
     ON.store(true, Ordering::Relaxed);
     Ok(())

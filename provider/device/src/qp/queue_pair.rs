@@ -7,6 +7,7 @@ use super::credits::{Credits, sender_of};
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
+use roxe_check::{Event, is_on, tell};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -64,13 +65,16 @@ impl QueuePair for QpCore {
             let creditor = sender.filter(|_| !run.meta.by_ring);
             let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
             if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
+                if is_on() && machine.lacks_receive(&mut host, &net, packet) {
+                    tell(|| Event::Held { qp: self.resources.id });
+                }
                 continue;
             }
-            if tools.starved {
-                self.count(machine.handle_packet_starved(&mut host, &net, packet));
-            } else {
-                self.count(machine.handle_packet(&mut host, &net, packet));
-            }
+            let result = match tools.starved {
+                true => machine.handle_packet_starved(&mut host, &net, packet),
+                false => machine.handle_packet(&mut host, &net, packet),
+            };
+            self.count_packet(result, machine, (&net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, creditor, net.dst, packet);
         }
         credits.return_all(&self.resources);
@@ -121,7 +125,8 @@ impl QueuePair for QpCore {
                 RxPayload::Shared { at: index * meta.segment + before, len }
             };
             let net = NetHeader { ident: index as u16, ..net };
-            self.count(machine.handle_with_payload(&mut host, &net, &packet.header, payload));
+            let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
+            self.count_packet(result, machine, (&net, &packet.header, len));
         }
         let report = host.end();
         self.end_receiving(&mut inner, report, now)
