@@ -27,6 +27,8 @@ const FAR: i32 = 1 << 10;
 pub(super) struct Connections {
     /// The lowest PSN that came while the first one was expected, and how often.
     first: HashMap<ObjectId, (Psn, u32)>,
+    /// Those that may be on their second connection, and still get packets of the one before.
+    reused: HashSet<ObjectId>,
     reported: HashSet<(ObjectId, Rule)>,
 }
 
@@ -65,8 +67,13 @@ impl Observer for Connections {
                 self.first.remove(&qp);
                 None
             }
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
+                self.reused.insert(qp);
+                None
+            }
             Event::Destroyed(qp) => {
                 self.first.remove(&qp);
+                self.reused.remove(&qp);
                 self.reported.retain(|(of, _)| *of != qp);
                 None
             }
@@ -85,6 +92,7 @@ impl Connections {
     fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> Found {
         let report = match reason {
             DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
+            DropReason::InvalidRequest if end.is_new(packet) && goes_on(&packet.header.kind) => self.psn(end, packet),
             DropReason::Address => gid(end, packet),
             DropReason::Qkey => qkey(end, packet),
             _ => None,
@@ -114,10 +122,17 @@ impl Connections {
             (*lowest, *times) = (psn, 0);
         }
         *times += u32::from(psn == *lowest);
-        let enough = if (0..FAR).contains(&psn.distance(expected)) { 4 } else { 3 };
+        let enough = match psn.distance(expected) {
+            1..FAR => 4,
+            // What comes before the first PSN was lost by nobody, and neither was the beginning of
+            // a message that this is not.
+            ..=0 if !self.reused.contains(&qp) => 1,
+            _ => 3,
+        };
         (psn == *lowest && *times >= enough).then(|| {
             let sentence = format!(
-                "rq_psn is {expected}, and the peer began with PSN {psn}, {times} times: nothing of it was accepted."
+                "rq_psn is {expected}, and the peer began with PSN {psn}: what comes before rq_psn \
+                 is dropped as repeated, what comes behind it as early."
             );
             let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
             with_peer(report, end).at("rq_psn set at", &own.call(AttrMask::RQ_PSN)).advice(PSN_ADVICE)
@@ -137,6 +152,12 @@ impl End<'_> {
 /// Whether a packet of a connection asks for something.
 const fn is_request(kind: &Kind) -> bool {
     matches!(kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_))
+}
+
+/// Whether a packet goes on with a message that began before.
+const fn goes_on(kind: &Kind) -> bool {
+    use Request::{SendLast, SendMiddle, WriteLast, WriteMiddle};
+    matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
 }
 
 /// The other end, if it is in this process and the two name each other.

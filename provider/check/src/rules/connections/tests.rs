@@ -48,13 +48,34 @@ fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> V
 #[test]
 fn a_peer_that_always_begins_elsewhere_has_another_psn() {
     let mut card = Card::new();
-    for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 3, DropReason::DuplicateRequest)] {
+    for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 1, DropReason::DuplicateRequest)] {
         let qp = end(&mut card);
         for _ in 1..times {
             assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), []);
             assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn + 1, 7, 64)), []);
         }
         assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), [Rule::PsnMismatch]);
+    }
+}
+
+#[test]
+fn the_first_packet_of_a_connection_begins_a_message() {
+    let mut card = Card::new();
+    let [a, b] = [end(&mut card), end(&mut card)];
+    let middle = Kind::RcRequest(Request::SendMiddle);
+    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(SEND, 7, 7, 64)), []);
+    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(middle, 8, 8, 64)), []);
+    assert_eq!(lose(&mut card, b, DropReason::InvalidRequest, packet(middle, 7, 7, 64)), [Rule::PsnMismatch]);
+}
+
+#[test]
+fn packets_of_the_connection_before_are_no_other_psn() {
+    let mut card = Card::new();
+    let qp = end(&mut card);
+    card.tell(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
+    connect(&mut card, qp, &attr(99));
+    for _ in 0..2 {
+        assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 3, 7, 64)), []);
     }
 }
 
