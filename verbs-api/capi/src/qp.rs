@@ -132,8 +132,11 @@ fn coded<T>(
 /// not looked at.
 fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let state = |code: u8| QpState::from_code(code.into());
-    let (states, migrations) = ("the values of enum ibv_qp_state", "the values of enum ibv_mig_state");
+    let (states, migrations) =
+        ("the values of enum ibv_qp_state", ("path_mig_state", "the values of enum ibv_mig_state"));
     let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
+    let migrating = (mask, AttrMask::PATH_MIG_STATE);
+    let migration = coded(migrating, attr.path_mig_state, MigState::from_code, migrations)?;
     let default = QpAttr::default();
     let mtus = ("path_mtu", "the values of enum ibv_mtu, 1 to 5");
     let mtu = coded((mask, AttrMask::PATH_MTU), attr.path_mtu, PathMtu::from_code, mtus)?;
@@ -143,8 +146,7 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
         state: coded((mask, AttrMask::STATE), attr.qp_state, state, ("qp_state", states))?.unwrap_or_default(),
         cur_state: coded((mask, AttrMask::CUR_STATE), attr.cur_qp_state, state, ("cur_qp_state", states))?,
         path_mtu: mtu.unwrap_or(default.path_mtu),
-        path_mig_state: coded((mask, AttrMask::PATH_MIG_STATE), attr.path_mig_state, MigState::from_code, ("path_mig_state", migrations))?
-            .unwrap_or_default(),
+        path_mig_state: migration.unwrap_or_default(),
         qkey: Qkey(attr.qkey),
         rq_psn: Psn::new(attr.rq_psn),
         sq_psn: Psn::new(attr.sq_psn),

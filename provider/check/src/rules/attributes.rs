@@ -99,8 +99,8 @@ impl Attributes {
         }
         let (operation, wr_id, secs) = (first.operation(), first.wr_id, waited.as_secs_f64());
         let sentence = format!(
-            "The {operation} with wr_id {wr_id:#x} got no answer for {secs:.1} s: with timeout 0 a lost packet is never \
-             repeated."
+            "The {operation} with wr_id {wr_id:#x} got no answer for {secs:.1} s: with timeout 0 a lost packet is \
+             never repeated."
         );
         let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
         let report = report.at("posted at", &first.posted);

@@ -83,8 +83,8 @@ impl Observer for Connections {
     }
 }
 
-const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer has as dgid, and choose it by \
-     ibv_query_gid_ex, not by a fixed number.";
+const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer has as dgid, and choose it \
+     by ibv_query_gid_ex, not by a fixed number.";
 
 type Found = Option<(ObjectId, Report)>;
 
