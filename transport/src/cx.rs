@@ -11,7 +11,7 @@ pub use payload::{RxPayload, TxRoom};
 
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, Sge};
-use roxe_wire::{Psn, Qpn, RKey, Reth};
+use roxe_wire::{Psn, Qpn, RKey, Request, Reth};
 
 /// Why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,16 @@ pub trait Memory {
 
     /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
+
+    /// A packet with `len` bytes of payload is refused because of that length. Nothing comes of the
+    /// call; it is for those who explain.
+    fn wrong_length(&mut self, request: &Request, len: usize) {
+        let _ = (request, len);
+    }
+
+    /// A request is refused because too many of its kind are outstanding; as
+    /// [`Memory::wrong_length`].
+    fn too_many(&mut self) {}
 
     /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone
     /// meanwhile).

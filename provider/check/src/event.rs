@@ -6,9 +6,9 @@
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, Service};
+use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, RetryCounts, Service};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, SendRequest, Sge};
-use roxe_wire::{Qpn, RKey};
+use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +116,54 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// Why.
         reason: DropReason,
+        /// The packet, unless it is a frame or came in another process.
+        packet: Option<Arrived>,
+    },
+    /// A packet of a connection is refused because of the length of its payload.
+    WrongLength {
+        /// The queue pair it came for.
+        qp: ObjectId,
+        /// What it asks for.
+        request: &'a Request,
+        /// Bytes of its payload.
+        len: usize,
+    },
+    /// A READ or an atomic is refused because too many are outstanding.
+    TooManyReads {
+        /// The queue pair it came for.
+        qp: ObjectId,
+    },
+    /// A message of UC or UD found no receive. It waits a moment for one, which no card does.
+    Held {
+        /// The queue pair it came for.
+        qp: ObjectId,
+    },
+    /// Packets were lost, or a peer was not ready.
+    Retried {
+        /// The queue pair.
+        qp: ObjectId,
+        /// How often, and how that was seen.
+        counts: RetryCounts,
+    },
+    /// An argument was refused that no card accepts.
+    Garbage {
+        /// The function.
+        call: &'static str,
+        /// The argument, or the field of a structure.
+        argument: &'static str,
+        /// What it holds.
+        value: u64,
+        /// What it may hold.
+        accepted: &'static str,
+    },
+    /// An address was refused because its two ends are of different families.
+    FamiliesDiffer {
+        /// The source.
+        sgid: Gid,
+        /// Its index in the table of the port.
+        sgid_index: u8,
+        /// The destination.
+        dgid: Gid,
     },
     /// The program asked for an event with the next completion.
     Armed {
@@ -158,9 +206,28 @@ impl<'a> Event<'a> {
                 | Self::LocalFault { .. }
                 | Self::RemoteFault { .. }
                 | Self::Dropped { .. }
+                | Self::WrongLength { .. }
+                | Self::TooManyReads { .. }
+                | Self::Held { .. }
+                | Self::Retried { .. }
                 | Self::Exit
         )
     }
+}
+
+/// A packet that was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Source address.
+    pub src: Gid,
+    /// Destination address.
+    pub dst: Gid,
+    /// Its headers.
+    pub header: Header,
+    /// Bytes of its payload.
+    pub len: usize,
+    /// The PSN of the next request in order; on RC a packet that is not taken does not change it.
+    pub expected: Psn,
 }
 
 /// What was made.
@@ -231,6 +298,8 @@ pub struct Pair {
     pub recv_cq: ObjectId,
     /// Where receives come from instead of an own queue.
     pub srq: Option<ObjectId>,
+    /// Payload bytes of the largest packet of its port.
+    pub port_mtu: u32,
 }
 
 /// A region, as it is registered.

@@ -17,6 +17,7 @@
 //! settings, call stacks, standard error and the report file; knows no packets and no sockets.
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod event;
 pub mod explain;
 mod report;
@@ -30,7 +31,7 @@ mod testing;
 mod tracked;
 mod world;
 
-pub use event::{Event, Made, Memory, Pair};
+pub use event::{Arrived, Event, Made, Memory, Pair};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
 pub use tracked::Tracked;
@@ -96,6 +97,7 @@ pub fn start() -> Result<(), Error> {
     }
     *SINK.lock() = Some(open(config, text)?);
     *checker = Some(Checker::default());
+    drop(checker);
     at_exit(Stage::Report, end);
     ON.store(true, Ordering::Relaxed);
     Ok(())

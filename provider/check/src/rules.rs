@@ -1,7 +1,10 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod attributes;
+mod connections;
 mod queues;
+mod receives;
 
 use crate::event::Event;
 use crate::report::Report;
@@ -21,7 +24,12 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 
 impl Default for Rules {
     fn default() -> Self {
-        Self(vec![Box::new(queues::Queues::default())])
+        Self(vec![
+            Box::new(attributes::Attributes::default()),
+            Box::new(connections::Connections::default()),
+            Box::new(queues::Queues::default()),
+            Box::new(receives::Receives::default()),
+        ])
     }
 }
 

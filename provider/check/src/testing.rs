@@ -1,6 +1,6 @@
 //! A program and its card as events, for the tests of rules.
 
-use crate::event::{Event, Made, Memory, Pair};
+use crate::event::{Arrived, Event, Made, Memory, Pair};
 use crate::rule::Rule;
 use crate::rules::Rules;
 use crate::stack::Stack;
@@ -8,8 +8,8 @@ use crate::world::World;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{PostError, QpCaps, Service};
-use roxe_transport::wr::{Access, Cqe, SendData, SendFlags, SendOp, SendRequest, WcOpcode};
-use roxe_wire::{Qpn, RKey};
+use roxe_transport::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode};
+use roxe_wire::{Bth, Deth, Gid, Header, Kind, LKey, Psn, Qkey, Qpn, RKey};
 
 /// One device with a domain and a completion queue, and all rules.
 pub(crate) struct Card {
@@ -51,7 +51,7 @@ impl Card {
         let Self { context, pd, cq, .. } = *self;
         let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (qpn, sq_sig_all, srq) = (Qpn::new(self.made), false, None);
-        let pair = Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq };
+        let pair = Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 };
         let id = ObjectId::next();
         self.tell(Event::Created(id, Made::Qp(pair)));
         id
@@ -79,6 +79,12 @@ impl Card {
         Cqe { wr_id, qpn, opcode: WcOpcode::RdmaWrite, ..Cqe::default() }
     }
 
+    /// A receive of this length is posted.
+    pub(crate) fn receive(&mut self, queue: ObjectId, length: u32) -> Vec<Rule> {
+        let request = RecvRequest { wr_id: 1, sges: &[Sge { addr: 0x1000, length, lkey: LKey(0) }] };
+        self.tell(Event::PostedRecv { queue, request: &request })
+    }
+
     /// The card completes a send.
     pub(crate) fn complete(&mut self, qp: ObjectId, wr_id: u64) -> Vec<Rule> {
         let cqe = self.cqe(qp, wr_id);
@@ -90,6 +96,17 @@ impl Card {
         let (cq, cqe) = (self.cq, self.cqe(qp, wr_id));
         self.tell(Event::Polled { cq, cqe: &cqe })
     }
+}
+
+/// A packet of `kind` with `len` bytes for a queue pair that expects PSN `expected`.
+pub(crate) fn packet(kind: Kind, psn: u32, expected: u32, len: usize) -> Arrived {
+    let header = Header { bth: Bth::new(Qpn::new(1), Psn::new(psn)), kind };
+    Arrived { src: Gid([1; 16]), dst: Gid([2; 16]), header, len, expected: Psn::new(expected) }
+}
+
+/// A datagram of `len` bytes.
+pub(crate) fn datagram(qkey: u32, len: usize) -> Arrived {
+    packet(Kind::Ud { deth: Deth { qkey: Qkey(qkey), src_qpn: Qpn::new(9) }, imm: None }, 0, 0, len)
 }
 
 /// A WRITE of nothing.

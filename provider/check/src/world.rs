@@ -2,6 +2,7 @@
 //!
 //! Kept up to date from the events; rules read it. Touches nothing.
 
+use crate::attributes::{AllAttributes, Attributes};
 use crate::event::{Event, Made, Memory, Pair};
 use crate::stack::Stack;
 use roxe_base::uses::ObjectId;
@@ -52,6 +53,7 @@ pub(crate) struct World {
     objects: HashMap<ObjectId, Known>,
     gone: VecDeque<Gone>,
     numbers: HashMap<(ObjectId, Qpn), ObjectId>,
+    attributes: AllAttributes,
     /// By queue pair, and by shared receive queue.
     sends: HashMap<ObjectId, VecDeque<Work>>,
     receives: HashMap<ObjectId, VecDeque<Work>>,
@@ -60,6 +62,7 @@ pub(crate) struct World {
 impl World {
     /// Notes what an event adds, before the rules see it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
+        self.attributes.note(event, stack);
         match *event {
             Event::Created(id, made) => {
                 self.objects.insert(id, Known { made, created: stack.clone() });
@@ -101,6 +104,7 @@ impl World {
                 }
                 self.sends.remove(&id);
                 self.receives.remove(&id);
+                self.attributes.forget(id);
                 if self.gone.len() == TOMBSTONES {
                     self.gone.pop_front();
                 }
@@ -180,6 +184,16 @@ impl World {
             Made::Qp(pair) => Some(pair),
             _ => None,
         }
+    }
+
+    /// What was set on a queue pair that is alive.
+    pub(crate) fn attributes(&self, qp: ObjectId) -> Option<&Attributes> {
+        self.attributes.of(qp)
+    }
+
+    /// What was set on all queue pairs.
+    pub(crate) fn all_attributes(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
+        self.attributes.iter()
     }
 
     /// The queue pair that a completion names.

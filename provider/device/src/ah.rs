@@ -7,7 +7,7 @@ use crate::context::{Context, check_port};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Made, Tracked};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_net::group;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
@@ -72,6 +72,7 @@ impl AhAttr {
         }
         let dgid = group::destination(self.dgid, sgid.is_ipv4());
         if sgid.is_ipv4() != dgid.is_ipv4() {
+            tell(|| Event::FamiliesDiffer { sgid, sgid_index: self.sgid_index, dgid });
             return Err(Error::invalid(format!("source {sgid} and destination {dgid} are of different IP versions")));
         }
         Ok(Av {

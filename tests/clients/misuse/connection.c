@@ -1,4 +1,257 @@
 // Attributes of connections, and what the two ends of one have to agree on.
+#define _GNU_SOURCE
 #include "misuse.h"
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-const struct misuse connection_cases[] = {{NULL, NULL}};
+// Gives up soon: nothing will be answered.
+static const struct options impatient = {.timeout = 14, .retry_cnt = 3};
+
+// Two sides; the attributes of the first are changed by `first`, those of the other by `second`.
+static void make_changed(struct side sides[2], struct options options,
+                         void (*first)(struct ibv_qp_attr *, enum ibv_qp_state),
+                         void (*second)(struct ibv_qp_attr *, enum ibv_qp_state)) {
+    make_side(&sides[0], options);
+    make_side(&sides[1], options);
+    connect_side(&sides[0], &sides[1], options, first);
+    connect_side(&sides[1], &sides[0], options, second);
+}
+
+// A request of the first side, whose completion has to be good unless the twin is the wrong one.
+static void request(struct side sides[2], enum ibv_wr_opcode opcode, unsigned length, bool wrong) {
+    check(!post_send(&sides[0], 1, opcode, IBV_SEND_SIGNALED, 0, length, &sides[1]), "ibv_post_send");
+    enum ibv_wc_status status = completion(&sides[0], NULL);
+    check((status != IBV_WC_SUCCESS) == wrong, ibv_wc_status_str(status));
+}
+
+// An example that was often copied: each side starts with a random PSN and tells the other one of
+// something else.
+static void from_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->sq_psn = 1000;
+}
+
+static void expect_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->rq_psn = 1000;
+}
+
+static void psn_mismatch(bool wrong) {
+    struct side sides[2];
+    make_changed(sides, impatient, from_other_psn, wrong ? NULL : expect_other_psn);
+    request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
+    close_sides(sides);
+}
+
+static void half_mtu(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->path_mtu = IBV_MTU_512;
+}
+
+static void mtu_mismatch(bool wrong) {
+    struct side sides[2];
+    make_changed(sides, impatient, wrong ? NULL : half_mtu, half_mtu);
+    check(!post_recv(&sides[1], 2, 8192, 4096), "ibv_post_recv");
+    request(sides, IBV_WR_SEND, 4096, wrong);
+    completion(&sides[1], NULL);
+    close_sides(sides);
+}
+
+static uint32_t other_number;
+
+static void answer_another(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->dest_qp_num = other_number;
+}
+
+static void dest_mismatch(bool wrong) {
+    struct side sides[2];
+    make_side(&sides[0], impatient);
+    make_side(&sides[1], impatient);
+    other_number = sides[1].qp->qp_num;
+    connect_side(&sides[0], &sides[1], impatient, NULL);
+    connect_side(&sides[1], &sides[0], impatient, wrong ? answer_another : NULL);
+    request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
+    close_sides(sides);
+}
+
+// NCCL 426: a host with several addresses, and the index of a fixed one.
+static void expect_other_address(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->ah_attr.grh.dgid.raw[15]++;
+}
+
+static void gid_mismatch(bool wrong) {
+    struct side sides[2];
+    make_changed(sides, impatient, NULL, wrong ? expect_other_address : NULL);
+    request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
+    close_sides(sides);
+}
+
+// Ucx 9746: the peer has fewer READs under way than this side starts.
+static void one_read(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->max_rd_atomic = attr->max_dest_rd_atomic = 1;
+}
+
+static void depth_mismatch(bool wrong) {
+    struct side sides[2];
+    make_changed(sides, (struct options){0}, wrong ? NULL : one_read, one_read);
+    enum { READS = 4, LENGTH = 8192 };
+    struct ibv_send_wr requests[READS] = {0}, *bad;
+    struct ibv_sge lists[READS];
+    for (int i = 0; i < READS; i++) {
+        lists[i] = (struct ibv_sge){(uintptr_t)sides[0].memory + i * LENGTH, LENGTH, sides[0].mr->lkey};
+        requests[i] = (struct ibv_send_wr){.wr_id = i, .sg_list = &lists[i], .num_sge = 1, .opcode = IBV_WR_RDMA_READ};
+        requests[i].next = i + 1 < READS ? &requests[i + 1] : NULL;
+        requests[i].send_flags = IBV_SEND_SIGNALED;
+        requests[i].wr.rdma.remote_addr = (uintptr_t)sides[1].memory;
+        requests[i].wr.rdma.rkey = sides[1].mr->rkey;
+    }
+    check(!ibv_post_send(sides[0].qp, requests, &bad), "ibv_post_send");
+    for (int i = 0; i < READS; i++)
+        check(completion(&sides[0], NULL) == IBV_WC_SUCCESS || wrong, "a READ");
+    close_sides(sides);
+}
+
+// A datagram of 64 bytes from the first side to the second, which has a receive of this length.
+static void send_datagram(uint32_t qkey, unsigned receive, bool arrives) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.type = IBV_QPT_UD});
+    check(!post_recv(&sides[1], 1, 0, receive), "ibv_post_recv");
+    struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1};
+    check(!ibv_query_gid(context, 1, 0, &attr.grh.dgid), "ibv_query_gid");
+    struct ibv_ah *ah = ibv_create_ah(sides[0].pd, &attr);
+    check(ah, "ibv_create_ah");
+    struct ibv_sge sge = {(uintptr_t)sides[0].memory, 64, sides[0].mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.ud.ah = ah;
+    wr.wr.ud.remote_qpn = sides[1].qp->qp_num;
+    wr.wr.ud.remote_qkey = qkey;
+    check(!ibv_post_send(sides[0].qp, &wr, &bad), "ibv_post_send");
+    done(&sides[0]);
+    if (arrives)
+        done(&sides[1]);
+    for (int i = 0; i < 100 && !arrives; i++) {
+        struct ibv_wc wc;
+        check(!ibv_poll_cq(sides[1].cq, 1, &wc), "the datagram is lost");
+        usleep(1000);
+    }
+    check(!ibv_destroy_ah(ah), "ibv_destroy_ah");
+    close_sides(sides);
+}
+
+static void qkey_mismatch(bool wrong) {
+    send_datagram(wrong ? QKEY + 1 : QKEY, 104, !wrong);
+}
+
+// Spead2 134: no room for the GRH.
+static void ud_receive_too_small(bool wrong) {
+    send_datagram(QKEY, wrong ? 64 : 104, !wrong);
+}
+
+// Whether the interface has an IPv4 address and cannot carry packets of 4096 bytes.
+static bool is_narrow(const char *name) {
+    struct ifreq ask = {0};
+    strncpy(ask.ifr_name, name, IFNAMSIZ - 1);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    check(fd >= 0, "socket");
+    bool is_up = !ioctl(fd, SIOCGIFFLAGS, &ask) && ask.ifr_flags & IFF_UP;
+    bool is = is_up && !ioctl(fd, SIOCGIFMTU, &ask) && ask.ifr_mtu < 4096 && !ioctl(fd, SIOCGIFADDR, &ask);
+    close(fd);
+    return is;
+}
+
+// Chooses an interface whose packets are shorter than the longest there are. Where there is none,
+// in a network of its own it makes the packets of lo shorter, which needs the rights to do so.
+static void choose_narrow_interface(void) {
+    struct if_nameindex *all = if_nameindex();
+    check(all, "if_nameindex");
+    for (struct if_nameindex *one = all; one->if_name; one++) {
+        if (is_narrow(one->if_name)) {
+            check(!setenv("ROXE_NETDEV", one->if_name, 1), "setenv");
+            if_freenameindex(all);
+            return;
+        }
+    }
+    if_freenameindex(all);
+    check(!unshare(CLONE_NEWNET), "no interface with short packets, and no right to make one");
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    check(fd >= 0, "socket");
+    struct ifreq lo = {.ifr_name = "lo", .ifr_mtu = 1500};
+    check(!ioctl(fd, SIOCSIFMTU, &lo), "SIOCSIFMTU");
+    check(!ioctl(fd, SIOCGIFFLAGS, &lo), "SIOCGIFFLAGS");
+    lo.ifr_flags |= IFF_UP;
+    check(!ioctl(fd, SIOCSIFFLAGS, &lo), "SIOCSIFFLAGS");
+    close(fd);
+}
+
+// rocSHMEM 214: path_mtu is a constant of the program.
+static void mtu_over_port(bool wrong) {
+    choose_narrow_interface();
+    struct side sides[2];
+    make_side(&sides[0], impatient);
+    make_side(&sides[1], impatient);
+    struct ibv_port_attr port;
+    check(!ibv_query_port(context, 1, &port), "ibv_query_port");
+    check(port.active_mtu < IBV_MTU_4096, "the port takes the longest packets there are");
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = wrong ? IBV_MTU_4096 : port.active_mtu};
+    attr.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
+    check(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid), "ibv_query_gid");
+    attr.dest_qp_num = sides[1].qp->qp_num;
+    int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    attr.min_rnr_timer = 12;
+    check(!ibv_modify_qp(sides[0].qp, &attr, mask) == !wrong, "to RTR");
+    close_sides(sides);
+}
+
+// The peer is not ready to receive yet when the first request comes.
+static void timeout_zero(bool wrong) {
+    struct options options = {.timeout = 12, .retry_cnt = wrong ? -1 : 7};
+    struct side sides[2];
+    make_side(&sides[0], options);
+    make_side(&sides[1], options);
+    connect_side(&sides[0], &sides[1], options, NULL);
+    check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    usleep(40000);
+    connect_side(&sides[1], &sides[0], options, NULL);
+    check((completion(&sides[0], NULL) == IBV_WC_SUCCESS) == !wrong, "a WRITE that comes early");
+    close_sides(sides);
+}
+
+// Nvshmem 21: a structure that was never set as a whole.
+static void attr_garbage(bool wrong) {
+    struct side sides[2];
+    make_side(&sides[0], (struct options){0});
+    make_side(&sides[1], (struct options){0});
+    struct ibv_qp_attr attr;
+    memset(&attr, 0xab, sizeof attr);
+    if (!wrong)
+        attr = (struct ibv_qp_attr){.qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.pkey_index = 0;
+    int error = ibv_modify_qp(sides[0].qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    check(!error == !wrong, "to INIT");
+    close_sides(sides);
+}
+
+const struct misuse connection_cases[] = {
+    {"psn-mismatch", psn_mismatch},
+    {"mtu-mismatch", mtu_mismatch},
+    {"dest-mismatch", dest_mismatch},
+    {"gid-mismatch", gid_mismatch},
+    {"depth-mismatch", depth_mismatch},
+    {"qkey-mismatch", qkey_mismatch},
+    {"ud-receive-too-small", ud_receive_too_small},
+    {"mtu-over-port", mtu_over_port},
+    {"timeout-zero", timeout_zero},
+    {"attr-garbage", attr_garbage},
+    {NULL, NULL},
+};

@@ -54,9 +54,36 @@ static void post_in_error(bool wrong) {
     close_sides(sides);
 }
 
+// A message, and its receive before it or late.
+static void receive(struct options options, bool late) {
+    struct side sides[2];
+    make_pair(sides, options);
+    if (!late)
+        check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    check(!post_send(&sides[0], 2, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    if (late) {
+        usleep(20000);
+        check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    }
+    done(&sides[0]);
+    done(&sides[1]);
+    close_sides(sides);
+}
+
+static void receive_late(bool wrong) {
+    receive((struct options){0}, wrong);
+}
+
+// Nbs 5790: 0 is not the shortest wait, but the longest.
+static void rnr_timer_zero(bool wrong) {
+    receive((struct options){.min_rnr_timer = -1}, wrong);
+}
+
 const struct misuse queue_cases[] = {
     {"never-signaled", never_signaled},
     {"slots-without-completion", slots_without_completion},
     {"post-in-error", post_in_error},
+    {"receive-late", receive_late},
+    {"rnr-timer-zero", rnr_timer_zero},
     {NULL, NULL},
 };

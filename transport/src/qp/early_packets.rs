@@ -174,13 +174,13 @@ impl<T> EarlyPackets<T> {
     /// Hands to `qp` every packet whose turn has come or that has waited long enough. To be called
     /// after `qp` took in a packet, after a receive was posted, and at the
     /// [deadline](EarlyPackets::deadline). `handed_over` is told of each packet and of what
-    /// [`Qp::handle_packet`] said.
+    /// [`Qp::handle_packet`] said, and sees the queue pair as it is behind the packet.
     #[inline]
     pub fn hand_over<H: Host>(
         &mut self,
         qp: &mut Qp,
         host: &mut H,
-        handed_over: impl FnMut(&EarlyPacket<T>, Result<(), DropReason>),
+        handed_over: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
     ) {
         if !self.is_empty() {
             self.hand_over_waiting(qp, host, handed_over);
@@ -192,7 +192,7 @@ impl<T> EarlyPackets<T> {
         &mut self,
         qp: &mut Qp,
         host: &mut H,
-        mut handed_over: impl FnMut(&EarlyPacket<T>, Result<(), DropReason>),
+        mut handed_over: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
     ) {
         let now = host.now();
         while let Some(early) = self.packets.front() {
@@ -202,7 +202,7 @@ impl<T> EarlyPackets<T> {
                 break;
             }
             let result = qp.handle_packet(host, &early.net, &early.packet());
-            handed_over(early, result);
+            handed_over(qp, early, result);
             self.bytes -= early.len();
             self.packets.pop_front();
         }

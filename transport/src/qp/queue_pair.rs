@@ -184,7 +184,7 @@ impl Qp {
     /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. Takes a
     /// receive from a shared queue if there is one.
     #[inline]
-    pub(super) fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
+    pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
         !self.service().is_reliable() && self.lacks_datagram_receive(host, net, packet)
     }
 

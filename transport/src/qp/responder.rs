@@ -314,7 +314,7 @@ impl Responder {
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req)?;
         self.check_resource(sh, host, req, payload)?;
-        self.check_length(sh.attr.path_mtu, req, payload)?;
+        self.check_length(sh.attr.path_mtu, req, payload).inspect_err(|why| note_length(host, *why, incoming))?;
         check_rkey(host, req)?;
         self.execute(sh, host, incoming)
     }
@@ -366,6 +366,7 @@ impl Responder {
             }
             // clause: CHECK-RD-ATOMIC, NONPOSTED-PLACE
             req if has_own_answer(req) && !self.replies.has_room(sh.attr.max_dest_rd_atomic) => {
+                host.too_many();
                 Err(Refusal::TooManyReads)
             }
             _ => Ok(()),
@@ -489,6 +490,14 @@ impl Responder {
 /// Tag matching: whether the QP can read data from the peer by itself.
 fn may_read(sh: &Shared) -> bool {
     sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
+}
+
+/// The length of a request is why it is refused, unless its receive is too short.
+#[cold]
+fn note_length<H: Host>(host: &mut H, refusal: Refusal, incoming: Incoming<'_>) {
+    if refusal == Refusal::Length {
+        host.wrong_length(incoming.req, incoming.payload.len());
+    }
 }
 
 #[cfg(test)]

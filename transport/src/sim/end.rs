@@ -98,7 +98,7 @@ impl End {
     /// Hands over the early packets whose turn has come.
     pub(super) fn hand_over_early(&mut self) {
         let Self { qp, host, early, dropped, .. } = self;
-        early.hand_over(qp, host, |_, result| note_drop(dropped, result));
+        early.hand_over(qp, host, |_, _, result| note_drop(dropped, result));
     }
 
     /// When its queue pair, or a packet that came too early, wants to be looked at.

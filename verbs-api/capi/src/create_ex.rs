@@ -6,7 +6,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
 use crate::objects::context;
 use crate::qp::{self, XRC_RECV, service};
 use crate::srq::{self, BASIC, XRC};
-use crate::{tag_matching, wq, wr_batch, xrc};
+use crate::{garbage, tag_matching, wq, wr_batch, xrc};
 use core::ffi::c_int;
 
 /// `IBV_QP_INIT_ATTR_*`: which fields of `ibv_qp_init_attr_ex` are given.
@@ -34,7 +34,7 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let ops = if given(QP_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
     let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
     if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
-        return Err(EOPNOTSUPP);
+        return Err(garbage::qp_init(EOPNOTSUPP, init.comp_mask, flags));
     }
     if given(QP_PD) { Ok(()) } else { Err(EINVAL) }
 }
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         }
         let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
-            return Err(EOPNOTSUPP);
+            return Err(garbage::srq_init(EOPNOTSUPP, init.comp_mask));
         }
         if init.comp_mask & SRQ_PD == 0 {
             return Err(EINVAL);

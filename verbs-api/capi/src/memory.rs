@@ -3,8 +3,8 @@
 use crate::abi::{ibv_mr, ibv_pd};
 use crate::errno::{EINVAL, Result, pointer, status, zero};
 use crate::object::Object;
-use crate::objects;
 use crate::objects::{context_of, pd};
+use crate::{garbage, objects};
 use core::ffi::{c_int, c_uint, c_void};
 use roxe_provider::{Access, DmaBuf, Mr, MrChange};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const FORK_UNNEEDED: c_int = 2;
 /// bits refused.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
-    Access::from_bits(known).ok_or(EINVAL)
+    Access::from_bits(known).ok_or_else(|| garbage::access(EINVAL, "the registration of memory", ("access", bits)))
 }
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {

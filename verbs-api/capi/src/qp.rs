@@ -9,7 +9,7 @@ use crate::object::{Object, Token, Unacked};
 use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
 use crate::wr_batch::Builder;
-use crate::{qp_ex, rate, tsan};
+use crate::{garbage, qp_ex, rate, tsan};
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
 use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
@@ -24,6 +24,9 @@ pub(crate) const UD: c_int = 4;
 pub(crate) const XRC_INI: c_int = 9;
 /// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
 pub(crate) const XRC_RECV: c_int = 10;
+
+/// The call that sets attributes.
+const MODIFY: &str = "ibv_modify_qp";
 
 /// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
@@ -111,38 +114,45 @@ fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask)
 }
 
 /// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does
-/// not know.
-fn coded<T: Default>(mask: AttrMask, bit: AttrMask, code: c_int, convert: fn(u8) -> Option<T>) -> Result<Option<T>> {
+/// not know, which is none of the enum that `field` comes with.
+fn coded<T>(
+    (mask, bit): (AttrMask, AttrMask),
+    code: c_int,
+    convert: fn(u8) -> Option<T>,
+    (field, values): (&'static str, &'static str),
+) -> Result<Option<T>> {
     if !mask.contains(bit) {
         return Ok(None);
     }
-    u8::try_from(code).ok().and_then(convert).map(Some).ok_or(EINVAL)
+    let unknown = || garbage::refuse(EINVAL, MODIFY, (field, code.cast_unsigned()), values);
+    u8::try_from(code).ok().and_then(convert).map(Some).ok_or_else(unknown)
 }
 
 /// Attributes as the transport has them. Fields that `mask` does not name may hold anything and are
 /// not looked at.
 fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let state = |code: u8| QpState::from_code(code.into());
+    let (states, migrations) =
+        ("the values of enum ibv_qp_state", ("path_mig_state", "the values of enum ibv_mig_state"));
     let access = if mask.contains(AttrMask::ACCESS_FLAGS) { attr.qp_access_flags } else { 0 };
+    let migrating = (mask, AttrMask::PATH_MIG_STATE);
+    let migration = coded(migrating, attr.path_mig_state, MigState::from_code, migrations)?;
     let default = QpAttr::default();
-    let mtu = if mask.contains(AttrMask::PATH_MTU) {
-        u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).ok_or(EINVAL)?
-    } else {
-        default.path_mtu
-    };
+    let mtus = ("path_mtu", "the values of enum ibv_mtu, 1 to 5");
+    let mtu = coded((mask, AttrMask::PATH_MTU), attr.path_mtu, PathMtu::from_code, mtus)?;
     Ok(copy_fields!(QpAttr from attr {
         pkey_index, alt_pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, timeout, retry_cnt, rnr_retry, alt_timeout,
     } with {
-        state: coded(mask, AttrMask::STATE, attr.qp_state, state)?.unwrap_or_default(),
-        cur_state: coded(mask, AttrMask::CUR_STATE, attr.cur_qp_state, state)?,
-        path_mtu: mtu,
-        path_mig_state: coded(mask, AttrMask::PATH_MIG_STATE, attr.path_mig_state, MigState::from_code)?
-            .unwrap_or_default(),
+        state: coded((mask, AttrMask::STATE), attr.qp_state, state, ("qp_state", states))?.unwrap_or_default(),
+        cur_state: coded((mask, AttrMask::CUR_STATE), attr.cur_qp_state, state, ("cur_qp_state", states))?,
+        path_mtu: mtu.unwrap_or(default.path_mtu),
+        path_mig_state: migration.unwrap_or_default(),
         qkey: Qkey(attr.qkey),
         rq_psn: Psn::new(attr.rq_psn),
         sq_psn: Psn::new(attr.sq_psn),
         dest_qpn: Qpn::new(attr.dest_qp_num),
-        access: Access::from_bits(access).ok_or(EINVAL)?,
+        access: Access::from_bits(access)
+            .ok_or_else(|| garbage::access(EINVAL, MODIFY, ("qp_access_flags", access)))?,
         av: resolve(context, &attr.ah_attr, mask, AttrMask::AV)?,
         alt_av: resolve(context, &attr.alt_ah_attr, mask, AttrMask::ALT_PATH)?,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
@@ -201,7 +211,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
         let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
-        let mask = AttrMask::from_bits(mask.cast_unsigned()).ok_or(EINVAL)?;
+        let mask = mask.cast_unsigned();
+        let unknown = || garbage::refuse(EINVAL, MODIFY, ("attr_mask", mask), "the bits of enum ibv_qp_attr_mask");
+        let mask = AttrMask::from_bits(mask).ok_or_else(unknown)?;
         qp.modify(&from_c(qp.pd().context(), attr, mask)?, mask)?;
         show_state(handle)
     })

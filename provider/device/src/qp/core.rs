@@ -15,7 +15,7 @@ use crate::pd::Pd;
 use crate::xrc_domain::XrcDomain;
 use roxe_base::clock;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
-use roxe_check::{Event, tell};
+use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
 use roxe_engine::queue_pair::VisitOutcome;
@@ -25,7 +25,7 @@ use roxe_transport::Qp as Machine;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, Service};
 use roxe_transport::time::Instant;
-use roxe_wire::Qpn;
+use roxe_wire::{Header, NetHeader, Qpn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -113,20 +113,29 @@ impl QpCore {
         if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
     }
 
-    /// Counts a packet that the state machine did not want. With the `machine` its peer can hear
-    /// why.
-    #[inline]
-    pub(super) fn count(&self, machine: Option<&Machine>, result: Result<(), DropReason>) {
+    /// Counts a frame or a result that the state machine did not want.
+    pub(super) fn count(&self, result: Result<(), DropReason>) {
         if let Err(reason) = result {
-            self.count_drop(machine, reason);
+            tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
+            self.engine().counters().count_drop(reason);
         }
     }
 
-    #[cold]
-    fn count_drop(&self, machine: Option<&Machine>, reason: DropReason) {
-        tell(|| Event::Dropped { qp: self.resources.id, reason });
-        self.engine().counters().count_drop(reason);
-        if let Some(machine) = machine {
+    /// Counts a packet with `len` bytes of payload that the state machine did not want.
+    #[inline]
+    pub(super) fn count_packet(
+        &self,
+        result: Result<(), DropReason>,
+        machine: &Machine,
+        (net, header, len): (&NetHeader, &Header, usize),
+    ) {
+        if let Err(reason) = result {
+            tell(|| {
+                let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
+                let packet = Some(Arrived { src, dst, header, len, expected });
+                Event::Dropped { qp: self.resources.id, reason, packet }
+            });
+            self.engine().counters().count_drop(reason);
             failure::note_drop(&self.resources, machine, reason);
         }
     }
@@ -142,15 +151,12 @@ impl QpCore {
     fn hand_over_waiting(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, early, .. } = inner;
         let mut host = QpHost::new(&self.resources, state, now);
-        let (mut credits, mut dropped) = (Credits::default(), None);
-        early.hand_over(machine, &mut host, |early, result| {
-            dropped = result.err().or(dropped);
-            self.count(None, result);
-            credits.add(&self.resources, early.tag, early.net.dst, &early.packet());
+        let mut credits = Credits::default();
+        early.hand_over(machine, &mut host, |machine, early, result| {
+            let packet = early.packet();
+            self.count_packet(result, machine, (&early.net, &packet.header, packet.payload.len()));
+            credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
-        if let Some(reason) = dropped {
-            failure::note_drop(&self.resources, machine, reason);
-        }
         credits.return_all(&self.resources);
         host.end()
     }
@@ -255,6 +261,7 @@ impl QpCore {
             self.engine().counters().count_congestion(met);
         }
         if let Some(met) = inner.machine.take_retry_counts() {
+            tell(|| Event::Retried { qp: self.resources.id, counts: met });
             self.engine().counters().count_retries(met);
             if met.local_ack_timeout_err > 0 {
                 self.engine().note_unanswered(clock::now());

@@ -25,7 +25,7 @@ use roxe_transport::cx::{
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
-use roxe_wire::{Psn, Qpn, RKey, Reth};
+use roxe_wire::{Psn, Qpn, RKey, Request, Reth};
 use std::sync::Arc;
 
 /// The surroundings of one queue pair during one visit.
@@ -250,6 +250,14 @@ impl Memory for QpHost<'_> {
         }
         let done = self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
         done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
+    }
+
+    fn wrong_length(&mut self, request: &Request, len: usize) {
+        tell(|| Event::WrongLength { qp: self.qp.id, request, len });
+    }
+
+    fn too_many(&mut self) {
+        tell(|| Event::TooManyReads { qp: self.qp.id });
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {

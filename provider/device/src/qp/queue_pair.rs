@@ -8,6 +8,7 @@ use super::failure;
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
+use roxe_check::{Event, is_on, tell};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -66,15 +67,16 @@ impl QueuePair for QpCore {
             let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
             if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
                 failure::note_early(&self.resources, machine);
+                if is_on() && machine.lacks_receive(&mut host, &net, packet) {
+                    tell(|| Event::Held { qp: self.resources.id });
+                }
                 continue;
             }
-            if tools.starved {
-                let result = machine.handle_packet_starved(&mut host, &net, packet);
-                self.count(Some(machine), result);
-            } else {
-                let result = machine.handle_packet(&mut host, &net, packet);
-                self.count(Some(machine), result);
-            }
+            let result = match tools.starved {
+                true => machine.handle_packet_starved(&mut host, &net, packet),
+                false => machine.handle_packet(&mut host, &net, packet),
+            };
+            self.count_packet(result, machine, (&net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, creditor, net.dst, packet);
         }
         credits.return_all(&self.resources);
@@ -126,7 +128,7 @@ impl QueuePair for QpCore {
             };
             let net = NetHeader { ident: index as u16, ..net };
             let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
-            self.count(Some(machine), result);
+            self.count_packet(result, machine, (&net, &packet.header, len));
         }
         let report = host.end();
         self.end_receiving(&mut inner, report, now)

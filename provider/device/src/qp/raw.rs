@@ -15,7 +15,7 @@ impl QpCore {
         }
         let Inner { machine, state, .. } = &mut *inner;
         let mut host = QpHost::new(&self.resources, state, now);
-        self.count(None, machine.handle_frame(&mut host, frame, note));
+        self.count(machine.handle_frame(&mut host, frame, note));
         let report = host.end();
         self.end_receiving(&mut inner, report, now)
     }

@@ -90,7 +90,7 @@ impl QpCore {
             return VisitOutcome::default();
         }
         let mut host = QpHost::new(&self.resources, &mut inner.state, now);
-        host.take_result(&mut inner.machine, result, |handled| self.count(None, handled));
+        host.take_result(&mut inner.machine, result, |handled| self.count(handled));
         let report = host.end();
         self.end_receiving(inner, report, now)
     }

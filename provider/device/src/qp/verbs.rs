@@ -338,5 +338,6 @@ fn told(core: &QpCore, pd: &Pd, view: &QpInitView) -> Pair {
         send_cq: qp.send_cq.id(),
         recv_cq: qp.recv_cq.id(),
         srq: qp.srq.as_ref().map(|srq| srq.id()),
+        port_mtu: pd.context().device().adapter().active_mtu().bytes(),
     }
 }

@@ -1,0 +1,97 @@
+//! What the program set on its queue pairs, and where.
+//!
+//! Kept up to date from the events; rules read it by way of the world. Touches nothing.
+
+use crate::event::Event;
+use crate::stack::Stack;
+use roxe_base::uses::ObjectId;
+use roxe_transport::qp::{AttrMask, QpAttr, QpState};
+use std::collections::HashMap;
+
+/// The attributes of one queue pair.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attributes {
+    /// Those that are not in `set` have no meaning.
+    pub(crate) values: QpAttr,
+    pub(crate) set: AttrMask,
+    /// The state that the program moved it to; a failure of the card does not show here.
+    pub(crate) state: QpState,
+    /// The calls that set what there is, oldest first.
+    calls: Vec<(AttrMask, Stack)>,
+}
+
+impl Attributes {
+    /// Whether all of these are set.
+    pub(crate) fn has(&self, mask: AttrMask) -> bool {
+        self.set.contains(mask)
+    }
+
+    /// The call that set `attribute`.
+    pub(crate) fn call(&self, attribute: AttrMask) -> Stack {
+        let call = self.calls.iter().find(|(mask, _)| mask.contains(attribute));
+        call.map_or_else(Stack::unknown, |(_, stack)| stack.clone())
+    }
+
+    fn merge(&mut self, attr: &QpAttr, mask: AttrMask, stack: &Stack) {
+        let values = &mut self.values;
+        macro_rules! copy {
+            ($($bit:ident => $field:ident),* $(,)?) => {
+                $(if mask.contains(AttrMask::$bit) { values.$field = attr.$field; })*
+            };
+        }
+        copy! {
+            ACCESS_FLAGS => access,
+            QKEY => qkey,
+            AV => av,
+            PATH_MTU => path_mtu,
+            TIMEOUT => timeout,
+            RETRY_CNT => retry_cnt,
+            RQ_PSN => rq_psn,
+            SQ_PSN => sq_psn,
+            MAX_QP_RD_ATOMIC => max_rd_atomic,
+            MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
+            MIN_RNR_TIMER => min_rnr_timer,
+            DEST_QPN => dest_qpn,
+        }
+        if mask.contains(AttrMask::STATE) {
+            self.state = attr.state;
+        }
+        self.set |= mask;
+        for (earlier, _) in &mut self.calls {
+            earlier.remove(mask);
+        }
+        self.calls.retain(|(earlier, _)| !earlier.is_empty());
+        self.calls.push((mask, stack.clone()));
+    }
+}
+
+/// Those of all queue pairs.
+#[derive(Debug, Default)]
+pub(crate) struct AllAttributes(HashMap<ObjectId, Attributes>);
+
+impl AllAttributes {
+    /// Notes what an event changes.
+    pub(crate) fn note(&mut self, event: &Event<'_>, stack: &Stack) {
+        let Event::Modified { qp, attr, mask } = *event else { return };
+        let attributes = self.0.entry(qp).or_default();
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            *attributes = Attributes::default();
+        }
+        attributes.merge(attr, mask, stack);
+    }
+
+    /// Forgets a queue pair that is gone.
+    pub(crate) fn forget(&mut self, qp: ObjectId) {
+        self.0.remove(&qp);
+    }
+
+    /// Those of one queue pair; `None` if nothing was ever set.
+    pub(crate) fn of(&self, qp: ObjectId) -> Option<&Attributes> {
+        self.0.get(&qp)
+    }
+
+    /// Those of all.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
+        self.0.iter().map(|(qp, attributes)| (*qp, attributes))
+    }
+}

@@ -1,0 +1,199 @@
+//! Attributes of queue pairs that are wrong by themselves: above what the port can do, values that
+//! mean something else than programs believe, values that mean nothing.
+
+use super::Observer;
+use crate::event::Event;
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::World;
+use roxe_base::clock;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
+use roxe_transport::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+/// How long a request of a live connection goes unanswered before it counts as lost.
+const LOST: Duration = Duration::from_secs(1);
+
+/// `mtu-over-port`, `timeout-zero`, `attr-garbage`.
+#[derive(Debug, Default)]
+pub(super) struct Attributes {
+    /// Where `timeout-zero` was reported.
+    reported: HashSet<ObjectId>,
+    /// Of queue pairs without a timeout: since when there is a request that no completion followed.
+    waits: HashMap<ObjectId, Instant>,
+}
+
+impl Observer for Attributes {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::ModifyRefused { qp, attr, mask, .. } => {
+                reports.extend(mtu_over_port(qp, (attr, mask), stack, world));
+                reports.extend(out_of_range(qp, (attr, mask), stack, world));
+            }
+            Event::Garbage { call, argument, value, accepted } => {
+                let sentence = format!("{argument} of {call} is {value:#x}; it takes {accepted}.");
+                reports.push(garbage(sentence, stack));
+            }
+            Event::Retried { qp, counts } => reports.extend(self.retried(qp, counts, world)),
+            Event::PostedSend { qp, .. } if never_repeats(qp, world) => {
+                self.waits.entry(qp).or_insert_with(clock::now);
+            }
+            Event::Completed { qp, side: Side::Send, .. } => {
+                self.waits.remove(&qp);
+            }
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
+                if attr.state == QpState::Err {
+                    reports.extend(self.unanswered(qp, world));
+                }
+                self.waits.remove(&qp);
+            }
+            Event::Destroyed(qp) => {
+                reports.extend(self.unanswered(qp, world));
+                self.waits.remove(&qp);
+                self.reported.remove(&qp);
+            }
+            Event::Exit => {
+                let waiting: Vec<_> = self.waits.keys().copied().collect();
+                reports.extend(waiting.into_iter().filter_map(|qp| self.unanswered(qp, world)));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Attributes {
+    /// Something was lost.
+    fn retried(&mut self, qp: ObjectId, counts: RetryCounts, world: &World) -> Option<Report> {
+        let attributes = world.attributes(qp)?;
+        let gaps = counts.packet_seq_err > 0 || counts.implied_nak_seq_err > 0;
+        let lost = gaps || counts.local_ack_timeout_err > 0;
+        let (timeout, retry_cnt) = (AttrMask::TIMEOUT, AttrMask::RETRY_CNT);
+        let (bit, sentence, advice) = if lost && attributes.has(retry_cnt) && attributes.values.retry_cnt == 0 {
+            let sentence =
+                "A packet was lost or not answered in time, and retry_cnt 0 gives the connection up at once.";
+            (retry_cnt, sentence, "Set retry_cnt to 7, or to how often a packet may be lost in a row.")
+        } else if gaps && attributes.has(timeout) && attributes.values.timeout == 0 {
+            let sentence =
+                "A packet was lost that others followed; had it been the last, timeout 0 would wait for ever.";
+            (timeout, sentence, TIMEOUT_ADVICE)
+        } else {
+            return None;
+        };
+        let stack = attributes.call(bit);
+        self.reported.insert(qp).then(|| {
+            let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
+            report.at("set at", &stack).advice(advice)
+        })
+    }
+
+    /// A queue pair without a timeout ends, and the peer has not answered for long.
+    fn unanswered(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+        let waited = clock::now().since(*self.waits.get(&qp)?);
+        let first = world.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
+        if waited < LOST || !never_repeats(qp, world) || !self.reported.insert(qp) {
+            return None;
+        }
+        let (operation, wr_id, secs) = (first.operation(), first.wr_id, waited.as_secs_f64());
+        let sentence = format!(
+            "The {operation} with wr_id {wr_id:#x} got no answer for {secs:.1} s: with timeout 0 a lost packet is \
+             never repeated."
+        );
+        let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
+        let report = report.at("posted at", &first.posted);
+        Some(report.at("set at", &world.attributes(qp)?.call(AttrMask::TIMEOUT)).advice(TIMEOUT_ADVICE))
+    }
+}
+
+const TIMEOUT_ADVICE: &str = "Set timeout to 14, which is 67 ms, or to what the path needs.";
+
+/// Whether the queue pair waits for ever for an answer.
+fn never_repeats(qp: ObjectId, world: &World) -> bool {
+    world
+        .attributes(qp)
+        .is_some_and(|own| own.has(AttrMask::TIMEOUT) && own.values.timeout == 0 && own.state == QpState::Rts)
+}
+
+fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
+    let (asked, most) = (attr.path_mtu.bytes(), world.qp(qp)?.port_mtu);
+    (mask.contains(AttrMask::PATH_MTU) && asked > most).then(|| {
+        let sentence = format!("path_mtu is {asked} bytes, and active_mtu of the port is {most} bytes.");
+        let report = Report::new(Rule::MtuOverPort, sentence).fact("queue pair", world.name(qp));
+        let advice = "Use the smaller of active_mtu of both ends' ports, as ibv_query_port gives it.";
+        report.at("set at", stack).advice(advice)
+    })
+}
+
+/// Numbers beyond what their field in packets and on cards can hold.
+fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
+    let values = [
+        (AttrMask::TIMEOUT, "timeout", attr.timeout, 0..=31),
+        (AttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt, 0..=7),
+        (AttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry, 0..=7),
+        (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer, 0..=31),
+        (AttrMask::PORT, "port_num", attr.port, 1..=u8::MAX),
+    ];
+    let (_, name, value, range) =
+        values.into_iter().find(|(bit, _, value, range)| mask.contains(*bit) && !range.contains(value))?;
+    let (low, high) = range.into_inner();
+    let sentence = format!("{name} of ibv_modify_qp is {value}; it takes {low} to {high}.");
+    Some(garbage(sentence, stack).fact("queue pair", world.name(qp)))
+}
+
+fn garbage(sentence: String, stack: &Stack) -> Report {
+    let advice =
+        "Set the whole structure to zero first, then each field that the mask names to a value from the manual.";
+    Report::new(Rule::AttrGarbage, sentence).at("called at", stack).advice(advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Card;
+    use roxe_base::error::Error;
+    use roxe_wire::PathMtu;
+
+    fn refuse(card: &mut Card, qp: ObjectId, attr: &QpAttr, mask: AttrMask) -> Vec<Rule> {
+        card.tell(Event::ModifyRefused { qp, attr, mask, error: &Error::invalid("refused") })
+    }
+
+    #[test]
+    fn a_path_mtu_above_that_of_the_port_is_told_from_other_refusals() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        let attr = QpAttr { path_mtu: PathMtu::Mtu2048, ..QpAttr::default() };
+        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::PATH_MTU), [Rule::MtuOverPort]);
+        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::STATE), []);
+        let attr = QpAttr { path_mtu: PathMtu::Mtu1024, ..attr };
+        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::PATH_MTU), []);
+    }
+
+    #[test]
+    fn values_that_no_card_takes_are_garbage_if_the_mask_names_them() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        let attr = QpAttr { timeout: 32, retry_cnt: 7, ..QpAttr::default() };
+        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
+        assert_eq!(refuse(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
+        let garbage = Event::Garbage { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
+        assert_eq!(card.tell(garbage), [Rule::AttrGarbage]);
+    }
+
+    #[test]
+    fn no_retries_are_a_mistake_once_something_is_lost() {
+        let mut card = Card::new();
+        for (retry_cnt, expected) in [(0, &[Rule::TimeoutZero][..]), (7, &[])] {
+            let qp = card.qp();
+            let attr = QpAttr { timeout: 14, retry_cnt, ..QpAttr::default() };
+            card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::TIMEOUT | AttrMask::RETRY_CNT });
+            let not_ready = RetryCounts { rnr_nak_retry_err: 1, ..RetryCounts::default() };
+            assert_eq!(card.tell(Event::Retried { qp, counts: not_ready }), []);
+            let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
+            assert_eq!(card.tell(Event::Retried { qp, counts: silence }), expected);
+            assert_eq!(card.tell(Event::Retried { qp, counts: silence }), [], "once is enough");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What the two ends of a connection have to agree on.
+//!
+//! Programs may set attributes in any order and connect anew, so nothing counts before traffic has
+//! shown it. Of ends in two processes only the packets tell; where both are in this one, the report
+//! names them both, and sooner.
+
+use super::Observer;
+use crate::attributes::Attributes;
+use crate::event::{Arrived, Event};
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::World;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, DropReason, QpState};
+use roxe_transport::wr::WcStatus;
+use roxe_wire::{Gid, Kind, Psn, Request};
+use std::collections::{HashMap, HashSet};
+
+/// Packets in front of one that came can have been lost on their way, that many of them not.
+const FAR: i32 = 1 << 10;
+
+/// `psn-mismatch`, `mtu-mismatch`, `dest-mismatch`, `qkey-mismatch`, `depth-mismatch`,
+/// `gid-mismatch`.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    /// The lowest PSN that came while the first one was expected, and how often.
+    first: HashMap<ObjectId, (Psn, u32)>,
+    /// Those that may be on their second connection, and still get packets of the one before.
+    reused: HashSet<ObjectId>,
+    reported: HashSet<(ObjectId, Rule)>,
+}
+
+/// An end of a connection that has something to say.
+#[derive(Clone, Copy)]
+struct End<'a> {
+    qp: ObjectId,
+    own: &'a Attributes,
+    world: &'a World,
+}
+
+impl Observer for Connections {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        let found = match *event {
+            Event::Dropped { qp, reason, packet: Some(packet) } => {
+                let Some(own) = world.attributes(qp) else { return };
+                self.dropped(End { qp, own, world }, reason, &packet)
+            }
+            Event::WrongLength { qp, request, len } => {
+                world.attributes(qp).and_then(|own| Some((qp, mtu(End { qp, own, world }, request, len)?)))
+            }
+            Event::TooManyReads { qp } => world.attributes(qp).map(|own| (qp, depth(End { qp, own, world }))),
+            Event::Retried { qp, counts } if counts.local_ack_timeout_err > 0 => dest(qp, world),
+            Event::Completed { qp, side: Side::Send, cqe } if cqe.status == WcStatus::BadRespErr => {
+                mtu_of_read(qp, world)
+            }
+            Event::FamiliesDiffer { sgid, sgid_index, dgid } => {
+                let sentence = format!(
+                    "GID index {sgid_index} is {sgid}, and the destination {dgid} is of the other address family."
+                );
+                let report = Report::new(Rule::GidMismatch, sentence).at("called at", stack);
+                reports.push(report.advice(GID_ADVICE));
+                None
+            }
+            Event::Modified { qp, mask, .. } if mask.contains(AttrMask::RQ_PSN) => {
+                self.first.remove(&qp);
+                None
+            }
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
+                self.reused.insert(qp);
+                None
+            }
+            Event::Destroyed(qp) => {
+                self.first.remove(&qp);
+                self.reused.remove(&qp);
+                self.reported.retain(|(of, _)| *of != qp);
+                None
+            }
+            _ => None,
+        };
+        reports.extend(found.filter(|(qp, report)| self.reported.insert((*qp, report.rule))).map(|(_, report)| report));
+    }
+}
+
+const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer has as dgid, and choose it \
+     by ibv_query_gid_ex, not by a fixed number.";
+
+type Found = Option<(ObjectId, Report)>;
+
+impl Connections {
+    fn dropped(&mut self, end: End<'_>, reason: DropReason, packet: &Arrived) -> Found {
+        let report = match reason {
+            DropReason::OutOfSequence | DropReason::DuplicateRequest => self.psn(end, packet),
+            DropReason::InvalidRequest if end.is_new(packet) && goes_on(&packet.header.kind) => self.psn(end, packet),
+            DropReason::Address => gid(end, packet),
+            DropReason::Qkey => qkey(end, packet),
+            _ => None,
+        };
+        report.map(|report| (end.qp, report))
+    }
+
+    /// The peer numbers its requests from another PSN on. What was lost comes again; this does not.
+    fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
+        let End { qp, own, world } = end;
+        let (psn, expected) = (packet.header.bth.psn, packet.expected);
+        if !matches!(packet.header.kind, Kind::RcRequest(_)) || !end.is_new(packet) {
+            return None;
+        }
+        let peer = peer_of(end).filter(|(_, peer)| peer.has(AttrMask::SQ_PSN));
+        if let Some((id, peer)) = peer {
+            let start = peer.values.sq_psn;
+            return (start != expected).then(|| {
+                let sentence = format!("rq_psn is {expected}, and sq_psn of the peer is {start}: nothing can arrive.");
+                let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
+                let report = report.fact("peer", world.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
+                report.at("sq_psn set at", &peer.call(AttrMask::SQ_PSN)).advice(PSN_ADVICE)
+            });
+        }
+        let (lowest, times) = self.first.entry(qp).or_insert((psn, 0));
+        if psn.is_before(*lowest) {
+            (*lowest, *times) = (psn, 0);
+        }
+        *times += u32::from(psn == *lowest);
+        let enough = match psn.distance(expected) {
+            1..FAR => 4,
+            // What comes before the first PSN was lost by nobody, and neither was the beginning of
+            // a message that this is not.
+            ..=0 if !self.reused.contains(&qp) => 1,
+            _ => 3,
+        };
+        (psn == *lowest && *times >= enough).then(|| {
+            let sentence = format!(
+                "rq_psn is {expected}, and the peer began with PSN {psn}: what comes before rq_psn \
+                 is dropped as repeated, what comes behind it as early."
+            );
+            let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
+            with_peer(report, end).at("rq_psn set at", &own.call(AttrMask::RQ_PSN)).advice(PSN_ADVICE)
+        })
+    }
+}
+
+const PSN_ADVICE: &str = "Set rq_psn of each end to what the other end sets as sq_psn.";
+
+impl End<'_> {
+    /// Whether no request of the peer was ever taken, and the packet is a request.
+    fn is_new(&self, packet: &Arrived) -> bool {
+        self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request(&packet.header.kind)
+    }
+}
+
+/// Whether a packet of a connection asks for something.
+const fn is_request(kind: &Kind) -> bool {
+    matches!(kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_))
+}
+
+/// Whether a packet goes on with a message that began before.
+const fn goes_on(kind: &Kind) -> bool {
+    use Request::{SendLast, SendMiddle, WriteLast, WriteMiddle};
+    matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
+}
+
+/// The other end, if it is in this process and the two name each other.
+fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
+    let End { qp, own, world } = end;
+    let number = world.qp(qp)?.qpn;
+    destination(end).filter(|(_, peer)| {
+        own.has(AttrMask::AV) && peer.values.dest_qpn == number && peer.values.av.dgid == own.values.av.sgid
+    })
+}
+
+/// The queue pair of this process that an end names as its peer, if that one is connected.
+fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
+    let End { own, world, .. } = end;
+    let is_it = |(id, peer): &(ObjectId, &Attributes)| {
+        is_connected(peer)
+            && peer.values.av.sgid == own.values.av.dgid
+            && world.qp(*id).is_some_and(|pair| pair.qpn == own.values.dest_qpn)
+    };
+    if own.has(AttrMask::DEST_QPN) { world.all_attributes().find(is_it) } else { None }
+}
+
+fn is_connected(attributes: &Attributes) -> bool {
+    attributes.has(AttrMask::DEST_QPN) && matches!(attributes.state, QpState::Rtr | QpState::Rts)
+}
+
+/// A packet as long as the path MTU of the peer, which is not ours.
+fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
+    use Request::{SendFirst, SendLast, SendMiddle, SendOnly, WriteFirst, WriteLast, WriteMiddle, WriteOnly};
+    let End { qp, own, world } = end;
+    let mtu = own.values.path_mtu.bytes() as usize;
+    let is_wrong = match request {
+        SendFirst | SendMiddle | WriteFirst(_) | WriteMiddle => len != mtu,
+        SendOnly(_) | SendLast(_) | WriteOnly(..) | WriteLast(_) => len > mtu,
+        _ => false,
+    };
+    (is_wrong && own.has(AttrMask::PATH_MTU)).then(|| {
+        let what = if len > mtu { "a longer packet" } else { "a part of a message" };
+        let sentence = format!("path_mtu is {mtu} bytes, and the peer sent {what}, of {len} bytes.");
+        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
+        with_peer(report, end).at("set at", &own.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE)
+    })
+}
+
+const MTU_ADVICE: &str = "Set the same path_mtu at both ends: the smaller active_mtu of their ports.";
+
+/// Who the peer is, as well as that is known.
+fn with_peer(report: Report, end: End<'_>) -> Report {
+    match peer_of(end) {
+        Some((id, _)) => report.fact("peer", end.world.name(id)),
+        None => {
+            let (number, address) = (end.own.values.dest_qpn.get(), end.own.values.av.dgid);
+            report.fact("peer", format!("queue pair {number:#08x} at {address}"))
+        }
+    }
+}
+
+/// The data of a READ came in packets of another length.
+fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
+    let own = world.attributes(qp)?;
+    let (id, peer) = peer_of(End { qp, own, world })?;
+    let (ours, theirs) = (own.values.path_mtu.bytes(), peer.values.path_mtu.bytes());
+    (ours != theirs).then(|| {
+        let sentence =
+            format!("path_mtu is {ours} bytes, and that of the peer, which answered a READ, {theirs} bytes.");
+        let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
+        let report = report.fact("peer", world.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
+        (qp, report.at("peer set at", &peer.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE))
+    })
+}
+
+/// More READs and atomics than the responder keeps room for.
+fn depth(end: End<'_>) -> Report {
+    let End { qp, own, world } = end;
+    let most = own.values.max_dest_rd_atomic;
+    let peer = peer_of(end).filter(|(_, peer)| peer.has(AttrMask::MAX_QP_RD_ATOMIC));
+    let theirs = peer.map(|(_, peer)| format!(", whose max_rd_atomic is {},", peer.values.max_rd_atomic));
+    let theirs = theirs.unwrap_or_default();
+    let sentence =
+        format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {most}.");
+    let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", world.name(qp));
+    let report = with_peer(report, end).at("set at", &own.call(AttrMask::MAX_DEST_RD_ATOMIC));
+    let report = match peer {
+        Some((_, peer)) => report.at("peer set at", &peer.call(AttrMask::MAX_QP_RD_ATOMIC)),
+        None => report,
+    };
+    report.advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
+}
+
+/// What would be the first request of this connection comes by other addresses.
+fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
+    let End { qp, own, world } = end;
+    if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
+        return None;
+    }
+    let av = &own.values.av;
+    let differs =
+        |what: &str, came: Gid, expected: Gid| (came != expected).then(|| format!("{what} {came} and not {expected}"));
+    let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
+    let differences: Vec<_> = differences.into_iter().flatten().collect();
+    let sentence = format!("The first packet of the peer came {}, and is not taken.", differences.join(", and "));
+    let report = Report::new(Rule::GidMismatch, sentence).fact("queue pair", world.name(qp));
+    Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
+}
+
+/// A datagram with another key.
+fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
+    let End { qp, own, world } = end;
+    let Kind::Ud { deth, .. } = packet.header.kind else { return None };
+    let (came, ours) = (deth.qkey.0, own.values.qkey.0);
+    let sentence = format!("A datagram came with Q_Key {came:#x}, and the queue pair has {ours:#x}: it is dropped.");
+    let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", world.name(qp));
+    let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src);
+    let advice = "Send with remote_qkey of the receiver, below 0x80000000, or set the same qkey at both.";
+    Some(report.fact("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
+}
+
+/// A request got no answer: the two queue pairs, both of this process, do not name each other.
+fn dest(qp: ObjectId, world: &World) -> Found {
+    let own = world.attributes(qp)?;
+    let number = world.qp(qp)?.qpn;
+    let end = End { qp, own, world };
+    let names_us = |(_, peer): &(ObjectId, &Attributes)| {
+        is_connected(peer) && peer.values.dest_qpn == number && peer.values.av.dgid == own.values.av.sgid
+    };
+    let (id, peer) = match destination(end) {
+        Some((_, peer)) if peer.values.dest_qpn == number => return None,
+        Some(found) => found,
+        None if is_connected(own) => world.all_attributes().find(names_us)?,
+        None => return None,
+    };
+    let (ours, theirs) = (own.values.dest_qpn.get(), peer.values.dest_qpn.get());
+    let sentence = format!(
+        "A request got no answer: dest_qp_num of queue pair {:#08x} is {ours:#08x}, and that of queue pair {:#08x} is \
+         {theirs:#08x}.",
+        number.get(),
+        world.qp(id)?.qpn.get()
+    );
+    let report = Report::new(Rule::DestMismatch, sentence).fact("queue pair", world.name(qp));
+    let report = report.fact("other one", world.name(id)).at("set at", &own.call(AttrMask::DEST_QPN));
+    let report = report.at("other set at", &peer.call(AttrMask::DEST_QPN));
+    Some((qp, report.advice("Set dest_qp_num of each end to qp_num of the other.")))
+}
+
+#[cfg(test)]
+mod tests;

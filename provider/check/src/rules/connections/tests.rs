@@ -1,0 +1,170 @@
+//! Each rule fires for what no good pair of ends brings, and not for its neighbour.
+
+use super::*;
+use crate::testing::{Card, datagram, packet};
+use roxe_transport::qp::{QpAttr, RetryCounts, Service};
+use roxe_transport::wr::Av;
+use roxe_wire::{PathMtu, Qkey, Qpn, SendTail};
+
+const SEND: Kind = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
+
+/// The packets of `crate::testing` go from the one to the other.
+const PEER: Gid = Gid([1; 16]);
+const OWN: Gid = Gid([2; 16]);
+
+fn attr(dest_qpn: u32) -> QpAttr {
+    let psn = Psn::new(7);
+    let av = Av { sgid: OWN, dgid: PEER, ..Av::default() };
+    let (path_mtu, state, dest_qpn) = (PathMtu::Mtu1024, QpState::Rts, Qpn::new(dest_qpn));
+    let qkey = Qkey(5);
+    QpAttr { state, path_mtu, dest_qpn, rq_psn: psn, sq_psn: psn, av, qkey, retry_cnt: 7, ..QpAttr::default() }
+}
+
+fn connect(card: &mut Card, qp: ObjectId, attr: &QpAttr) {
+    assert_eq!(card.tell(Event::Modified { qp, attr, mask: AttrMask::all() }), []);
+}
+
+/// A queue pair whose peer, queue pair 99, is in another process.
+fn end(card: &mut Card) -> ObjectId {
+    let qp = card.qp();
+    connect(card, qp, &attr(99));
+    qp
+}
+
+/// Two queue pairs, numbers 1 and 2, of one process; `change` changes the second.
+fn pair(card: &mut Card, change: impl FnOnce(&mut QpAttr)) -> [ObjectId; 2] {
+    let [a, b] = [card.qp(), card.qp()];
+    connect(card, a, &attr(2));
+    let mut back = QpAttr { av: Av { sgid: PEER, dgid: OWN, ..Av::default() }, ..attr(1) };
+    change(&mut back);
+    connect(card, b, &back);
+    [a, b]
+}
+
+fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> Vec<Rule> {
+    card.tell(Event::Dropped { qp, reason, packet: Some(packet) })
+}
+
+#[test]
+fn a_peer_that_always_begins_elsewhere_has_another_psn() {
+    let mut card = Card::new();
+    for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 1, DropReason::DuplicateRequest)] {
+        let qp = end(&mut card);
+        for _ in 1..times {
+            assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), []);
+            assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn + 1, 7, 64)), []);
+        }
+        assert_eq!(lose(&mut card, qp, reason, packet(SEND, psn, 7, 64)), [Rule::PsnMismatch]);
+    }
+}
+
+#[test]
+fn the_first_packet_of_a_connection_begins_a_message() {
+    let mut card = Card::new();
+    let [a, b] = [end(&mut card), end(&mut card)];
+    let middle = Kind::RcRequest(Request::SendMiddle);
+    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(SEND, 7, 7, 64)), []);
+    assert_eq!(lose(&mut card, a, DropReason::InvalidRequest, packet(middle, 8, 8, 64)), []);
+    assert_eq!(lose(&mut card, b, DropReason::InvalidRequest, packet(middle, 7, 7, 64)), [Rule::PsnMismatch]);
+}
+
+#[test]
+fn packets_of_the_connection_before_are_no_other_psn() {
+    let mut card = Card::new();
+    let qp = end(&mut card);
+    card.tell(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
+    connect(&mut card, qp, &attr(99));
+    for _ in 0..2 {
+        assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 3, 7, 64)), []);
+    }
+}
+
+#[test]
+fn a_lost_packet_is_no_other_psn() {
+    let mut card = Card::new();
+    let qp = end(&mut card);
+    for psn in 8..40 {
+        assert_eq!(lose(&mut card, qp, DropReason::OutOfSequence, packet(SEND, psn, 7, 64)), []);
+    }
+    for _ in 0..9 {
+        assert_eq!(lose(&mut card, qp, DropReason::DuplicateRequest, packet(SEND, 8, 9, 64)), []);
+    }
+}
+
+#[test]
+fn of_two_ends_here_the_psns_are_compared() {
+    let mut card = Card::new();
+    let [a, _] = pair(&mut card, |peer| peer.sq_psn = Psn::new(8));
+    assert_eq!(lose(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), [Rule::PsnMismatch]);
+    let mut card = Card::new();
+    let [a, _] = pair(&mut card, |_| {});
+    for _ in 0..9 {
+        assert_eq!(lose(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), []);
+    }
+}
+
+#[test]
+fn a_whole_packet_is_as_long_as_the_path_mtu() {
+    let mut card = Card::new();
+    let [a, b] = [end(&mut card), end(&mut card)];
+    let mut refuse = |qp, request, len| card.tell(Event::WrongLength { qp, request: &request, len });
+    assert_eq!(refuse(a, Request::SendMiddle, 512), [Rule::MtuMismatch]);
+    assert_eq!(refuse(a, Request::SendMiddle, 512), [], "once is enough");
+    assert_eq!(refuse(b, Request::SendLast(SendTail::Plain), 0), []);
+    assert_eq!(refuse(b, Request::SendLast(SendTail::Plain), 2048), [Rule::MtuMismatch]);
+}
+
+#[test]
+fn too_many_reads_are_more_than_the_responder_has_room_for() {
+    let mut card = Card::new();
+    let qp = end(&mut card);
+    assert_eq!(lose(&mut card, qp, DropReason::InvalidRequest, packet(SEND, 9, 9, 0)), []);
+    assert_eq!(card.tell(Event::TooManyReads { qp }), [Rule::DepthMismatch]);
+}
+
+#[test]
+fn what_begins_a_connection_comes_by_its_addresses() {
+    let mut card = Card::new();
+    let qp = end(&mut card);
+    let stranger = Arrived { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
+    assert_eq!(
+        lose(&mut card, qp, DropReason::Address, Arrived { header: packet(SEND, 1, 7, 0).header, ..stranger }),
+        []
+    );
+    assert_eq!(lose(&mut card, qp, DropReason::Address, stranger), [Rule::GidMismatch]);
+    let differ = Event::FamiliesDiffer { sgid: PEER, sgid_index: 1, dgid: OWN };
+    assert_eq!(card.tell(differ), [Rule::GidMismatch]);
+}
+
+#[test]
+fn a_datagram_with_another_key_is_reported_once() {
+    let mut card = Card::new();
+    let qp = card.qp_of(Service::Ud);
+    connect(&mut card, qp, &attr(0));
+    assert_eq!(lose(&mut card, qp, DropReason::NoReceive, datagram(5, 8)), []);
+    assert_eq!(lose(&mut card, qp, DropReason::Qkey, datagram(6, 8)), [Rule::QkeyMismatch]);
+    assert_eq!(lose(&mut card, qp, DropReason::Qkey, datagram(6, 8)), []);
+}
+
+#[test]
+fn ends_that_do_not_name_each_other_get_no_answer() {
+    let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
+    for (dest_qpn, expected) in [(1, &[][..]), (77, &[Rule::DestMismatch])] {
+        let mut card = Card::new();
+        let [a, _] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(dest_qpn));
+        assert_eq!(card.tell(Event::Retried { qp: a, counts: silence }), expected);
+    }
+    let mut card = Card::new();
+    let [_, b] = pair(&mut card, |peer| peer.dest_qpn = Qpn::new(77));
+    assert_eq!(card.tell(Event::Retried { qp: b, counts: silence }), [Rule::DestMismatch]);
+}
+
+#[test]
+fn a_read_answered_in_other_packets_shows_the_path_mtu_of_the_peer() {
+    for (path_mtu, expected) in [(PathMtu::Mtu1024, &[][..]), (PathMtu::Mtu512, &[Rule::MtuMismatch])] {
+        let mut card = Card::new();
+        let [a, _] = pair(&mut card, |peer| peer.path_mtu = path_mtu);
+        let cqe = roxe_transport::wr::Cqe { status: WcStatus::BadRespErr, ..Default::default() };
+        assert_eq!(card.tell(Event::Completed { qp: a, side: Side::Send, cqe: &cqe }), expected);
+    }
+}
