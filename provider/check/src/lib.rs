@@ -30,7 +30,7 @@ mod world;
 pub use event::{Event, Made, Memory, Pair};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
-pub use tracked::Tracked;
+pub use tracked::{Tracked, for_library};
 
 use roxe_base::config::{Config, config, variable};
 use roxe_base::error::Error;
@@ -92,6 +92,7 @@ pub fn start() -> Result<(), Error> {
         return Ok(());
     }
     *sink = Some(open(config, text)?);
+    drop(sink);
     *CHECKER.lock() = Some(Checker::default());
     at_exit(Stage::Report, end);
     ON.store(true, Ordering::Relaxed);
