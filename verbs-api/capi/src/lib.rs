@@ -49,6 +49,7 @@ mod errno;
 mod event;
 mod exports;
 mod flow;
+mod graves;
 mod import;
 mod load;
 mod lock;
