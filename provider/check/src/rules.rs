@@ -1,6 +1,9 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod completions;
+mod events;
+mod life;
 mod queues;
 
 use crate::event::Event;
@@ -21,7 +24,12 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 
 impl Default for Rules {
     fn default() -> Self {
-        Self(vec![Box::new(queues::Queues::default())])
+        Self(vec![
+            Box::new(completions::Completions::default()),
+            Box::new(events::Events::default()),
+            Box::new(life::Life::default()),
+            Box::new(queues::Queues::default()),
+        ])
     }
 }
 
