@@ -26,7 +26,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self(vec![
             Box::new(completions::Completions::default()),
-            Box::new(events::Events::default()),
+            Box::new(events::Events),
             Box::new(life::Life::default()),
             Box::new(queues::Queues::default()),
         ])

@@ -9,7 +9,7 @@ use crate::world::{World, describe};
 use roxe_base::uses::ObjectId;
 
 /// `events-unacked`, `acked-too-many`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Events;
 
 impl Observer for Events {
