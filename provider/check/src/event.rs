@@ -7,7 +7,7 @@ use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, RetryCounts, Service};
-use roxe_transport::wr::{Access, Cqe, RecvRequest, SendRequest, Sge};
+use roxe_transport::wr::{Access, Cqe, RecvRequest, SendData, SendRequest, Sge};
 use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
 
 /// Something that happened.
@@ -63,6 +63,8 @@ pub enum Event<'a> {
         side: Side,
         /// The identifier of the request.
         wr_id: u64,
+        /// Its bytes of inline data.
+        inline: usize,
         /// Why.
         error: PostError,
     },
@@ -134,7 +136,7 @@ pub enum Event<'a> {
         qp: ObjectId,
     },
     /// A message of UC or UD found no receive. It waits a moment for one, which no card does.
-    Held {
+    MessageWaits {
         /// The queue pair it came for.
         qp: ObjectId,
     },
@@ -169,12 +171,72 @@ pub enum Event<'a> {
     Armed {
         /// The completion queue.
         cq: ObjectId,
+        /// Whichever comes raises it, and at once.
+        any: bool,
+    },
+    /// It gets that event.
+    Announced {
+        /// The completion queue.
+        cq: ObjectId,
+    },
+    /// A completion queue has another number of completions that nobody polled.
+    Held {
+        /// The completion queue.
+        cq: ObjectId,
+        /// How many.
+        held: usize,
+        /// How many it takes.
+        capacity: usize,
+    },
+    /// A completion found no room.
+    Overrun {
+        /// The completion queue.
+        cq: ObjectId,
     },
     /// A thread of the program is about to wait for the events of a channel, and there are none.
     Waits {
         /// The channel.
         channel: ObjectId,
     },
+    /// It waits for a second now.
+    StillWaits {
+        /// The channel.
+        channel: ObjectId,
+    },
+    /// A call that destroys an object waits for events to be acknowledged, for seconds now.
+    WaitsForAcks {
+        /// The object, if it is one that the checker knows.
+        object: Option<ObjectId>,
+        /// What the events are.
+        what: &'static str,
+        /// Events that the program took and did not acknowledge.
+        left: u64,
+    },
+    /// Events were acknowledged that the program had not taken.
+    AckedTooMany {
+        /// The object, if it is one that the checker knows.
+        object: Option<ObjectId>,
+        /// What the events are.
+        what: &'static str,
+        /// Events that were to be acknowledged.
+        taken: u64,
+        /// Events that were.
+        acked: u64,
+    },
+    /// The program may not use a handle any more.
+    HandleGone {
+        /// The address that the program holds.
+        handle: usize,
+        /// The structure there.
+        kind: &'static str,
+    },
+    /// It used such a handle.
+    HandleUsed {
+        /// The address that the program passed.
+        handle: usize,
+    },
+    /// The object that was just made is not the program's, which therefore cannot destroy it.
+    MadeByLibrary(ObjectId),
     /// The program ends by `exit`, or returns from `main`.
     Exit,
 }
@@ -184,7 +246,10 @@ impl<'a> Event<'a> {
     pub fn of_posted_send(qp: ObjectId, request: &'a SendRequest<'a>, posted: &Result<(), PostError>) -> Self {
         match *posted {
             Ok(()) => Self::PostedSend { qp, request },
-            Err(error) => Self::PostRefused { queue: qp, side: Side::Send, wr_id: request.wr_id, error },
+            Err(error) => {
+                let inline = if let SendData::Inline(bytes) = request.data { bytes.len() } else { 0 };
+                Self::PostRefused { queue: qp, side: Side::Send, wr_id: request.wr_id, inline, error }
+            }
         }
     }
 
@@ -192,7 +257,7 @@ impl<'a> Event<'a> {
     pub fn of_posted_recv(queue: ObjectId, request: &'a RecvRequest<'a>, posted: &Result<(), PostError>) -> Self {
         match *posted {
             Ok(()) => Self::PostedRecv { queue, request },
-            Err(error) => Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, error },
+            Err(error) => Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error },
         }
     }
 
@@ -208,8 +273,13 @@ impl<'a> Event<'a> {
                 | Self::Dropped { .. }
                 | Self::WrongLength { .. }
                 | Self::TooManyReads { .. }
-                | Self::Held { .. }
+                | Self::MessageWaits { .. }
                 | Self::Retried { .. }
+                | Self::Announced { .. }
+                | Self::Held { .. }
+                | Self::Overrun { .. }
+                | Self::StillWaits { .. }
+                | Self::MadeByLibrary(_)
                 | Self::Exit
         )
     }

@@ -34,7 +34,7 @@ mod world;
 pub use event::{Arrived, Event, Made, Memory, Pair};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
-pub use tracked::Tracked;
+pub use tracked::{Tracked, for_library};
 
 use roxe_base::config::{Config, config, variable};
 use roxe_base::error::Error;

@@ -124,21 +124,12 @@ rules! {
     SleepWithCompletions "sleep-with-completions" Error
         "A thread waits for a completion event while completions lie in the queue and no event is due."
         "man ibv_get_cq_event: after ibv_req_notify_cq poll once more, then wait";
-    EventUnread "event-unread" Warning
-        "A completion event lay unread for over a second while the program slept elsewhere."
-        "man ibv_get_cq_event; man epoll: an edge-triggered descriptor is to be read until EAGAIN";
     EventsUnacked "events-unacked" Error
         "An object was destroyed whose events were not all acknowledged: the call waits for ever."
         "man ibv_ack_cq_events, man ibv_ack_async_event, man rdma_ack_cm_event";
     AckedTooMany "acked-too-many" Error
         "More events were acknowledged than were taken."
         "man ibv_ack_cq_events: nevents";
-    AsyncUnread "async-unread" Warning
-        "A fatal asynchronous event lay unread for over a second."
-        "man ibv_get_async_event";
-    ErrorFieldsUsed "error-fields-used" Warning
-        "Fields of a completion with an error other than wr_id, status, qp_num and vendor_err are poisoned."
-        "man ibv_poll_cq: after an error only these four fields are valid";
     MtuOverPort "mtu-over-port" Error
         "path_mtu is above the active_mtu of the port."
         "man ibv_modify_qp; IBA 11.2.5.2";
@@ -178,9 +169,6 @@ rules! {
     Leak "leak" Warning
         "Objects were alive when the program ended."
         "man ibv_close_device: it does not release what was made on the context";
-    ForkInFlight "fork-in-flight" Error
-        "The program forked while the card was to write into memory that is not kept from the child."
-        "man ibv_fork_init";
     AttrGarbage "attr-garbage" Error
         "Attributes hold values that no card accepts: unknown bits, or memory that was never set."
         "man ibv_modify_qp, man ibv_create_qp_ex: unknown flags and comp_mask bits are refused";

@@ -2,7 +2,10 @@
 //! program has, and writes reports.
 
 mod attributes;
+mod completions;
 mod connections;
+mod events;
+mod life;
 mod queues;
 mod receives;
 
@@ -29,6 +32,10 @@ impl Default for Rules {
             Box::new(connections::Connections::default()),
             Box::new(queues::Queues::default()),
             Box::new(receives::Receives::default()),
+            Box::new(completions::Completions::default()),
+            Box::new(events::Events),
+            Box::new(life::Life::default()),
+            Box::new(queues::Queues::default()),
         ])
     }
 }

@@ -71,7 +71,7 @@ impl Card {
     }
 
     pub(crate) fn refuse(&mut self, queue: ObjectId, error: PostError) -> Vec<Rule> {
-        self.tell(Event::PostRefused { queue, side: Side::Send, wr_id: 0, error })
+        self.tell(Event::PostRefused { queue, side: Side::Send, wr_id: 0, inline: 0, error })
     }
 
     fn cqe(&self, qp: ObjectId, wr_id: u64) -> Cqe {

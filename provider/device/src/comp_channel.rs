@@ -5,11 +5,18 @@
 
 use crate::context::Context;
 use crate::event::EventQueue;
+use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_engine::queue_pair::Deadline;
+use roxe_transport::time::Instant;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// After so long the checker looks at what a thread waits for.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// An event of a completion queue, on its way to whoever waits on the channel.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +32,18 @@ pub struct CompChannel {
     events: EventQueue<CqEvent>,
     uses: UseCount,
     tracked: Tracked,
+}
+
+/// A thread of the program waits for an event of a channel.
+#[derive(Debug)]
+struct LongWait {
+    channel: ObjectId,
+}
+
+impl Deadline for LongWait {
+    fn on_deadline(&self, _deadline: Instant) {
+        tell(|| Event::StillWaits { channel: self.channel });
+    }
 }
 
 impl Context {
@@ -65,7 +84,16 @@ impl CompChannel {
     pub fn before_wait(&self) -> impl Sized + '_ {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
-        self.events.would_wait().then(|| self.context.engine().before_sleep(is_over))
+        let watched = is_on().then(|| self.watch());
+        (watched, self.events.would_wait().then(|| self.context.engine().before_sleep(is_over)))
+    }
+
+    /// Tells when a wait that begins now has taken long; not once the answer is dropped.
+    fn watch(&self) -> Arc<LongWait> {
+        let wait = Arc::new(LongWait { channel: self.id() });
+        let watched: Weak<LongWait> = Arc::downgrade(&wait);
+        self.context.engine().add_deadline(clock::now().after(LONG_WAIT), watched);
+        wait
     }
 
     /// The `user` token of the next event, for a caller that has slept by itself

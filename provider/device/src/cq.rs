@@ -270,7 +270,7 @@ impl Cq {
     /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
-        tell(|| Event::Armed { cq: self.id });
+        tell(|| Event::Armed { cq: self.id, any: !solicited_only && !self.is_moderated() });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -284,6 +284,11 @@ impl Cq {
             self.notify();
         }
         self.engine().arm();
+    }
+
+    /// Whether an event may stand for several completions, or come late.
+    fn is_moderated(&self) -> bool {
+        self.state.lock().moderator.rule != Moderation::default()
     }
 
     /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
@@ -347,6 +352,7 @@ impl Cq {
         if state.ring.len() >= state.capacity && !state.ignore_overrun {
             state.overrun = true;
             drop(state);
+            tell(|| Event::Overrun { cq: self.id });
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
@@ -359,8 +365,16 @@ impl Cq {
         state.ring.push_back(cqe);
         self.has_entries.store(true, Ordering::Release);
         let verdict = state.fires(&cqe);
+        self.tell_held(&state);
         drop(state);
         Ok(self.announces(verdict))
+    }
+
+    /// A queue without a limit has none to be compared with.
+    fn tell_held(&self, state: &State) {
+        if !state.ignore_overrun {
+            tell(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
+        }
     }
 
     /// Whether it is time for an event; sees to it that it will be.
@@ -374,19 +388,22 @@ impl Cq {
     /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this
     /// queue.
     pub(crate) fn forget(&self, qpn: Qpn, dropped: impl FnMut(&Cqe)) {
-        self.state.lock().forget(qpn, dropped);
+        let mut state = self.state.lock();
+        state.forget(qpn, dropped);
+        self.tell_held(&state);
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
+            tell(|| Event::Announced { cq: self.id });
             channel.announce(self.id, self.user());
         }
     }
 
     /// Names it in what the checker is told.
-    pub(crate) fn id(&self) -> ObjectId {
+    pub fn id(&self) -> ObjectId {
         self.id
     }
 

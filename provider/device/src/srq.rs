@@ -307,7 +307,7 @@ impl Srq {
     }
 
     /// Names it in what the checker is told.
-    pub(crate) fn id(&self) -> ObjectId {
+    pub fn id(&self) -> ObjectId {
         self.id
     }
 

@@ -1,4 +1,125 @@
 // Completion queues, their events, and asynchronous events.
 #include "misuse.h"
+#include <pthread.h>
+#include <unistd.h>
 
-const struct misuse event_cases[] = {{NULL, NULL}};
+// A queue that is smaller than what completes there, on its way to an overrun.
+static void cq_too_small(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.cqe = wrong ? 10 : 32});
+    for (int i = 0; i < 9; i++)
+        check(!post_send(&sides[0], i, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    usleep(200000);
+    for (int i = 0; i < 9; i++)
+        done(&sides[0]);
+    close_sides(sides);
+}
+
+static void cq_overrun(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.cqe = wrong ? 4 : 32});
+    for (int i = 0; i < 8; i++) {
+        int error = post_send(&sides[0], i, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]);
+        if (wrong && error)
+            break;
+        check(!error, "ibv_post_send");
+        usleep(20000);
+    }
+    struct ibv_wc wc;
+    for (int i = 0; i < (wrong ? 4 : 8); i++)
+        completion(&sides[0], &wc);
+    close_sides(sides);
+}
+
+static void arm(struct side *side) {
+    check(!ibv_req_notify_cq(side->cq, 0), "ibv_req_notify_cq");
+}
+
+static void take_event(struct side *side) {
+    struct ibv_cq *cq;
+    void *user;
+    check(!ibv_get_cq_event(side->channel, &cq, &user), "ibv_get_cq_event");
+    ibv_ack_cq_events(cq, 1);
+}
+
+static void write_one(struct side sides[2]) {
+    check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+}
+
+// Brpc 3415: takes the event, arms, and waits again without a look at the queue.
+static void *sleeper(void *of) {
+    struct side *sides = of;
+    arm(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0]);
+    arm(&sides[0]);
+    take_event(&sides[0]);
+    return NULL;
+}
+
+static void sleep_with_completions(bool wrong) {
+    static struct side sides[2];
+    make_pair(sides, (struct options){0});
+    if (wrong) {
+        pthread_t thread;
+        check(!pthread_create(&thread, NULL, sleeper, sides), "pthread_create");
+        sleep(3);
+        return;
+    }
+    arm(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0]);
+    arm(&sides[0]);
+    done(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0]);
+    done(&sides[0]);
+    close_sides(sides);
+}
+
+// Ucx 1039, perftest 60: the events of a queue that is destroyed were taken and not acknowledged.
+static void *destroyer(void *of) {
+    destroy_side(of);
+    return NULL;
+}
+
+static void events_unacked(bool wrong) {
+    static struct side sides[2];
+    make_pair(sides, (struct options){0});
+    arm(&sides[0]);
+    write_one(sides);
+    struct ibv_cq *cq;
+    void *user;
+    check(!ibv_get_cq_event(sides[0].channel, &cq, &user), "ibv_get_cq_event");
+    done(&sides[0]);
+    if (wrong) {
+        pthread_t thread;
+        check(!pthread_create(&thread, NULL, destroyer, &sides[0]), "pthread_create");
+        sleep(4);
+        return;
+    }
+    ibv_ack_cq_events(cq, 1);
+    close_sides(sides);
+}
+
+static void acked_too_many(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    arm(&sides[0]);
+    write_one(sides);
+    struct ibv_cq *cq;
+    void *user;
+    check(!ibv_get_cq_event(sides[0].channel, &cq, &user), "ibv_get_cq_event");
+    done(&sides[0]);
+    ibv_ack_cq_events(cq, wrong ? 2 : 1);
+    close_sides(sides);
+}
+
+const struct misuse event_cases[] = {
+    {"cq-too-small", cq_too_small},
+    {"cq-overrun", cq_overrun},
+    {"sleep-with-completions", sleep_with_completions},
+    {"events-unacked", events_unacked},
+    {"acked-too-many", acked_too_many},
+    {NULL, NULL},
+};

@@ -1,4 +1,77 @@
 // The life of objects.
 #include "misuse.h"
+#include <errno.h>
+#include <rdma/rdma_cma.h>
 
-const struct misuse life_cases[] = {{NULL, NULL}};
+// Uccl 690: the domain goes before the region in it.
+static void destroy_order(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    check(!ibv_destroy_qp(sides[0].qp), "ibv_destroy_qp");
+    sides[0].qp = NULL;
+    if (wrong) {
+        check(ibv_dealloc_pd(sides[0].pd) == EBUSY, "ibv_dealloc_pd");
+    } else {
+        check(!ibv_dereg_mr(sides[0].mr), "ibv_dereg_mr");
+        sides[0].mr = NULL;
+        check(!ibv_dealloc_pd(sides[0].pd), "ibv_dealloc_pd");
+        sides[0].pd = NULL;
+    }
+    close_sides(sides);
+}
+
+// Spdk 3859: a send has no receive yet when its queue pair is destroyed.
+static void destroy_with_outstanding(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.min_rnr_timer = 20});
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    if (!wrong) {
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+        check(!ibv_modify_qp(sides[0].qp, &attr, IBV_QP_STATE), "to ERR");
+        check(completion(&sides[0], NULL) == IBV_WC_WR_FLUSH_ERR, "completion");
+    }
+    close_sides(sides);
+}
+
+static void use_after_destroy(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    struct side old = sides[0];
+    if (wrong) {
+        check(!ibv_destroy_qp(sides[0].qp), "ibv_destroy_qp");
+        sides[0].qp = NULL;
+    }
+    int error = post_send(&old, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]);
+    check(wrong ? error : !error, "ibv_post_send");
+    if (!wrong)
+        done(&sides[0]);
+    close_sides(sides);
+}
+
+// Perftest 77: what was made is still there at the end. What librdmacm made for itself is not the
+// program's to destroy.
+static void leak(bool wrong) {
+    struct rdma_cm_id *id = NULL;
+    struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
+    check(!rdma_getaddrinfo("127.0.0.1", "0", &hints, &info), "rdma_getaddrinfo");
+    check(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
+    check(!rdma_bind_addr(id, info->ai_src_addr), "rdma_bind_addr");
+    rdma_freeaddrinfo(info);
+    struct ibv_qp_init_attr init = {
+        .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
+    check(!rdma_create_qp(id, NULL, &init), "rdma_create_qp");
+    struct ibv_mr *mr = ibv_reg_mr(id->pd, &init, sizeof init, IBV_ACCESS_LOCAL_WRITE);
+    check(mr, "ibv_reg_mr");
+    if (!wrong)
+        check(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+    rdma_destroy_qp(id);
+    check(!rdma_destroy_id(id), "rdma_destroy_id");
+}
+
+const struct misuse life_cases[] = {
+    {"destroy-order", destroy_order},
+    {"destroy-with-outstanding", destroy_with_outstanding},
+    {"use-after-destroy", use_after_destroy},
+    {"leak", leak},
+    {NULL, NULL},
+};

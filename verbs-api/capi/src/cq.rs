@@ -56,9 +56,9 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
     let base =
         ibv_cq { context: handle, channel, cq_context, handle: token.short(), cqe: cqe_field(&cq), ..ibv_cq::ZERO };
     let inner = CqInner {
+        comp_events: Unacked::new("completion events", Some(cq.id())),
+        async_events: Unacked::new("asynchronous events", Some(cq.id())),
         cq,
-        comp_events: Unacked::default(),
-        async_events: Unacked::default(),
         cursor: Cursor::default(),
         is_extended,
         _parent: parent,

@@ -2,13 +2,14 @@
 //! ibv_create_cq_ex`).
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
-use crate::data_path::{immediate, wc_flags};
+use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
 use crate::wallclock;
 use core::ffi::{c_int, c_uint};
 use parking_lot::lock_api::RawMutex as _;
-use roxe_transport::wr::{Cqe, TmInfo};
+use roxe_transport::wr::{Cqe, TmInfo, WcExtra};
+use roxe_wire::{ImmDt, Qpn};
 
 /// What the program sees.
 pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
@@ -32,7 +33,10 @@ unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
 fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     let mut found = None;
     let poll = quick_status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
-    let Some(cqe) = found else { return if poll == 0 { libc::ENOENT } else { poll } };
+    let Some(mut cqe) = found else { return if poll == 0 { libc::ENOENT } else { poll } };
+    if hides_fields(&cqe) {
+        (cqe.byte_len, cqe.src_qpn, cqe.extra) = (POISON, Qpn::new(POISON), WcExtra::Imm(ImmDt(POISON.to_ne_bytes())));
+    }
     let public = object.exposed();
     // SAFETY: the cursor is locked by this thread, and the program reads the public fields only
     // between polls.

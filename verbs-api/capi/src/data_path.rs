@@ -9,9 +9,11 @@ use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
+use roxe_check::{Event, is_on, tell};
 use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
-use roxe_provider::{PostError, Service};
-use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra};
+use roxe_provider::{PostError, Qp, Service};
+use roxe_transport::cx::Side;
+use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra, WcStatus};
 use roxe_wire::{ImmDt, LKey, Qkey, Qpn, RKey};
 
 /// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_IP_CSUM_OK`, `IBV_WC_WITH_INV`.
@@ -40,8 +42,12 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
+/// What undefined fields of a completion hold with the checker on. As with a card nothing can be
+/// told from them, and a program that does shows it.
+pub(crate) const POISON: u32 = 0xdead_beef;
+
 fn to_wc(cqe: &Cqe) -> ibv_wc {
-    ibv_wc {
+    let wc = ibv_wc {
         wr_id: cqe.wr_id,
         status: cqe.status as u32,
         opcode: cqe.opcode as u32,
@@ -55,6 +61,33 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
         slid: 0,
         sl: cqe.sl,
         dlid_path_bits: 0,
+    };
+    if hides_fields(cqe) { poisoned(wc) } else { wc }
+}
+
+/// Whether a program may not look at more than four fields (`man ibv_poll_cq`), which shows.
+pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
+    is_on() && cqe.status != WcStatus::Success
+}
+
+/// The completion with four good fields.
+#[cold]
+const fn poisoned(wc: ibv_wc) -> ibv_wc {
+    let ibv_wc { wr_id, status, vendor_err, qp_num, .. } = wc;
+    ibv_wc {
+        wr_id,
+        status,
+        opcode: POISON,
+        vendor_err,
+        byte_len: POISON,
+        imm_data: POISON,
+        qp_num,
+        src_qp: POISON,
+        wc_flags: POISON,
+        pkey_index: 0xdead,
+        slid: 0xdead,
+        sl: 0xde,
+        dlid_path_bits: 0xde,
     }
 }
 
@@ -227,6 +260,30 @@ unsafe fn convert(
     Ok(post(&SendRequest { wr_id: wr.wr_id, op, flags, data, ud })?)
 }
 
+/// Tells the checker of inline data that is refused before the QP sees it.
+pub(crate) fn tell_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
+    let error = PostError::InlineTooLong;
+    tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
+}
+
+/// Tells the checker if a refused request has more inline data than any QP takes.
+///
+/// # Safety
+/// As [`convert`].
+#[cold]
+unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
+    let count = usize::try_from(wr.num_sge).unwrap_or(0);
+    let mut list = SgeList::new();
+    let is_inline = SendFlags::from_bits_truncate(wr.send_flags).contains(SendFlags::INLINE);
+    // SAFETY: the program passes `num_sge` elements.
+    if let (true, Ok(sges)) = (is_inline, unsafe { list.fill(wr.sg_list, count) }) {
+        let length = sges.iter().map(|sge| sge.length as usize).sum();
+        if length > MAX_INLINE_DATA as usize {
+            tell_long_inline(qp, wr.wr_id, length);
+        }
+    }
+}
+
 /// `man ibv_post_send`.
 pub(crate) unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
@@ -246,6 +303,10 @@ pub(crate) unsafe extern "C" fn post_send(
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
             if let Err(error) = posted {
+                if is_on() {
+                    // SAFETY: as above.
+                    unsafe { check_inline(&object.inner.qp, request) };
+                }
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };
                 return Err(error);

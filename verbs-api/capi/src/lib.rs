@@ -50,6 +50,7 @@ mod event;
 mod exports;
 mod flow;
 mod garbage;
+mod graves;
 mod import;
 mod load;
 mod lock;

@@ -11,6 +11,7 @@
 
 use crate::allocator::ObjectAllocator;
 use crate::errno::{EINVAL, ENOENT, Errno, Result};
+use crate::graves::{self, Block};
 use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
 use core::any::TypeId;
@@ -19,10 +20,13 @@ use core::ffi::c_void;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use parking_lot::Condvar;
+use roxe_check::Event;
+use roxe_provider::ObjectId;
 use roxe_provider::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A C structure that starts an object, and the handle that programs hold.
 ///
@@ -41,6 +45,9 @@ pub(crate) unsafe trait Exposed: 'static {
     /// Where the structure shows the number of the object, if it has one.
     const HANDLE_FIELD: Option<usize> = None;
 }
+
+/// A thread that acknowledges while another one destroys does so within this time.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Says which C structures start objects: `structure => handle [at field]: Rust part, context =
 /// field, number = field`.
@@ -202,14 +209,30 @@ impl<E: Exposed> Object<E> {
     /// The object behind a handle; EINVAL if there is none, `changed` if its structure names
     /// another.
     fn unchanged<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
-        let object = match REGISTER.lock().by_address.get(&handle.addr()) {
-            // SAFETY: the register says that a block of this type lies there and was not freed.
-            Some(kind) if *kind == TypeId::of::<E>() => unsafe { &*Self::block(handle) },
-            _ => return Err(EINVAL),
+        let Some(object) = Self::registered(handle) else {
+            is_destroyed(handle.addr());
+            return Err(EINVAL);
         };
+        if object.is_itself() { Ok(object) } else { Err(changed) }
+    }
+
+    /// The object behind a handle that the program left somewhere and may have destroyed since.
+    pub(crate) fn if_alive<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
+        Self::registered(handle).filter(|object| object.is_itself())
+    }
+
+    fn registered<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
+        match REGISTER.lock().by_address.get(&handle.addr()) {
+            // SAFETY: the register says that a block of this type lies there and was not freed.
+            Some(kind) if *kind == TypeId::of::<E>() => unsafe { Some(&*Self::block(handle)) },
+            _ => None,
+        }
+    }
+
+    /// Whether its structure says what it said when the object was made.
+    fn is_itself(&self) -> bool {
         // SAFETY: the structure lives as long as the object.
-        let identity = unsafe { Identity::read(object.exposed()) };
-        if identity == object.identity { Ok(object) } else { Err(changed) }
+        unsafe { Identity::read(self.exposed()) == self.identity }
     }
 
     /// The number that the structure showed when the object was made.
@@ -292,12 +315,13 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// The object behind a handle of the data path; only NULL is refused.
+    /// The object behind a handle of the data path; only NULL is refused, and with the checker on
+    /// what was destroyed.
     ///
     /// # Safety
     /// `handle` is NULL or came from [`Object::publish`] of this type and is alive.
     pub(crate) unsafe fn trusted<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
-        if handle.is_null() {
+        if handle.is_null() || (roxe_check::is_on() && is_destroyed(handle.addr())) {
             return None;
         }
         // SAFETY: this function's contract.
@@ -336,7 +360,17 @@ impl<E: Exposed> Deref for Retired<E> {
 impl<E: Exposed> Drop for Retired<E> {
     fn drop(&mut self) {
         let block = self.0.as_ptr();
+        let handle = self.handle().addr();
         match self.allocator {
+            None if roxe_check::is_on() => {
+                roxe_check::tell(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
+                // SAFETY: owned; the Rust part is not used after this, and the structure has none
+                // to drop.
+                unsafe { (&raw mut (*block).inner).drop_in_place() };
+                // SAFETY: made by a box, and nothing in it is left to drop.
+                let block = unsafe { Block::new(self.0) };
+                graves::bury(handle, block);
+            }
             // SAFETY: owned, made by a box, and not used after this.
             None => drop(unsafe { Box::from_raw(block) }),
             Some(allocator) => {
@@ -362,15 +396,32 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
+/// Whether the handle is that of an object that was destroyed, which the checker is told then.
+#[cold]
+fn is_destroyed(handle: usize) -> bool {
+    let is_destroyed = graves::contains(handle);
+    if is_destroyed {
+        roxe_check::tell(|| Event::HandleUsed { handle });
+    }
+    is_destroyed
+}
+
 /// Events handed to the program and not acknowledged yet; destroying the object waits for them
 /// (`man ibv_get_cq_event`).
-#[derive(Default)]
 pub(crate) struct Unacked {
+    /// What the events are, and whose, for the checker.
+    what: &'static str,
+    object: Option<ObjectId>,
     count: parking_lot::Mutex<u64>,
     acked: Condvar,
 }
 
 impl Unacked {
+    /// None yet of the events that people call `what`, of an object that the checker may know.
+    pub(crate) fn new(what: &'static str, object: Option<ObjectId>) -> Self {
+        Self { what, object, count: parking_lot::Mutex::default(), acked: Condvar::new() }
+    }
+
     /// One more event was handed out.
     pub(crate) fn hand_out(&self) {
         *self.count.lock() += 1;
@@ -379,15 +430,29 @@ impl Unacked {
     /// The program acknowledged `n` events; more than were handed out counts as all of them.
     pub(crate) fn ack(&self, n: u64) {
         let mut count = self.count.lock();
-        *count = count.saturating_sub(n);
+        let taken = *count;
+        *count = taken.saturating_sub(n);
         if *count == 0 {
             self.acked.notify_all();
+        }
+        drop(count);
+        if n > taken {
+            roxe_check::tell(|| Event::AckedTooMany { object: self.object, what: self.what, taken, acked: n });
         }
     }
 
     /// Waits until every event handed out is acknowledged.
     pub(crate) fn wait(&self) {
         let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
+        if roxe_check::is_on() {
+            self.acked.wait_while_for(&mut count, |count| *count > 0, PATIENCE);
+            let left = *count;
+            if left > 0 {
+                drop(count);
+                roxe_check::tell(|| Event::WaitsForAcks { object: self.object, what: self.what, left });
+                count = self.count.lock();
+            }
+        }
         while *count > 0 {
             self.acked.wait(&mut count);
         }

@@ -66,8 +66,13 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
     init.cap = cap_to_c(&qp.query().1.caps);
     let base = base(handle, init, token, &qp)?;
     let builder = extended.then(|| Builder::new(&init.cap, service));
-    let inner = QpInner { qp, service, events: Unacked::default(), builder };
+    let inner = QpInner { events: async_events(&qp), qp, service, builder };
     Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
+}
+
+/// The asynchronous events of a new queue pair.
+pub(crate) fn async_events(qp: &Qp) -> Unacked {
+    Unacked::new("asynchronous events", Some(qp.id()))
 }
 
 /// What the program sees of a queue pair.
@@ -87,7 +92,7 @@ fn base(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, qp: &Qp) -> 
 pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>) -> Result<*mut ibv_qp> {
     let classic = copy_fields!(ibv_qp_init_attr from init { qp_context, qp_type } with { ..Default::default() });
     let base = base(init.pd, &classic, token, &qp)?;
-    let inner = QpInner { qp, service: Service::Raw, events: Unacked::default(), builder: None };
+    let inner = QpInner { events: async_events(&qp), qp, service: Service::Raw, builder: None };
     Object::publish_in(allocator(init.pd, Resource::Qp)?, token, exposed(base), inner)
 }
 

@@ -6,7 +6,7 @@
 //! trace.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
-use crate::data_path::ud_dest;
+use crate::data_path::{tell_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
 use crate::object::Object;
 use crate::window;
@@ -237,8 +237,27 @@ unsafe extern "C" fn wr_set_sge_list(qp: Qpx, count: usize, list: *const ibv_sge
     unsafe { with_batch(qp, |batch| batch.set_sges((0..count).map(at))) };
 }
 
+/// Tells the checker if inline data is longer than the QP was created for: the batch refuses it
+/// before the QP sees it.
+///
+/// # Safety
+/// As [`with_batch`].
+#[cold]
+unsafe fn check_inline(qp: Qpx, length: usize) {
+    // SAFETY: this function's contract.
+    let Some((object, _)) = (unsafe { builder(qp) }) else { return };
+    if length > object.inner.qp.query().1.caps.max_inline_data as usize {
+        // SAFETY: alive; the program does not write to it during a call.
+        tell_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+    }
+}
+
 unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr, length };
+    if roxe_check::is_on() {
+        // SAFETY: called through the structure of a living QP, after `wr_start`.
+        unsafe { check_inline(qp, length) };
+    }
     // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
     // program may read.
     unsafe { with_batch(qp, |batch| batch.set_inline([buffer].into_iter())) };
@@ -251,6 +270,11 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const
     }
     // SAFETY: the program passes `count` elements, and `i` is below that.
     let at = |i| unsafe { list.add(i).read() };
+    if roxe_check::is_on() {
+        let length = (0..count).map(|i| at(i).length).fold(0, usize::saturating_add);
+        // SAFETY: called through the structure of a living QP, after `wr_start`.
+        unsafe { check_inline(qp, length) };
+    }
     // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
     // program may read.
     unsafe { with_batch(qp, |batch| batch.set_inline((0..count).map(at))) };

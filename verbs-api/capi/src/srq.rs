@@ -46,7 +46,7 @@ pub(crate) fn publish(
     let exposed =
         ibv_srq { context: context_of(handle)?, srq_context, pd: handle, handle: token.short(), ..ibv_srq::ZERO };
     *wanted = attr(&srq);
-    let inner = SrqInner { srq, events: Unacked::default() };
+    let inner = SrqInner { events: Unacked::new("asynchronous events", Some(srq.id())), srq };
     Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }
 

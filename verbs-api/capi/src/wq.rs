@@ -56,7 +56,11 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
             post_recv: Some(post_wq_recv),
             ..ibv_wq::ZERO
         };
-        Ok(Object::publish(token, exposed, WqInner { wq, events: Unacked::default() }))
+        Ok(Object::publish(
+            token,
+            exposed,
+            WqInner { wq, events: Unacked::new("asynchronous events of a work queue", None) },
+        ))
     })
 }
 

@@ -6,7 +6,7 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
-use crate::object::{Object, Token, Unacked};
+use crate::object::{Object, Token};
 use crate::objects::{QpInner, context, cq, pd};
 use crate::qp::{self, XRC_RECV};
 use crate::{objects, srq};
@@ -110,6 +110,6 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
         qp_type: XRC_RECV,
         ..ibv_qp::ZERO
     };
-    let inner = QpInner { qp, service: Service::XrcTgt, events: Unacked::default(), builder: None };
+    let inner = QpInner { events: qp::async_events(&qp), qp, service: Service::XrcTgt, builder: None };
     Object::publish(token, qp::exposed(base), inner)
 }

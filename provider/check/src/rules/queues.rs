@@ -1,5 +1,5 @@
-//! Send queues: who fills them and who never makes room; posting where nothing is executed any
-//! more.
+//! Send queues: who fills them and who never makes room; more inline data than they take; posting
+//! where nothing is executed any more.
 
 use super::Observer;
 use crate::event::Event;
@@ -12,7 +12,7 @@ use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, PostError, QpState};
 use std::collections::HashMap;
 
-/// `never-signaled`, `slots-without-completion`, `post-in-error`.
+/// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     states: HashMap<ObjectId, QpState>,
@@ -37,6 +37,9 @@ impl Observer for Queues {
                 } else if self.full.insert(queue, stack.clone()).is_some() {
                     reports.extend(unpolled(queue, stack, world));
                 }
+            }
+            Event::PostRefused { queue, error: PostError::InlineTooLong, inline, wr_id, .. } => {
+                reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
             }
             // A program that polls when the queue is full does what it has to.
             Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
@@ -81,6 +84,24 @@ fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     )
 }
 
+/// The room for inline data is what was asked for, though this device has more.
+fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, world: &World) -> Option<Report> {
+    let granted = world.qp(qp)?.caps.max_inline_data;
+    let sentence =
+        format!("A request has {inline} bytes of inline data, but the queue pair was created for {granted}.");
+    let report = Report::new(Rule::InlineOverGrant, sentence).fact("queue pair", world.name(qp));
+    Some(
+        report
+            .fact("wr_id", format!("{wr_id:#x}"))
+            .at("posted at", stack)
+            .at("created at", &world.object(qp)?.created)
+            .advice(format!(
+                "Create the queue pair with cap.max_inline_data = {inline}, look at what ibv_create_qp leaves \
+                 there, and post longer data without IBV_SEND_INLINE. Some cards give more than is asked for."
+            )),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +130,13 @@ mod tests {
         card.complete(qp, 2);
         assert_eq!(card.refuse(qp, PostError::QueueFull), []);
         assert_eq!(card.refuse(qp, PostError::QueueFull), [Rule::SlotsWithoutCompletion]);
+    }
+
+    #[test]
+    fn inline_data_that_was_refused_is_reported_and_a_long_list_is_not() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        assert_eq!(card.refuse(qp, PostError::InlineTooLong), [Rule::InlineOverGrant]);
+        assert_eq!(card.refuse(qp, PostError::TooManySges), []);
     }
 }

@@ -32,7 +32,7 @@ impl Observer for Receives {
                 reports.extend(self.wait(qp, world));
                 self.note_late(qp, world);
             }
-            Event::Held { qp } => self.note_late(qp, world),
+            Event::MessageWaits { qp } => self.note_late(qp, world),
             Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(packet) } => {
                 reports.extend(self.too_small(qp, &packet, world));
             }
@@ -192,7 +192,7 @@ mod tests {
     fn a_receive_that_never_comes_is_reported_at_the_end() {
         let mut card = Card::new();
         let (qp, other) = (card.qp_of(Service::Uc), card.qp());
-        assert_eq!(card.tell(Event::Held { qp }), []);
+        assert_eq!(card.tell(Event::MessageWaits { qp }), []);
         assert_eq!(card.receive(other, 100), []);
         assert_eq!(card.tell(Event::Destroyed(qp)), [Rule::ReceiveLate]);
         assert_eq!(card.tell(Event::Destroyed(other)), []);

@@ -68,7 +68,7 @@ impl QueuePair for QpCore {
             if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
                 failure::note_early(&self.resources, machine);
                 if is_on() && machine.lacks_receive(&mut host, &net, packet) {
-                    tell(|| Event::Held { qp: self.resources.id });
+                    tell(|| Event::MessageWaits { qp: self.resources.id });
                 }
                 continue;
             }

@@ -15,7 +15,7 @@ use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::Use;
+use roxe_base::uses::{ObjectId, Use};
 use roxe_check::{Event, Made, Pair, Tracked, is_on, tell};
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -108,6 +108,11 @@ impl Qp {
     /// What the engine knows of it.
     pub(crate) fn core(&self) -> &Arc<QpCore> {
         &self.core
+    }
+
+    /// Names it in what the checker is told.
+    pub fn id(&self) -> ObjectId {
+        self.core.resources.id
     }
 
     /// Its number.
@@ -281,6 +286,10 @@ impl Qp {
     /// What is owed to the peer goes out first: the program may already have seen the completion of
     /// a message whose acknowledgement still waits, and the peer must not believe it lost.
     pub fn destroy(&self) {
+        if self.tracked.is_alive() {
+            // Completions that only wait to be noticed are no outstanding requests.
+            self.core.engine().progress();
+        }
         self.tracked.end();
         self.core.serve(clock::now());
         self.core.engine().drain();

@@ -12,6 +12,7 @@ use crate::objects;
 use crate::xrc::open_xrcd;
 use core::ffi::c_int;
 use core::ptr::null_mut;
+use roxe_check::for_library;
 use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
 /// more).
 fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
-    open_all(&mut opened)?;
+    for_library(|| open_all(&mut opened))?;
     let at =
         handles()?.into_iter().position(|handle| device::device(handle).is_ok_and(|ours| Arc::ptr_eq(&ours, device)));
     use_it(at.and_then(|at| opened.get_mut(at)).ok_or(Errno(libc::ENODEV))?)
@@ -68,7 +69,7 @@ pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut i
     with_device(device, |opened| {
         if opened.pd.is_null() {
             // SAFETY: an open context.
-            opened.pd = made(unsafe { ibv_alloc_pd(opened.context) })?;
+            opened.pd = made(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
         }
         Ok((opened.context, opened.pd))
     })
@@ -80,7 +81,7 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
         if opened.xrcd.is_null() {
             let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
             // SAFETY: an open context and a whole structure.
-            opened.xrcd = made(unsafe { open_xrcd(opened.context, &raw mut init) })?;
+            opened.xrcd = made(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
         }
         Ok(opened.xrcd)
     })
@@ -98,7 +99,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
     count(0);
     pointer(|| {
         let mut opened = OPENED.lock();
-        open_all(&mut opened)?;
+        for_library(|| open_all(&mut opened))?;
         let contexts: Vec<_> = opened.iter().map(|known| known.context).collect();
         if contexts.is_empty() {
             return Err(Errno(libc::ENODEV));

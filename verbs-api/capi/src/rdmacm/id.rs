@@ -101,7 +101,7 @@ fn follow_qp(object: &Object<CmId>) {
     let mut state = object.inner.state.lock();
     // SAFETY: alive; the program does not write to it during a call.
     let qp = unsafe { (*object.exposed()).public.qp };
-    let provided = Object::<ibv_qp_ex>::live(qp).ok().map(|found| &found.inner.qp);
+    let provided = Object::<ibv_qp_ex>::if_alive(qp).map(|found| &found.inner.qp);
     let now = QpHandle(if provided.is_some() { qp } else { null_mut() });
     if state.qp != now {
         // Groups that it cannot be in are the program's to join again, as it would have to anyway.
@@ -158,7 +158,11 @@ pub(super) fn create_on(
 }
 
 fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
-    Object::publish(token, exposed, CmIdInner { id, events: Unacked::default(), state: Mutex::new(state) })
+    Object::publish(
+        token,
+        exposed,
+        CmIdInner { id, events: Unacked::new("events of an rdma_cm_id", None), state: Mutex::new(state) },
+    )
 }
 
 /// Gives a request that was heard on `listener` an identifier. It takes after the listener: the

@@ -14,6 +14,7 @@ use crate::qp::{self, XRC_INI, XRC_RECV, ibv_destroy_qp};
 use crate::srq::{BASIC, XRC, ibv_destroy_srq};
 use core::ffi::c_int;
 use core::ptr::null_mut;
+use roxe_check::for_library;
 use roxe_provider::QpState;
 
 /// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to
@@ -158,8 +159,9 @@ unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, s
         if !(*cq).is_null() {
             return Ok(*cq);
         }
-        *channel = made(ibv_create_comp_channel(context))?;
-        *cq = made(ibv_create_cq(context, entries, id.cast(), *channel, 0)).inspect_err(|_| drop_cq(id, side))?;
+        *channel = made(for_library(|| ibv_create_comp_channel(context)))?;
+        let new = for_library(|| ibv_create_cq(context, entries, id.cast(), *channel, 0));
+        *cq = made(new).inspect_err(|_| drop_cq(id, side))?;
         Ok(*cq)
     }
 }

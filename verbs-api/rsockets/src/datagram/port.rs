@@ -8,6 +8,7 @@ use roxe::{
     Access, AddressHandle, Gid, MemoryRegion, ProtectionDomain, Qkey, Qpn, QueuePair, Service, WcStatus,
     WorkCompletion, WorkRequest,
 };
+use roxe_check::for_library;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -60,6 +61,10 @@ impl Port {
     /// # Errors
     /// EADDRNOTAVAIL if none has.
     pub(crate) fn open(ip: IpAddr, depth: Depth) -> io::Result<Self> {
+        for_library(|| Self::open_device(ip, depth))
+    }
+
+    fn open_device(ip: IpAddr, depth: Depth) -> io::Result<Self> {
         let gid = Gid::from(ip);
         for device in roxe::devices().map_err(errno::of)?.iter() {
             let context = device.open().map_err(errno::of)?;

@@ -6,6 +6,7 @@ use crate::proto::conn::{ByteOrder, ConnData, IOMAP_LEN, Iomap, TARGET_LEN, TARG
 use crate::proto::stream::Sizes;
 use roxe::cm::CmId;
 use roxe::{Access, MemoryRegion, ProtectionDomain, QueuePair, RKey, RemoteAddr};
+use roxe_check::for_library;
 use std::io;
 use std::ops::Range;
 
@@ -33,7 +34,7 @@ impl Endpoint {
     /// Makes all of it on the device of `id`, with receives posted. `inline` is the longest data to
     /// be sent inline.
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
-        Self::try_build(id, sizes, inline).map_err(errno::of)
+        for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::of)
     }
 
     fn try_build(id: &CmId, sizes: Sizes, inline: u32) -> Result<Self, roxe::Error> {

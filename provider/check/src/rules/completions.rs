@@ -1,0 +1,293 @@
+//! Completion queues: whether they are as large as what completes there, and whether threads sleep
+//! in front of completions.
+
+use super::Observer;
+use crate::event::{Event, Made};
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::{Work, World};
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::thread::{self, ThreadId};
+
+/// Queues of one completion queue that a report names.
+const NAMED: usize = 8;
+
+/// `cq-too-small`, `cq-overrun`, `sleep-with-completions`.
+#[derive(Debug, Default)]
+pub(super) struct Completions {
+    queues: HashMap<ObjectId, Queue>,
+    /// Threads that wait, by channel.
+    waits: HashMap<ObjectId, (ThreadId, Stack)>,
+    /// Queues that requests are posted to: one that is never used brings no completions.
+    used: HashSet<(ObjectId, Way)>,
+}
+
+/// Which queue of a queue pair; a shared receive queue receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Way {
+    Send,
+    Receive,
+}
+
+impl Way {
+    const fn requests(self) -> &'static str {
+        match self {
+            Self::Send => "sends",
+            Self::Receive => "receives",
+        }
+    }
+}
+
+/// A completion queue, as far as the events of its channel are concerned.
+#[derive(Debug, Default)]
+struct Queue {
+    held: usize,
+    is_reported: bool,
+    armed: Armed,
+    /// Who armed it or polled it last. A thread that does neither waits for another one's queue,
+    /// and that one takes what lies there.
+    user: Option<ThreadId>,
+    armed_at: Option<Stack>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Armed {
+    /// It never was; the program polls it when it likes to.
+    #[default]
+    Never,
+    /// Its event was raised.
+    Spent,
+    /// For the next completion.
+    Any,
+    /// For those that are solicited, or for several at a time: others may lie there for long.
+    Some,
+}
+
+impl Observer for Completions {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::Held { cq, held, capacity } => {
+                let queue = self.queues.entry(cq).or_default();
+                queue.held = held;
+                if held * 5 > capacity * 4 && !queue.is_reported {
+                    let producers = producers(cq, &self.used, world);
+                    let report = too_small(cq, held, capacity, &producers, world);
+                    queue.is_reported = report.is_some();
+                    reports.extend(report);
+                }
+            }
+            Event::PostedSend { qp, .. } => drop(self.used.insert((qp, Way::Send))),
+            Event::PostedRecv { queue, .. } => drop(self.used.insert((queue, Way::Receive))),
+            Event::Polled { cq, .. } => {
+                let queue = self.queues.entry(cq).or_default();
+                (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(thread::current().id()));
+            }
+            Event::Overrun { cq } => reports.extend(overrun(cq, &producers(cq, &self.used, world), world)),
+            Event::Armed { cq, any } => {
+                let queue = self.queues.entry(cq).or_default();
+                queue.armed = if any { Armed::Any } else { Armed::Some };
+                (queue.user, queue.armed_at) = (Some(thread::current().id()), Some(stack.clone()));
+            }
+            Event::Announced { cq } => self.queues.entry(cq).or_default().armed = Armed::Spent,
+            Event::Waits { channel } => drop(self.waits.insert(channel, (thread::current().id(), stack.clone()))),
+            Event::StillWaits { channel } => reports.extend(self.sleeps(channel, world)),
+            Event::Destroyed(id) => {
+                self.used.retain(|(queue, _)| *queue != id);
+                self.queues.remove(&id);
+                self.waits.remove(&id);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Completions {
+    /// A thread waits although one of its queues has what it waits for.
+    fn sleeps(&self, channel: ObjectId, world: &World) -> Option<Report> {
+        let (waiter, waits) = self.waits.get(&channel)?;
+        let ours = |id| {
+            let of = world.object(id).map(|known| known.made);
+            matches!(of, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
+        };
+        let mut queues: Vec<_> = self.queues.iter().filter(|(id, _)| ours(**id)).collect();
+        queues.sort_by_key(|(id, _)| **id);
+        let is_slept_on = |queue: &Queue| {
+            queue.held > 0 && queue.user == Some(*waiter) && matches!(queue.armed, Armed::Spent | Armed::Any)
+        };
+        let at = queues.iter().position(|(_, queue)| is_slept_on(queue))?;
+        let (cq, queue) = queues.remove(at);
+        // The wait may be for another queue.
+        if queues.iter().any(|(_, other)| matches!(other.armed, Armed::Any | Armed::Some)) {
+            return None;
+        }
+        let (held, why) = match queue.armed {
+            Armed::Any => (queue.held, "they were there when it was armed, and none came since"),
+            _ => (queue.held, "it was not armed again after its last event"),
+        };
+        let sentence = format!(
+            "A thread waits for an event while {held} completions lie in the {}, and no event of it is due: {why}.",
+            world.name(*cq)
+        );
+        let report = Report::new(Rule::SleepWithCompletions, sentence).at("waits at", waits);
+        let report = match &queue.armed_at {
+            Some(armed) => report.at("armed at", armed),
+            None => report,
+        };
+        Some(report.advice(
+            "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.",
+        ))
+    }
+}
+
+/// A queue that completes in a completion queue, and the most requests that it holds.
+type Producer = (ObjectId, Way, u32);
+
+/// Queues that complete in `cq`.
+fn producers(cq: ObjectId, used: &HashSet<(ObjectId, Way)>, world: &World) -> Vec<Producer> {
+    let (mut found, mut shared) = (Vec::new(), BTreeSet::new());
+    for (id, known) in world.objects() {
+        let Made::Qp(pair) = known.made else { continue };
+        if pair.send_cq == cq {
+            found.push((id, Way::Send, pair.caps.max_send_wr));
+        }
+        match pair.srq {
+            _ if pair.recv_cq != cq => {}
+            None => found.push((id, Way::Receive, pair.caps.max_recv_wr)),
+            Some(srq) => drop(shared.insert(srq)),
+        }
+    }
+    found.extend(shared.into_iter().filter_map(|srq| match world.object(srq)?.made {
+        Made::Srq { max_wr, .. } => Some((srq, Way::Receive, max_wr)),
+        _ => None,
+    }));
+    found.retain(|(id, way, _)| used.contains(&(*id, *way)));
+    found.sort_unstable();
+    found
+}
+
+fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer], world: &World) -> Option<Report> {
+    let most: u64 = producers.iter().map(|(_, _, most)| u64::from(*most)).sum();
+    if most <= capacity as u64 {
+        return None;
+    }
+    let sentence = format!(
+        "A completion queue of {capacity} entries holds {held} completions, and the queues that complete there can \
+         bring {most}."
+    );
+    let names = producers.iter().take(NAMED);
+    let names: Vec<_> =
+        names.map(|(id, way, most)| format!("up to {most} {} of the {}", way.requests(), world.name(*id))).collect();
+    Some(
+        Report::new(Rule::CqTooSmall, sentence)
+            .fact("attached", names.join("; "))
+            .at("created at", &world.object(cq)?.created)
+            .advice(format!("Create it with cqe = {most} or more, or with smaller queues attached to it.")),
+    )
+}
+
+fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report> {
+    let Made::Cq { capacity, .. } = world.object(cq)?.made else { return None };
+    let sentence = format!(
+        "A completion queue of {capacity} entries was full when one more completion came: that one is lost, and so \
+         are all later ones."
+    );
+    let names = producers.iter().take(NAMED).map(|&(id, way, most)| {
+        let side = if way == Way::Send { Side::Send } else { Side::Recv };
+        let unpolled = world.outstanding(side, id).filter(|work| work.completed).count();
+        format!("{unpolled} unpolled {} of the {}, which can have {most}", way.requests(), world.name(id))
+    });
+    let mut report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
+    let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
+        work.completed && world.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
+    };
+    report = report.at("created at", &world.object(cq)?.created);
+    if let Some((_, work)) = world.all_outstanding().find(is_unpolled) {
+        report = report.at("unpolled", &work.posted);
+    }
+    Some(report.advice(
+        "Poll before the queue is full, or create it with cqe of at least the sum of max_send_wr and max_recv_wr of \
+         all queue pairs that complete there.",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::wr::SendFlags;
+
+    /// A card with a completion queue on a channel.
+    fn card_with_events() -> (Card, ObjectId) {
+        let mut card = Card::new();
+        let (context, channel, cq) = (card.context, ObjectId::next(), ObjectId::next());
+        card.tell(Event::Created(channel, Made::Channel { context }));
+        card.tell(Event::Created(cq, Made::Cq { context, channel: Some(channel), capacity: 16 }));
+        card.cq = cq;
+        (card, channel)
+    }
+
+    #[test]
+    fn a_queue_that_is_nearly_full_is_too_small_only_if_more_can_come() {
+        let mut card = Card::new();
+        let cq = card.cq;
+        for _ in 0..8 {
+            let qp = card.qp();
+            card.post(qp, &write(1, SendFlags::SIGNALED));
+        }
+        assert_eq!(
+            card.tell(Event::Held { cq, held: 16, capacity: 16 }),
+            [],
+            "eight send queues of two, and no receive"
+        );
+        let one_more = card.qp();
+        card.post(one_more, &write(1, SendFlags::SIGNALED));
+        assert_eq!(card.tell(Event::Held { cq, held: 12, capacity: 16 }), []);
+        assert_eq!(card.tell(Event::Held { cq, held: 13, capacity: 16 }), [Rule::CqTooSmall]);
+        assert_eq!(card.tell(Event::Held { cq, held: 14, capacity: 16 }), [], "once is enough");
+    }
+
+    #[test]
+    fn an_overrun_is_reported() {
+        let mut card = Card::new();
+        let (qp, cq) = (card.qp(), card.cq);
+        card.post(qp, &write(1, SendFlags::SIGNALED));
+        card.complete(qp, 1);
+        assert_eq!(card.tell(Event::Overrun { cq }), [Rule::CqOverrun]);
+    }
+
+    #[test]
+    fn who_sleeps_in_front_of_completions_is_reported() {
+        let (mut card, channel) = card_with_events();
+        let cq = card.cq;
+        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.tell(Event::Announced { cq });
+        card.tell(Event::Waits { channel });
+        assert_eq!(card.tell(Event::StillWaits { channel }), [Rule::SleepWithCompletions]);
+    }
+
+    #[test]
+    fn who_polled_until_nothing_was_left_may_sleep() {
+        let (mut card, channel) = card_with_events();
+        let (qp, cq) = (card.qp(), card.cq);
+        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.poll(qp, 1);
+        card.tell(Event::Waits { channel });
+        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+    }
+
+    #[test]
+    fn completions_of_a_queue_without_events_and_unsolicited_ones_may_wait() {
+        let (mut card, channel) = card_with_events();
+        let cq = card.cq;
+        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.tell(Event::Waits { channel });
+        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+        card.tell(Event::Armed { cq, any: false });
+        assert_eq!(card.tell(Event::StillWaits { channel }), []);
+    }
+}

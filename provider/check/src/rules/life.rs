@@ -1,0 +1,254 @@
+//! The life of objects: in which order they go, with what they had to do, what uses them
+//! afterwards, and which never go.
+
+use super::Observer;
+use crate::event::{Event, Made};
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::{Known, World, describe};
+use roxe_base::error::Error;
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, QpState};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::thread::{self, ThreadId};
+
+/// Users of an object that a report names.
+const NAMED: usize = 8;
+/// Ended handles that are remembered.
+const HANDLES: usize = 4096;
+
+/// `destroy-order`, `destroy-with-outstanding`, `use-after-destroy`, `leak`.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    /// Objects that a library keeps for itself.
+    of_library: HashSet<ObjectId>,
+    /// Handles that may not be used any more: what they were, and where that was ended.
+    handles: HashMap<usize, (String, Stack)>,
+    /// What was destroyed last, and by which thread: its handle is next.
+    last: Option<(ThreadId, Made)>,
+    /// The order of the handles.
+    ended: VecDeque<usize>,
+    /// Queue pairs in the error state, which end all of their requests.
+    failed: HashSet<ObjectId>,
+}
+
+impl Observer for Life {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::MadeByLibrary(id) => drop(self.of_library.insert(id)),
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
+                if attr.state == QpState::Err {
+                    self.failed.insert(qp);
+                } else {
+                    self.failed.remove(&qp);
+                }
+            }
+            Event::Destroyed(id) => {
+                self.last = world.object(id).map(|known| (thread::current().id(), known.made));
+                self.of_library.remove(&id);
+                if !self.failed.remove(&id) {
+                    reports.extend(with_outstanding(id, stack, world));
+                }
+            }
+            Event::DestroyRefused(id, error) => reports.extend(refused(id, error, stack, world)),
+            Event::HandleGone { handle, kind } => self.note_end(handle, kind, stack),
+            Event::HandleUsed { handle } => reports.extend(self.used(handle, stack)),
+            Event::Exit => reports.extend(self.leak(world)),
+            _ => {}
+        }
+    }
+}
+
+impl Life {
+    fn note_end(&mut self, handle: usize, structure: &'static str, stack: &Stack) {
+        let structure = structure.rsplit("::").next().unwrap_or(structure);
+        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && is_of(made, structure));
+        let name = match last {
+            Some((_, made)) => format!("{} (struct {structure} at {handle:#x})", describe(&made)),
+            None => format!("struct {structure} at {handle:#x}"),
+        };
+        self.handles.insert(handle, (name, stack.clone()));
+        self.ended.push_back(handle);
+        if let Some(oldest) = self.ended.pop_front_if(|_| self.handles.len() > HANDLES) {
+            self.handles.remove(&oldest);
+        }
+    }
+
+    fn used(&self, handle: usize, stack: &Stack) -> Option<Report> {
+        let (name, destroyed) = self.handles.get(&handle)?;
+        let sentence = format!("The {name} was used after it was destroyed.");
+        Some(
+            Report::new(Rule::UseAfterDestroy, sentence)
+                .at("used at", stack)
+                .at("destroyed at", destroyed)
+                .advice("Do not keep a pointer to what was destroyed; set it to NULL, and end its users first."),
+        )
+    }
+
+    /// One report of all that is left.
+    fn leak(&self, world: &World) -> Option<Report> {
+        let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
+        for (id, known) in world.objects().filter(|(id, _)| !self.of_library.contains(id)) {
+            kinds.entry(kind(&known.made)).or_default().push((id, known));
+        }
+        let count: usize = kinds.values().map(Vec::len).sum();
+        if count == 0 {
+            return None;
+        }
+        let plural = if count == 1 { "object was" } else { "objects were" };
+        let mut report = Report::new(Rule::Leak, format!("{count} {plural} alive when the program ended."));
+        for (kind, objects) in &mut kinds {
+            objects.sort_by_key(|(id, _)| *id);
+            let (_, first) = objects.first()?;
+            let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
+            report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
+        }
+        for (kind, objects) in &kinds {
+            report = report.at(kind, &objects.first()?.1.created);
+        }
+        Some(report.advice(
+            "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
+             channels, regions and domains, then the device context.",
+        ))
+    }
+}
+
+/// What the kind of an object is called in a table.
+const fn kind(made: &Made) -> &'static str {
+    match made {
+        Made::Context => "context",
+        Made::Pd { .. } => "domain",
+        Made::Channel { .. } => "channel",
+        Made::Cq { .. } => "cq",
+        Made::Srq { .. } => "srq",
+        Made::Qp(_) => "queue pair",
+        Made::Mr(_) => "region",
+        Made::Mw { .. } => "window",
+        Made::Ah { .. } => "address handle",
+    }
+}
+
+/// Whether programs hold such an object as a pointer to this structure.
+fn is_of(made: &Made, structure: &str) -> bool {
+    structure
+        == match made {
+            Made::Context => "ibv_context",
+            Made::Pd { .. } => "ibv_pd",
+            Made::Channel { .. } => "ibv_comp_channel",
+            Made::Cq { .. } => "ibv_cq",
+            Made::Srq { .. } => "ibv_srq",
+            Made::Qp(_) => "ibv_qp",
+            Made::Mr(_) => "ibv_mr",
+            Made::Mw { .. } => "ibv_mw",
+            Made::Ah { .. } => "ibv_ah",
+        }
+}
+
+/// Whether `made` needs the object `of` directly.
+fn uses(made: &Made, of: ObjectId) -> bool {
+    match made {
+        Made::Context => false,
+        Made::Pd { context } | Made::Channel { context } => *context == of,
+        Made::Cq { context, channel, .. } => *context == of || *channel == Some(of),
+        Made::Srq { pd, .. } | Made::Mw { pd } | Made::Ah { pd } => *pd == of,
+        Made::Qp(pair) => [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&of) || pair.srq == Some(of),
+        Made::Mr(memory) => memory.context == of || memory.pd == of,
+    }
+}
+
+/// Others still need what was to be destroyed.
+fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<Report> {
+    let known = world.object(id)?;
+    let mut users: Vec<_> = world.objects().filter(|(_, user)| uses(&user.made, id)).collect();
+    users.sort_by_key(|(user, _)| *user);
+    let sentence = format!("The {} was to be destroyed, but others use it: {error}.", describe(&known.made));
+    let mut report = Report::new(Rule::DestroyOrder, sentence);
+    let names: Vec<_> = users.iter().take(NAMED).map(|(_, user)| describe(&user.made)).collect();
+    if !names.is_empty() {
+        report = report.fact("used by", names.join("; "));
+    }
+    report = report.at("destroyed at", stack).at("created at", &known.created);
+    if let Some((_, first)) = users.first() {
+        report = report.at("user created", &first.created);
+    }
+    Some(report.advice("Destroy its users first: queue pairs before their queues, everything before its domain."))
+}
+
+/// A queue pair went with sends of which nobody will ever know what became of them. Receives that
+/// were never used are no loss.
+fn with_outstanding(id: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    world.qp(id)?;
+    let open: Vec<_> = world.outstanding(Side::Send, id).filter(|work| work.signaled && !work.completed).collect();
+    let (first, count) = (open.first()?, open.len());
+    let what = if count == 1 { "request was" } else { "requests were" };
+    let sentence = format!(
+        "The {} was destroyed while {count} send {what} under way: nobody knows what the peer got of it.",
+        world.name(id)
+    );
+    Some(
+        Report::new(Rule::DestroyWithOutstanding, sentence)
+            .fact("oldest", format!("{}, wr_id {:#x}", first.operation(), first.wr_id))
+            .at("destroyed at", stack)
+            .at("posted at", &first.posted)
+            .advice(
+                "Poll the completions of all requests first; to give up what does not complete, move the queue pair \
+                 to IBV_QPS_ERR and poll until each request has its IBV_WC_WR_FLUSH_ERR.",
+            ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::qp::QpAttr;
+    use roxe_transport::wr::SendFlags;
+
+    #[test]
+    fn what_is_alive_at_the_end_leaks_unless_it_is_a_librarys() {
+        let mut card = Card::new();
+        let left = [card.context, card.pd, card.cq];
+        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        for id in left {
+            card.tell(Event::MadeByLibrary(id));
+        }
+        assert_eq!(card.tell(Event::Exit), []);
+        let qp = card.qp();
+        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        card.tell(Event::Destroyed(qp));
+        assert_eq!(card.tell(Event::Exit), []);
+    }
+
+    #[test]
+    fn an_object_in_use_was_to_be_destroyed() {
+        let mut card = Card::new();
+        card.qp();
+        let error = Error::busy("protection domain", "queue pairs", 1);
+        assert_eq!(card.tell(Event::DestroyRefused(card.pd, &error)), [Rule::DestroyOrder]);
+    }
+
+    #[test]
+    fn sends_under_way_are_lost_with_their_queue_pair() {
+        let mut card = Card::new();
+        let [lost, done, failed] = [card.qp(), card.qp(), card.qp()];
+        for qp in [lost, done, failed] {
+            card.post(qp, &write(1, SendFlags::SIGNALED));
+        }
+        card.complete(done, 1);
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        card.tell(Event::Modified { qp: failed, attr: &attr, mask: AttrMask::STATE });
+        assert_eq!(card.tell(Event::Destroyed(lost)), [Rule::DestroyWithOutstanding]);
+        assert_eq!(card.tell(Event::Destroyed(done)), []);
+        assert_eq!(card.tell(Event::Destroyed(failed)), []);
+    }
+
+    #[test]
+    fn a_handle_is_used_after_its_end() {
+        let mut card = Card::new();
+        assert_eq!(card.tell(Event::HandleUsed { handle: 0x10 }), []);
+        card.tell(Event::HandleGone { handle: 0x10, kind: "abi::ibv_qp" });
+        assert_eq!(card.tell(Event::HandleUsed { handle: 0x10 }), [Rule::UseAfterDestroy]);
+    }
+}
