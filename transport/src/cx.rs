@@ -59,6 +59,12 @@ pub trait Memory {
     /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
+    /// A peer's operation needs this right, and the queue pair does not grant it. Nothing comes of
+    /// the call; it is for those who explain.
+    fn denied(&mut self, right: Access) {
+        let _ = right;
+    }
+
     /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone
     /// meanwhile).
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError>;

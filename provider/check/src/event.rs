@@ -7,7 +7,7 @@ use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, Service};
-use roxe_transport::wr::{Access, Cqe, RecvRequest, SendRequest, Sge};
+use roxe_transport::wr::{Access, Bind, Cqe, RecvRequest, SendRequest, Sge};
 use roxe_wire::{Qpn, RKey};
 
 /// Something that happened.
@@ -110,6 +110,27 @@ pub enum Event<'a> {
         /// Why it did not.
         error: MemError,
     },
+    /// A peer's request needs a right that the queue pair does not grant.
+    Denied {
+        /// The queue pair that would execute the request.
+        qp: ObjectId,
+        /// The right.
+        right: Access,
+    },
+    /// A memory window opens a part of a region.
+    Bound {
+        /// The queue pair whose request did it.
+        qp: ObjectId,
+        /// What it opens.
+        bind: &'a Bind,
+    },
+    /// The key of a memory window is dead by a request.
+    Invalidated {
+        /// The queue pair whose request did it, or that of its peer.
+        qp: ObjectId,
+        /// The key.
+        rkey: RKey,
+    },
     /// A packet was not taken.
     Dropped {
         /// The queue pair it came for.
@@ -157,6 +178,9 @@ impl<'a> Event<'a> {
                 | Self::Polled { .. }
                 | Self::LocalFault { .. }
                 | Self::RemoteFault { .. }
+                | Self::Denied { .. }
+                | Self::Bound { .. }
+                | Self::Invalidated { .. }
                 | Self::Dropped { .. }
                 | Self::Exit
         )
@@ -202,6 +226,8 @@ pub enum Made {
     Mw {
         /// The domain.
         pd: ObjectId,
+        /// The key it was allocated with. Each binding replaces the lower 8 bits.
+        key: u32,
     },
     /// An address handle.
     Ah {

@@ -87,12 +87,13 @@ pub fn on_load() {
 pub fn start() -> Result<(), Error> {
     let config = config()?;
     let Some(text) = &config.check else { return Ok(()) };
-    let mut sink = SINK.lock();
-    if sink.is_some() {
+    let mut checker = CHECKER.lock();
+    if checker.is_some() {
         return Ok(());
     }
-    *sink = Some(open(config, text)?);
-    *CHECKER.lock() = Some(Checker::default());
+    *SINK.lock() = Some(open(config, text)?);
+    *checker = Some(Checker::default());
+    drop(checker);
     at_exit(Stage::Report, end);
     ON.store(true, Ordering::Relaxed);
     Ok(())

@@ -1,7 +1,10 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod key_faults;
+mod keys;
 mod queues;
+mod windows;
 
 use crate::event::Event;
 use crate::report::Report;
@@ -21,7 +24,7 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 
 impl Default for Rules {
     fn default() -> Self {
-        Self(vec![Box::new(queues::Queues::default())])
+        Self(vec![Box::new(keys::Keys::default()), Box::new(queues::Queues::default())])
     }
 }
 

@@ -69,7 +69,7 @@ impl World {
             }
             Event::Reregistered(id, memory) => {
                 if let Some(known) = self.objects.get_mut(&id) {
-                    known.made = Made::Mr(memory);
+                    *known = Known { made: Made::Mr(memory), created: stack.clone() };
                 }
             }
             Event::PostedSend { qp, request } => {

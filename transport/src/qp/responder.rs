@@ -13,7 +13,9 @@ use crate::qp::error::{DropReason, PostError};
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
-use crate::qp::request_rules::{Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, psns, starts};
+use crate::qp::request_rules::{
+    Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, psns, right_of, starts,
+};
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::len_of;
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
@@ -309,7 +311,7 @@ impl Responder {
         }
         // clause: CHECK-ORDER
         check_op_seq(self.open, req)?;
-        check_op_valid(sh.attr.access, req)?;
+        check_op_valid(sh.attr.access, req).inspect_err(|_| note_denied(host, req))?;
         self.check_resource(sh, host, req, payload)?;
         self.check_length(sh.attr.path_mtu, req, payload)?;
         check_rkey(host, req)?;
@@ -480,6 +482,14 @@ impl Responder {
 /// Tag matching: whether the QP can read data from the peer by itself.
 fn may_read(sh: &Shared) -> bool {
     sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
+}
+
+/// The access flags of the queue pair do not allow `req`.
+#[cold]
+fn note_denied<H: Host>(host: &mut H, req: &Request) {
+    if let Ok(right) = right_of(req) {
+        host.denied(right);
+    }
 }
 
 #[cfg(test)]

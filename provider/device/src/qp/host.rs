@@ -195,6 +195,14 @@ impl<'a> QpHost<'a> {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
     }
 
+    /// Kills the key of a window.
+    fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)?;
+        tell(|| Event::Invalidated { qp: self.qp.id, rkey });
+        Ok(())
+    }
+
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
         let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.state.has_turn, self.rings);
@@ -241,6 +249,10 @@ impl Memory for QpHost<'_> {
         done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
     }
 
+    fn denied(&mut self, right: Access) {
+        tell(|| Event::Denied { qp: self.qp.id, right });
+    }
+
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
             return self.read_fetched(va, out);
@@ -278,19 +290,19 @@ impl Memory for QpHost<'_> {
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.invalidate(reach, rkey)
+        self.invalidate(rkey)
     }
 
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.invalidate(reach, rkey)
+        self.invalidate(rkey)
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.qp.note_binding();
         let (memory, reach) = self.memory();
-        memory.bind(reach, bind)
+        memory.bind(reach, bind)?;
+        tell(|| Event::Bound { qp: self.qp.id, bind });
+        Ok(())
     }
 }
 
