@@ -110,6 +110,23 @@ pub enum Event<'a> {
         /// Why it did not.
         error: MemError,
     },
+    /// The bytes of a request are no longer those that were posted: of a source when the card is
+    /// done with it, which is told before its completion, of a sink when the card begins to write.
+    BytesChanged {
+        /// The queue pair.
+        qp: ObjectId,
+        /// Of which queue the request is.
+        side: Side,
+        /// The identifier of the request.
+        wr_id: u64,
+    },
+    /// The card wrote memory of the program, for a request of its own or of a peer.
+    Written {
+        /// Where the memory is.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// A peer's request needs a right that the queue pair does not grant.
     Denied {
         /// The queue pair that would execute the request.
@@ -178,6 +195,8 @@ impl<'a> Event<'a> {
                 | Self::Polled { .. }
                 | Self::LocalFault { .. }
                 | Self::RemoteFault { .. }
+                | Self::BytesChanged { .. }
+                | Self::Written { .. }
                 | Self::Denied { .. }
                 | Self::Bound { .. }
                 | Self::Invalidated { .. }

@@ -64,7 +64,7 @@ rules! {
     BufferChangedInFlight "buffer-changed-in-flight" Error
         "The bytes of a send changed between the call that posted it and its completion."
         "man ibv_post_send: the buffers may only be used after the request is fully executed";
-    BufferOverlapInFlight "buffer-overlap-in-flight" Error
+    BufferOverlapInFlight "buffer-overlap-in-flight" Warning
         "Two outstanding requests use the same bytes, and the card writes them for one of the two."
         "man ibv_post_send, man ibv_post_recv: a buffer is the card's until its completion was polled";
     ReceiveChangedEarly "receive-changed-early" Error
@@ -94,9 +94,6 @@ rules! {
     AccessMissing "access-missing" Error
         "A region, window or queue pair does not grant the right that an operation needs."
         "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
-    AccessUnused "access-unused" Advice
-        "A remote right was granted, and nothing used it until the region was deregistered."
-        "IBA 10.6.3.2: grant the rights that are needed";
     NeverSignaled "never-signaled" Error
         "The send queue is full of requests without completion: nothing can ever free a place in it."
         "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";

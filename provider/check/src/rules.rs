@@ -1,6 +1,7 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod buffers;
 mod key_faults;
 mod keys;
 mod queues;
@@ -24,7 +25,11 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 
 impl Default for Rules {
     fn default() -> Self {
-        Self(vec![Box::new(keys::Keys::default()), Box::new(queues::Queues::default())])
+        Self(vec![
+            Box::new(buffers::Buffers::default()),
+            Box::new(keys::Keys::default()),
+            Box::new(queues::Queues::default()),
+        ])
     }
 }
 

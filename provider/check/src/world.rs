@@ -42,6 +42,8 @@ pub(crate) struct Work {
     /// Bytes of inline data.
     pub(crate) inline: Option<usize>,
     pub(crate) posted: Stack,
+    /// How many were posted before it.
+    pub(crate) serial: u64,
     /// The card has written its completion.
     pub(crate) completed: bool,
 }
@@ -55,6 +57,8 @@ pub(crate) struct World {
     /// By queue pair, and by shared receive queue.
     sends: HashMap<ObjectId, VecDeque<Work>>,
     receives: HashMap<ObjectId, VecDeque<Work>>,
+    /// Requests that were posted so far.
+    posted: u64,
 }
 
 impl World {
@@ -74,11 +78,14 @@ impl World {
             }
             Event::PostedSend { qp, request } => {
                 let all = self.qp(qp).is_some_and(|pair| pair.sq_sig_all);
-                self.sends.entry(qp).or_default().push_back(Work::send(request, all, stack.clone()));
+                let work = Work { serial: self.next_serial(), ..Work::send(request, all, stack.clone()) };
+                self.sends.entry(qp).or_default().push_back(work);
             }
             Event::PostedRecv { queue, request } => {
                 let (wr_id, sges, posted) = (request.wr_id, request.sges.to_vec(), stack.clone());
-                let work = Work { wr_id, op: None, signaled: true, sges, inline: None, posted, completed: false };
+                let serial = self.next_serial();
+                let work =
+                    Work { wr_id, op: None, signaled: true, sges, inline: None, posted, serial, completed: false };
                 self.receives.entry(queue).or_default().push_back(work);
             }
             Event::Completed { qp, side, cqe } => {
@@ -129,6 +136,16 @@ impl World {
             Side::Send => drop(works.drain(..=at)),
             Side::Recv => drop(works.remove(at)),
         }
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.posted += 1;
+        self.posted
+    }
+
+    /// How many requests were posted so far.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted
     }
 
     fn outstanding_mut(&mut self, side: Side, queue: ObjectId) -> Option<&mut VecDeque<Work>> {
@@ -209,7 +226,8 @@ impl Work {
             SendData::Inline(bytes) => (Vec::new(), Some(bytes.len())),
         };
         let signaled = sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
-        Self { wr_id: request.wr_id, op: Some(request.op), signaled, sges, inline, posted, completed: false }
+        let (wr_id, op) = (request.wr_id, Some(request.op));
+        Self { wr_id, op, signaled, sges, inline, posted, serial: 0, completed: false }
     }
 
     /// What it is called.

@@ -80,6 +80,53 @@ static void memory_gone_in_flight(bool wrong) {
     close_sides(sides);
 }
 
+// Mooncake 1903: two receives share a buffer.
+static void buffer_overlap_in_flight(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    for (int i = 0; i < 2; i++)
+        check(!post_recv(&sides[1], i, wrong ? 0 : 4096 * i, 4096), "ibv_post_recv");
+    for (int i = 0; i < 2; i++) {
+        check(!post_send(&sides[0], i, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 4096, &sides[1]), "ibv_post_send");
+        done(&sides[0]);
+        done(&sides[1]);
+    }
+    close_sides(sides);
+}
+
+// The buffer is filled for the next message while this one waits for its receiver.
+static void buffer_changed_in_flight(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    for (int i = 0; i < 2; i++) {
+        memset(sides[0].memory, i + 1, 3000);
+        check(!post_send(&sides[0], i, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 3000, &sides[1]), "ibv_post_send");
+        if (wrong)
+            memset(sides[0].memory, 9, 3000);
+        check(!post_recv(&sides[1], i, 0, 3000), "ibv_post_recv");
+        done(&sides[0]);
+        done(&sides[1]);
+    }
+    close_sides(sides);
+}
+
+// The buffer is cleared after it was posted.
+static void receive_changed_early(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    memset(sides[0].memory, 5, 64);
+    memset(sides[1].memory, 6, 64);
+    if (!wrong)
+        memset(sides[1].memory, 0, 64);
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    if (wrong)
+        memset(sides[1].memory, 0, 64);
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    done(&sides[0]);
+    done(&sides[1]);
+    close_sides(sides);
+}
+
 const struct misuse memory_cases[] = {
     {"key-confused", key_confused},
     {"key-of-other-pd", key_of_other_pd},
@@ -87,5 +134,8 @@ const struct misuse memory_cases[] = {
     {"key-out-of-range", key_out_of_range},
     {"access-missing", access_missing},
     {"memory-gone-in-flight", memory_gone_in_flight},
+    {"buffer-overlap-in-flight", buffer_overlap_in_flight},
+    {"buffer-changed-in-flight", buffer_changed_in_flight},
+    {"receive-changed-early", receive_changed_early},
     {NULL, NULL},
 };

@@ -86,7 +86,7 @@ pub(super) fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -
         |gone: &&Gone| matches!(&gone.made, Made::Mr(memory) if [memory.lkey, memory.rkey].contains(&attempt.key));
     if let Some(gone) = world.gone().find(had) {
         let name = format!("the {} that was deregistered", describe(&gone.made));
-        let (made, ended) = (("registered at", &gone.created), ("deregistered at", &gone.destroyed));
+        let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, made, ended, world));
     }
     // A list with the key that a request of this process names as that of a peer's memory.
@@ -141,8 +141,8 @@ impl Attempt<'_> {
         );
         self.report(Rule::KeyOfOtherPd, sentence, world)
             .at(target.made.0, target.made.1)
-            .at("its domain made", &of_key.unwrap_or_else(Stack::unknown))
-            .at("that of queue", &of_queue)
+            .at("its domain", &of_key.unwrap_or_else(Stack::unknown))
+            .at("queue's domain", &of_queue)
             .advice("Register the memory in the protection domain of the queue that uses it.")
     }
 

@@ -128,7 +128,7 @@ impl Keys {
             Report::new(Rule::MemoryGoneInFlight, sentence)
                 .fact("queue", world.name(queue))
                 .fact("first request", format!("{what}, wr_id {}", first.wr_id))
-                .at("deregistered at", stack)
+                .at("deregistered", stack)
                 .at("posted at", &first.posted)
                 .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
         )

@@ -2,6 +2,7 @@
 //!
 //! Under the lock of the queue pair. Touches the flow control of the engine.
 
+use super::watch::Watch;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
@@ -28,6 +29,8 @@ pub(super) struct QpHostState {
     pub(super) unpolled: Unpolled,
     /// Of an XRC target that has met queues of other processes.
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
+    /// For the checker.
+    pub(super) watch: Watch,
 }
 
 impl QpHostState {
@@ -84,6 +87,7 @@ impl QpHostState {
     /// The queue pair was reset.
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
+        self.watch = Watch::default();
     }
 
     /// The connection has ended: what is open at another process ends too.
