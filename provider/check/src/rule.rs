@@ -67,7 +67,7 @@ rules! {
     BufferOverlapInFlight "buffer-overlap-in-flight" Warning
         "Two outstanding requests use the same bytes, and the card writes them for one of the two."
         "man ibv_post_send, man ibv_post_recv: a buffer is the card's until its completion was polled";
-    ReceiveChangedEarly "receive-changed-early" Error
+    ReceiveChangedEarly "receive-changed-early" Warning
         "The program wrote into a receive or the destination of an RDMA READ before its completion."
         "man ibv_post_recv: the buffers may only be used after the request is fully executed";
     MemoryGoneInFlight "memory-gone-in-flight" Error

@@ -139,9 +139,10 @@ fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge]) -> Option<u64> {
         let last = u64::from(pieces - 1).max(1);
         let at = u32::try_from(room * u64::from(piece) / last).ok()?;
         let mut bytes = [0; PIECE as usize];
-        let part = bytes.get_mut(..PIECE.min(total) as usize)?;
+        let len = PIECE.min(total) as usize;
+        let part = bytes.get_mut(..len)?;
         regions.gather(pd, sges, at, own_cells(part)).ok()?;
-        for word in bytes.as_chunks::<8>().0 {
+        for word in bytes.as_chunks::<8>().0.iter().take(len.div_ceil(8)) {
             sum = (sum ^ u64::from_ne_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
     }
@@ -158,7 +159,7 @@ mod tests {
     fn a_changed_byte_is_seen_once_the_send_completes_or_the_receive_is_written() {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
-        let table = pd.context().memory();
+        let table: &MemoryTable = pd.context().memory();
         let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
         let own = (table, pd.id());
         let cqe = Cqe { wr_id: 5, ..Cqe::default() };
