@@ -69,6 +69,12 @@ pub trait Memory {
     /// [`Memory::wrong_length`].
     fn too_many(&mut self) {}
 
+    /// A peer's operation needs this right, and the queue pair does not grant it. Nothing comes of
+    /// the call; it is for those who explain.
+    fn denied(&mut self, right: Access) {
+        let _ = right;
+    }
+
     /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone
     /// meanwhile).
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError>;

@@ -7,7 +7,7 @@ use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, RetryCounts, Service};
-use roxe_transport::wr::{Access, Cqe, RecvRequest, SendData, SendRequest, Sge};
+use roxe_transport::wr::{Access, Bind, Cqe, RecvRequest, SendData, SendRequest, Sge};
 use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
 
 /// Something that happened.
@@ -47,6 +47,14 @@ pub enum Event<'a> {
         qp: ObjectId,
         /// The request.
         request: &'a SendRequest<'a>,
+    },
+    /// The last send requests that were posted are not in the queue any more: the program has
+    /// withdrawn them, or one of their list was refused (`man ibv_wr_abort`).
+    TakenBack {
+        /// The queue pair.
+        qp: ObjectId,
+        /// How many.
+        count: usize,
     },
     /// A receive request is in the queue.
     PostedRecv {
@@ -111,6 +119,44 @@ pub enum Event<'a> {
         access: Access,
         /// Why it did not.
         error: MemError,
+    },
+    /// The bytes of a request are no longer those that were posted: of a source when the card is
+    /// done with it, which is told before its completion, of a sink when the card begins to write.
+    BytesChanged {
+        /// The queue pair.
+        qp: ObjectId,
+        /// Of which queue the request is.
+        side: Side,
+        /// The identifier of the request.
+        wr_id: u64,
+    },
+    /// The card wrote memory of the program, for a request of its own or of a peer.
+    Written {
+        /// Where the memory is.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// A peer's request needs a right that the queue pair does not grant.
+    Denied {
+        /// The queue pair that would execute the request.
+        qp: ObjectId,
+        /// The right.
+        right: Access,
+    },
+    /// A memory window opens a part of a region.
+    Bound {
+        /// The queue pair whose request did it.
+        qp: ObjectId,
+        /// What it opens.
+        bind: &'a Bind,
+    },
+    /// The key of a memory window is dead by a request.
+    Invalidated {
+        /// The queue pair whose request did it, or that of its peer.
+        qp: ObjectId,
+        /// The key.
+        rkey: RKey,
     },
     /// A packet was not taken.
     Dropped {
@@ -270,6 +316,11 @@ impl<'a> Event<'a> {
                 | Self::Polled { .. }
                 | Self::LocalFault { .. }
                 | Self::RemoteFault { .. }
+                | Self::BytesChanged { .. }
+                | Self::Written { .. }
+                | Self::Denied { .. }
+                | Self::Bound { .. }
+                | Self::Invalidated { .. }
                 | Self::Dropped { .. }
                 | Self::WrongLength { .. }
                 | Self::TooManyReads { .. }
@@ -339,6 +390,8 @@ pub enum Made {
     Mw {
         /// The domain.
         pd: ObjectId,
+        /// The key it was allocated with. Each binding replaces the lower 8 bits.
+        key: u32,
     },
     /// An address handle.
     Ah {

@@ -64,21 +64,15 @@ rules! {
     BufferChangedInFlight "buffer-changed-in-flight" Error
         "The bytes of a send changed between the call that posted it and its completion."
         "man ibv_post_send: the buffers may only be used after the request is fully executed";
-    BufferOverlapInFlight "buffer-overlap-in-flight" Error
+    BufferOverlapInFlight "buffer-overlap-in-flight" Warning
         "Two outstanding requests use the same bytes, and the card writes them for one of the two."
         "man ibv_post_send, man ibv_post_recv: a buffer is the card's until its completion was polled";
-    ReceiveChangedEarly "receive-changed-early" Error
+    ReceiveChangedEarly "receive-changed-early" Warning
         "The program wrote into a receive or the destination of an RDMA READ before its completion."
         "man ibv_post_recv: the buffers may only be used after the request is fully executed";
     MemoryGoneInFlight "memory-gone-in-flight" Error
         "Memory was deregistered or unmapped while an outstanding request used it."
         "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
-    RemoteOverlap "remote-overlap" Warning
-        "Remote operations of different queue pairs touch the same bytes, one writes, nothing orders them."
-        "IBA 10.8.3.3: operations of different queue pairs have no order";
-    AtomicMixed "atomic-mixed" Warning
-        "The processor changed the word of a sequence of remote atomics."
-        "man ibv_query_device: with IBV_ATOMIC_HCA only the card's own atomics are atomic to each other";
     KeyConfused "key-confused" Error
         "A remote key was used as a local one, or the other way round."
         "man ibv_reg_mr: lkey is for sg_list, rkey for peers";
@@ -94,9 +88,6 @@ rules! {
     AccessMissing "access-missing" Error
         "A region, window or queue pair does not grant the right that an operation needs."
         "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
-    AccessUnused "access-unused" Advice
-        "A remote right was granted, and nothing used it until the region was deregistered."
-        "IBA 10.6.3.2: grant the rights that are needed";
     NeverSignaled "never-signaled" Error
         "The send queue is full of requests without completion: nothing can ever free a place in it."
         "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";

@@ -2,24 +2,23 @@
 //! program has, and writes reports.
 
 mod attributes;
+mod buffers;
 mod completions;
 mod connections;
 mod events;
+mod key_faults;
+mod keys;
 mod life;
+mod observer;
 mod queues;
 mod receives;
+mod windows;
 
 use crate::event::Event;
 use crate::report::Report;
 use crate::stack::Stack;
 use crate::world::World;
-
-/// Something that looks at events for one subject.
-trait Observer: std::fmt::Debug + Send {
-    /// Looks at `event`, which the program caused at `stack`. What the event adds is in `world`
-    /// already, what it ends still is.
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
-}
+use observer::Observer;
 
 /// All rules.
 #[derive(Debug)]
@@ -29,13 +28,14 @@ impl Default for Rules {
     fn default() -> Self {
         Self(vec![
             Box::new(attributes::Attributes::default()),
-            Box::new(connections::Connections::default()),
-            Box::new(queues::Queues::default()),
-            Box::new(receives::Receives::default()),
+            Box::new(buffers::Buffers::default()),
             Box::new(completions::Completions::default()),
+            Box::new(connections::Connections::default()),
             Box::new(events::Events),
+            Box::new(keys::Keys::default()),
             Box::new(life::Life::default()),
             Box::new(queues::Queues::default()),
+            Box::new(receives::Receives::default()),
         ])
     }
 }

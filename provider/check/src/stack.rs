@@ -5,8 +5,9 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 /// Frames that are kept, from the call into the verbs library on outwards, with those inside of it.
 const MOST: usize = 24;
@@ -55,27 +56,52 @@ impl Stack {
         let mut frames = Vec::new();
         for &address in &*self.0 {
             let before = frames.len();
+            let is_ours = own_code().iter().any(|range| range.contains(&address));
             backtrace::resolve(std::ptr::without_provenance_mut::<c_void>(address), |symbol| {
                 let function = symbol.name().map_or_else(|| format!("{address:#x}"), |name| format!("{name:#}"));
                 let (file, line) = (symbol.filename().map(Into::into), symbol.lineno());
-                frames.push(Frame { function, file, line });
+                frames.push((Frame { function, file, line }, is_ours));
             });
             if frames.len() == before {
-                frames.push(Frame { function: format!("{address:#x}"), file: None, line: None });
+                frames.push((Frame { function: format!("{address:#x}"), file: None, line: None }, is_ours));
             }
         }
         cut(frames)
     }
 }
 
-/// Leaves the program's part.
-fn cut(frames: Vec<Frame>) -> Vec<Frame> {
+/// Where the code of this library lies; empty if it is part of the program itself, whose functions
+/// are told apart by their names.
+fn own_code() -> &'static [Range<usize>] {
+    static RANGES: OnceLock<Vec<Range<usize>>> = OnceLock::new();
+    RANGES.get_or_init(|| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+        let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
+        let here = own_code as fn() -> &'static [Range<usize>] as usize;
+        let own = lines.iter().find(|(range, _)| range.contains(&here)).map(|(_, path)| *path);
+        let own = own.filter(|path| Path::new(path) != program);
+        lines.iter().filter(|(_, path)| Some(*path) == own).map(|(range, _)| range.clone()).collect()
+    })
+}
+
+/// The addresses and the file of a line of `/proc/PID/maps` (`man proc_pid_maps`).
+fn mapping(line: &str) -> Option<(Range<usize>, &str)> {
+    let (range, rest) = line.split_once(' ')?;
+    let (begin, end) = range.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    Some((number(begin)?..number(end)?, rest.get(rest.find('/')?..)?))
+}
+
+/// Leaves the program's part of frames, of which some are known to be ours.
+fn cut(frames: Vec<(Frame, bool)>) -> Vec<Frame> {
     let is_header = |file: &PathBuf| HEADERS.iter().any(|header| file.ends_with(header));
-    let is_own = |frame: &Frame| {
-        OWN.iter().any(|prefix| frame.function.starts_with(prefix)) || frame.file.as_ref().is_some_and(is_header)
+    let is_own = |(frame, is_ours): &(Frame, bool)| {
+        let named = OWN.iter().any(|prefix| frame.function.starts_with(prefix));
+        *is_ours || named || frame.file.as_ref().is_some_and(is_header)
     };
     let inside = frames.iter().rposition(is_own).map_or(0, |last| last + 1);
-    let rest = frames.into_iter().skip(inside);
+    let rest = frames.into_iter().skip(inside).map(|(frame, _)| frame);
     rest.take_while(|frame| !OUTERMOST.iter().any(|name| frame.function.starts_with(name))).collect()
 }
 
@@ -110,7 +136,8 @@ mod tests {
             ["backtrace::trace", "roxe_check::observe", "ibv_post_send", "send_all", "main", "__libc_start_main"];
         let mut frames = names.map(frame);
         frames[2].file = Some("/usr/include/infiniband/verbs.h".into());
-        let left: Vec<_> = cut(frames.into()).into_iter().map(|frame| frame.function).collect();
+        let frames = frames.map(|frame| (frame, false)).into();
+        let left: Vec<_> = cut(frames).into_iter().map(|frame| frame.function).collect();
         assert_eq!(left, ["send_all", "main"]);
     }
 

@@ -13,7 +13,7 @@ use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
 
 /// Destroyed objects that are remembered.
-const TOMBSTONES: usize = 4096;
+const REMEMBERED: usize = 4096;
 
 /// An object, and where it came from.
 #[derive(Clone, Debug)]
@@ -40,9 +40,9 @@ pub(crate) struct Work {
     pub(crate) signaled: bool,
     /// Its list; empty if its data was inline.
     pub(crate) sges: Vec<Sge>,
-    /// Bytes of inline data.
-    pub(crate) inline: Option<usize>,
     pub(crate) posted: Stack,
+    /// How many were posted before it.
+    pub(crate) serial: u64,
     /// The card has written its completion.
     pub(crate) completed: bool,
 }
@@ -57,6 +57,8 @@ pub(crate) struct World {
     /// By queue pair, and by shared receive queue.
     sends: HashMap<ObjectId, VecDeque<Work>>,
     receives: HashMap<ObjectId, VecDeque<Work>>,
+    /// Requests that were posted so far.
+    posted: u64,
 }
 
 impl World {
@@ -72,16 +74,18 @@ impl World {
             }
             Event::Reregistered(id, memory) => {
                 if let Some(known) = self.objects.get_mut(&id) {
-                    known.made = Made::Mr(memory);
+                    *known = Known { made: Made::Mr(memory), created: stack.clone() };
                 }
             }
             Event::PostedSend { qp, request } => {
                 let all = self.qp(qp).is_some_and(|pair| pair.sq_sig_all);
-                self.sends.entry(qp).or_default().push_back(Work::send(request, all, stack.clone()));
+                let work = Work { serial: self.next_serial(), ..Work::send(request, all, stack.clone()) };
+                self.sends.entry(qp).or_default().push_back(work);
             }
             Event::PostedRecv { queue, request } => {
                 let (wr_id, sges, posted) = (request.wr_id, request.sges.to_vec(), stack.clone());
-                let work = Work { wr_id, op: None, signaled: true, sges, inline: None, posted, completed: false };
+                let serial = self.next_serial();
+                let work = Work { wr_id, op: None, signaled: true, sges, posted, serial, completed: false };
                 self.receives.entry(queue).or_default().push_back(work);
             }
             Event::Completed { qp, side, cqe } => {
@@ -105,10 +109,15 @@ impl World {
                 self.sends.remove(&id);
                 self.receives.remove(&id);
                 self.attributes.forget(id);
-                if self.gone.len() == TOMBSTONES {
+                if self.gone.len() == REMEMBERED {
                     self.gone.pop_front();
                 }
                 self.gone.push_back(Gone { id, made, created, destroyed: stack.clone() });
+            }
+            Event::TakenBack { qp, count } => {
+                if let Some(works) = self.sends.get_mut(&qp) {
+                    works.truncate(works.len().saturating_sub(count));
+                }
             }
             Event::Polled { cq, cqe } => self.poll(cq, cqe),
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
@@ -135,6 +144,16 @@ impl World {
         }
     }
 
+    fn next_serial(&mut self) -> u64 {
+        self.posted += 1;
+        self.posted
+    }
+
+    /// How many requests were posted so far.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted
+    }
+
     fn outstanding_mut(&mut self, side: Side, queue: ObjectId) -> Option<&mut VecDeque<Work>> {
         match side {
             Side::Send => self.sends.get_mut(&queue),
@@ -149,6 +168,15 @@ impl World {
             Side::Recv => self.receives.get(&queue),
         };
         works.into_iter().flatten()
+    }
+
+    /// How many requests [`World::outstanding`] has.
+    pub(crate) fn depth(&self, side: Side, queue: ObjectId) -> usize {
+        let works = match side {
+            Side::Send => self.sends.get(&queue),
+            Side::Recv => self.receives.get(&queue),
+        };
+        works.map_or(0, VecDeque::len)
     }
 
     /// All outstanding requests, with the queue pair or shared receive queue of each.
@@ -218,12 +246,13 @@ impl World {
 
 impl Work {
     fn send(request: &SendRequest<'_>, sq_sig_all: bool, posted: Stack) -> Self {
-        let (sges, inline) = match request.data {
-            SendData::Sges(sges) => (sges.to_vec(), None),
-            SendData::Inline(bytes) => (Vec::new(), Some(bytes.len())),
+        let sges = match request.data {
+            SendData::Sges(sges) => sges.to_vec(),
+            SendData::Inline(_) => Vec::new(),
         };
         let signaled = sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
-        Self { wr_id: request.wr_id, op: Some(request.op), signaled, sges, inline, posted, completed: false }
+        let (wr_id, op) = (request.wr_id, Some(request.op));
+        Self { wr_id, op, signaled, sges, posted, serial: 0, completed: false }
     }
 
     /// What it is called.

@@ -6,7 +6,8 @@
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::Use;
+use roxe_base::uses::{ObjectId, Use};
+use roxe_check::{Made, Tracked};
 use roxe_memory::region::{MwKind, Window};
 use roxe_wire::RKey;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub struct Mw {
     key: u32,
     /// The use of the domain and the place in the quota; they end with the window.
     uses: Mutex<rank::Uses, Option<[Use; 2]>>,
+    tracked: Tracked,
 }
 
 impl Pd {
@@ -28,7 +30,9 @@ impl Pd {
         let quota = self.context().device().quotas().mws.take()?;
         let window = Window::new(kind, self.id());
         let key = self.context().memory().insert(window.closed())?;
-        Ok(Arc::new(Mw { pd: Arc::clone(self), kind, key, uses: Mutex::new(Some([self.hold(), quota])) }))
+        let uses = Mutex::new(Some([self.hold(), quota]));
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mw { pd: self.object(), key });
+        Ok(Arc::new(Mw { pd: Arc::clone(self), kind, key, uses, tracked }))
     }
 }
 
@@ -54,6 +58,7 @@ impl Mw {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {
             self.pd.context().memory().remove_window(self.key);
+            self.tracked.end();
             drop(uses);
         }
     }

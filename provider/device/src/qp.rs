@@ -25,6 +25,7 @@ mod rss;
 mod send;
 mod steering;
 mod verbs;
+mod watch;
 mod xrc_requests;
 mod xrc_target;
 

@@ -45,6 +45,11 @@ impl Regions<'_> {
         self.find(sge.lkey.0)?.resolve(pd, sge.addr, sge.length.into(), access)
     }
 
+    /// Where the memory is that a peer names, whatever its key grants.
+    pub fn locate_remote(&self, reach: Reach, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
+        self.find(rkey.0)?.resolve_remote(reach, va, len, Access::empty())
+    }
+
     /// Copies out of the list `sges`, from `offset` bytes into it.
     #[inline]
     pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {

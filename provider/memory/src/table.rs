@@ -33,7 +33,8 @@ impl Default for MemoryTable {
 impl MemoryTable {
     /// An empty table.
     pub fn new() -> Self {
-        Self { regions: Sharded::new(Slots::new((MAX_MR + MAX_MW) as usize)) }
+        // A region may have a key of its own for peers.
+        Self { regions: Sharded::new(Slots::new((2 * MAX_MR + MAX_MW) as usize)) }
     }
 
     /// The regions, for as long as the value lives: any number of accesses. Locking for each packet
@@ -112,7 +113,7 @@ impl MemoryTable {
         let window = match (entry.window(), entry.users) {
             (Some(window), Users::Qp(qp)) if Some(qp) == reach.qp => window,
             (Some(_), Users::Qp(_)) => return Err(MemError::WrongDomain),
-            (None, Users::Domain(pd)) if pd != reach.pd => return Err(MemError::WrongDomain),
+            (None, Users::Domain(pd) | Users::Peers(pd)) if pd != reach.pd => return Err(MemError::WrongDomain),
             _ => return Err(MemError::Access),
         };
         close(&mut regions, rkey.0, window);

@@ -1,4 +1,144 @@
 // Keys, and memory that the card works with.
 #include "misuse.h"
+#include <unistd.h>
 
-const struct misuse memory_cases[] = {{NULL, NULL}};
+// Posts a WRITE whose keys and addresses are given, and waits for its completion.
+static void write_with(struct side *side, uint64_t from, uint32_t lkey, uint64_t to, uint32_t rkey, unsigned length) {
+    struct ibv_sge sge = {from, length, lkey};
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.rdma.remote_addr = to;
+    wr.wr.rdma.rkey = rkey;
+    check(!ibv_post_send(side->qp, &wr, &bad), "ibv_post_send");
+    completion(side, NULL);
+}
+
+// Rdma-example 4: the peer is sent the lkey.
+static void key_confused(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    struct ibv_mr *to = sides[1].mr;
+    write_with(&sides[0], (uintptr_t)sides[0].memory, sides[0].mr->lkey, (uintptr_t)to->addr,
+               wrong ? to->lkey : to->rkey, 64);
+    close_sides(sides);
+}
+
+// Libevpl 89: one cache of regions for connections of several domains.
+static void key_of_other_pd(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    struct ibv_mr *from = sides[wrong ? 1 : 0].mr, *to = sides[1].mr;
+    write_with(&sides[0], (uintptr_t)from->addr, from->lkey, (uintptr_t)to->addr, to->rkey, 64);
+    close_sides(sides);
+}
+
+// The region that the peer knows is registered anew in between.
+static void key_stale(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    uint32_t rkey = sides[1].mr->rkey;
+    check(!ibv_dereg_mr(sides[1].mr), "ibv_dereg_mr");
+    sides[1].mr = ibv_reg_mr(sides[1].pd, sides[1].memory, MEMORY, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    check(sides[1].mr, "ibv_reg_mr");
+    if (!wrong)
+        rkey = sides[1].mr->rkey;
+    write_with(&sides[0], (uintptr_t)sides[0].memory, sides[0].mr->lkey, (uintptr_t)sides[1].memory, rkey, 64);
+    close_sides(sides);
+}
+
+static void key_out_of_range(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    uint64_t to = (uintptr_t)sides[1].memory + MEMORY - (wrong ? 60 : 64);
+    write_with(&sides[0], (uintptr_t)sides[0].memory, sides[0].mr->lkey, to, sides[1].mr->rkey, 64);
+    close_sides(sides);
+}
+
+// Libfabric 7236: the region was registered for local use.
+static void access_missing(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.access = IBV_ACCESS_LOCAL_WRITE | (wrong ? 0 : IBV_ACCESS_REMOTE_WRITE)});
+    write_with(&sides[0], (uintptr_t)sides[0].memory, sides[0].mr->lkey, (uintptr_t)sides[1].memory, sides[1].mr->rkey,
+               64);
+    close_sides(sides);
+}
+
+// Nbs 5729: the buffer is given up while the message waits for its receiver.
+static void memory_gone_in_flight(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    if (wrong) {
+        check(!ibv_dereg_mr(sides[0].mr), "ibv_dereg_mr");
+        sides[0].mr = NULL;
+        completion(&sides[0], NULL);
+    } else {
+        check(!post_recv(&sides[1], 2, 0, 64), "ibv_post_recv");
+        done(&sides[0]);
+        done(&sides[1]);
+    }
+    close_sides(sides);
+}
+
+// Mooncake 1903: two receives share a buffer.
+static void buffer_overlap_in_flight(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    for (int i = 0; i < 2; i++)
+        check(!post_recv(&sides[1], i, wrong ? 0 : 4096 * i, 4096), "ibv_post_recv");
+    for (int i = 0; i < 2; i++) {
+        check(!post_send(&sides[0], i, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 4096, &sides[1]), "ibv_post_send");
+        done(&sides[0]);
+        done(&sides[1]);
+    }
+    close_sides(sides);
+}
+
+// The buffer is filled for the next message while this one waits for its receiver.
+static void buffer_changed_in_flight(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    for (int i = 0; i < 2; i++) {
+        memset(sides[0].memory, i + 1, 3000);
+        if (!wrong)
+            check(!post_recv(&sides[1], i, 0, 3000), "ibv_post_recv");
+        check(!post_send(&sides[0], i, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 3000, &sides[1]), "ibv_post_send");
+        if (wrong) {
+            memset(sides[0].memory, 9, 3000);
+            check(!post_recv(&sides[1], i, 0, 3000), "ibv_post_recv");
+        }
+        done(&sides[0]);
+        done(&sides[1]);
+    }
+    close_sides(sides);
+}
+
+// The buffer is cleared after it was posted.
+static void receive_changed_early(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    memset(sides[0].memory, 5, 64);
+    memset(sides[1].memory, 6, 64);
+    if (!wrong)
+        memset(sides[1].memory, 0, 64);
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    if (wrong)
+        memset(sides[1].memory, 0, 64);
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    done(&sides[0]);
+    done(&sides[1]);
+    close_sides(sides);
+}
+
+const struct misuse memory_cases[] = {
+    {"key-confused", key_confused},
+    {"key-of-other-pd", key_of_other_pd},
+    {"key-stale", key_stale},
+    {"key-out-of-range", key_out_of_range},
+    {"access-missing", access_missing},
+    {"memory-gone-in-flight", memory_gone_in_flight},
+    {"buffer-overlap-in-flight", buffer_overlap_in_flight},
+    {"buffer-changed-in-flight", buffer_changed_in_flight},
+    {"receive-changed-early", receive_changed_early},
+    {NULL, NULL},
+};

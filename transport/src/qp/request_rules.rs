@@ -70,9 +70,9 @@ pub(super) fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
     if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
 }
 
-/// The access flags of the QP allow the operation (IBA §9.7.4).
-pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
-    let needed = match req {
+/// The right that an operation needs on the QP and on the memory.
+pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
+    Ok(match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
         // clause: ATOMIC-WRITE-WHOLE
         Request::WriteFirst(_)
@@ -84,7 +84,12 @@ pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusa
         Request::CompareSwap(_) | Request::FetchAdd(_) => Access::REMOTE_ATOMIC,
         // clause: FLUSH-RIGHTS, FLUSH-RESERVED
         Request::Flush(feth, _) => Access::of_flush(feth).ok_or(Refusal::NotAllowed)?,
-    };
+    })
+}
+
+/// The access flags of the QP allow the operation (IBA §9.7.4).
+pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
+    let needed = right_of(req)?;
     // clause: CHECK-ACCESS-FLAGS
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }

@@ -13,7 +13,9 @@ use crate::qp::error::{DropReason, PostError};
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
-use crate::qp::request_rules::{Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, psns, starts};
+use crate::qp::request_rules::{
+    Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, psns, right_of, starts,
+};
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::len_of;
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
@@ -312,7 +314,7 @@ impl Responder {
         }
         // clause: CHECK-ORDER
         check_op_seq(self.open, req)?;
-        check_op_valid(sh.attr.access, req)?;
+        check_op_valid(sh.attr.access, req).inspect_err(|_| note_denied(host, req))?;
         self.check_resource(sh, host, req, payload)?;
         self.check_length(sh.attr.path_mtu, req, payload).inspect_err(|why| note_length(host, *why, incoming))?;
         check_rkey(host, req)?;
@@ -497,6 +499,14 @@ fn may_read(sh: &Shared) -> bool {
 fn note_length<H: Host>(host: &mut H, refusal: Refusal, incoming: Incoming<'_>) {
     if refusal == Refusal::Length {
         host.wrong_length(incoming.req, incoming.payload.len());
+    }
+}
+
+/// The access flags of the queue pair do not allow `req`.
+#[cold]
+fn note_denied<H: Host>(host: &mut H, req: &Request) {
+    if let Ok(right) = right_of(req) {
+        host.denied(right);
     }
 }
 

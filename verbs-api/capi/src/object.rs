@@ -10,8 +10,8 @@
 //! Touches the heap blocks it made and nothing else.
 
 use crate::allocator::ObjectAllocator;
+use crate::destroyed_blocks::{self, Block};
 use crate::errno::{EINVAL, ENOENT, Errno, Result};
-use crate::graves::{self, Block};
 use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
 use core::any::TypeId;
@@ -369,7 +369,7 @@ impl<E: Exposed> Drop for Retired<E> {
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
                 // SAFETY: made by a box, and nothing in it is left to drop.
                 let block = unsafe { Block::new(self.0) };
-                graves::bury(handle, block);
+                destroyed_blocks::keep(handle, block);
             }
             // SAFETY: owned, made by a box, and not used after this.
             None => drop(unsafe { Box::from_raw(block) }),
@@ -399,7 +399,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
 /// Whether the handle is that of an object that was destroyed, which the checker is told then.
 #[cold]
 fn is_destroyed(handle: usize) -> bool {
-    let is_destroyed = graves::contains(handle);
+    let is_destroyed = destroyed_blocks::contains(handle);
     if is_destroyed {
         roxe_check::tell(|| Event::HandleUsed { handle });
     }

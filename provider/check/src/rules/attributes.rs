@@ -1,7 +1,7 @@
 //! Attributes of queue pairs that are wrong by themselves: above what the port can do, values that
 //! mean something else than programs believe, values that mean nothing.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::Event;
 use crate::report::Report;
 use crate::rule::Rule;

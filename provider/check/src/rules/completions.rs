@@ -1,7 +1,7 @@
 //! Completion queues: whether they are as large as what completes there, and whether threads sleep
 //! in front of completions.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::{Event, Made};
 use crate::report::Report;
 use crate::rule::Rule;

@@ -4,7 +4,7 @@
 //! shown it. Of ends in two processes only the packets tell; where both are in this one, the report
 //! names them both, and sooner.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::attributes::Attributes;
 use crate::event::{Arrived, Event};
 use crate::report::Report;

@@ -1,6 +1,6 @@
 //! Events that a program takes and has to acknowledge.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::Event;
 use crate::report::Report;
 use crate::rule::Rule;

@@ -1,7 +1,7 @@
 //! The life of objects: in which order they go, with what they had to do, what uses them
 //! afterwards, and which never go.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::{Event, Made};
 use crate::report::Report;
 use crate::rule::Rule;
@@ -152,7 +152,7 @@ fn uses(made: &Made, of: ObjectId) -> bool {
         Made::Context => false,
         Made::Pd { context } | Made::Channel { context } => *context == of,
         Made::Cq { context, channel, .. } => *context == of || *channel == Some(of),
-        Made::Srq { pd, .. } | Made::Mw { pd } | Made::Ah { pd } => *pd == of,
+        Made::Srq { pd, .. } | Made::Mw { pd, .. } | Made::Ah { pd } => *pd == of,
         Made::Qp(pair) => [pair.context, pair.pd, pair.send_cq, pair.recv_cq].contains(&of) || pair.srq == Some(of),
         Made::Mr(memory) => memory.context == of || memory.pd == of,
     }

@@ -1,7 +1,7 @@
 //! Send queues: who fills them and who never makes room; more inline data than they take; posting
 //! where nothing is executed any more.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::Event;
 use crate::report::Report;
 use crate::rule::Rule;
@@ -41,6 +41,14 @@ impl Observer for Queues {
             Event::PostRefused { queue, error: PostError::InlineTooLong, inline, wr_id, .. } => {
                 reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
             }
+            // The card here frees a place as soon as it can; others wait for the completion.
+            Event::PostedSend { qp, .. } if self.states.get(&qp) != Some(&QpState::Err) => {
+                let places = world.qp(qp).map_or(usize::MAX, |pair| pair.caps.max_send_wr as usize);
+                if world.depth(Side::Send, qp) > places {
+                    let is_stuck = world.outstanding(Side::Send, qp).all(|work| !work.signaled);
+                    reports.extend(if is_stuck { never_signaled(qp, stack, world) } else { beyond(qp, stack, world) });
+                }
+            }
             // A program that polls when the queue is full does what it has to.
             Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
             Event::PostedSend { qp, .. } if self.states.get(&qp) == Some(&QpState::Err) => {
@@ -67,6 +75,21 @@ fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> 
             .at("posted at", stack)
             .at("oldest request", &first.posted)
             .advice("Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion."),
+    )
+}
+
+/// More requests than places: no completion behind the oldest one was polled.
+fn beyond(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    let first = world.outstanding(Side::Send, qp).next()?;
+    let count = world.depth(Side::Send, qp);
+    let sentence =
+        format!("{count} requests are in the send queue since a completion was polled, more than it has places.");
+    let report = Report::new(Rule::SlotsWithoutCompletion, sentence).fact("queue pair", world.name(qp));
+    Some(
+        report
+            .at("posted at", stack)
+            .at("oldest request", &first.posted)
+            .advice("Poll the completion queue before more than max_send_wr requests are posted."),
     )
 }
 

@@ -1,6 +1,6 @@
 //! Receives: those that come after their message, and those of UD without room for the GRH.
 
-use super::Observer;
+use super::observer::Observer;
 use crate::event::{Arrived, Event};
 use crate::report::Report;
 use crate::rule::Rule;

@@ -11,10 +11,11 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Memory, Tracked, tell};
+use roxe_check::{Event, Made, Memory, Tracked, is_on, tell};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping};
 use roxe_memory::region::{Region, Role, Users};
+use roxe_memory::table::MemoryTable;
 use roxe_transport::wr::Access;
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
@@ -23,9 +24,17 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Mr {
     context: Arc<Context>,
-    key: u32,
+    keys: Keys,
     registration: Mutex<rank::Registration, Registration>,
     tracked: Tracked,
+}
+
+/// The keys of a region. They are one entry of the table, unless the checker is on: then lists and
+/// peers have one each, so that it is seen if one is used for the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keys {
+    local: u32,
+    remote: u32,
 }
 
 /// What a region is registered as now.
@@ -106,10 +115,10 @@ impl Terms {
     }
 
     /// What the checker is told of a region of these terms.
-    fn told(self, pd: &Pd, key: u32) -> Memory {
+    fn told(self, pd: &Pd, keys: Keys) -> Memory {
         let Self { addr, length, access, .. } = self;
         let (context, pd) = (pd.context().id(), pd.object());
-        Memory { context, pd, lkey: key, rkey: key, addr, base: self.base(), length, access }
+        Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
     }
 
     /// The address by which its first byte is named.
@@ -155,11 +164,11 @@ impl Mr {
     /// Gives `region` a key.
     pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
         let quota = pd.context().device().quotas().mrs.take()?;
-        let key = pd.context().memory().insert(region)?;
+        let keys = Keys::draw(pd.context().memory(), region)?;
         let registration = Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]) };
-        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.told(pd, key)));
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.told(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
-        Ok(Arc::new(Self { context, key, registration, tracked }))
+        Ok(Arc::new(Self { context, keys, registration, tracked }))
     }
 
     /// Its protection domain.
@@ -167,14 +176,14 @@ impl Mr {
         Arc::clone(&self.registration.lock().pd)
     }
 
-    /// The key for local lists; the same number as [`Mr::rkey`].
+    /// The key for local lists; the same number as [`Mr::rkey`] unless the checker is on.
     pub fn lkey(&self) -> LKey {
-        LKey(self.key)
+        LKey(self.keys.local)
     }
 
     /// The key for peers.
     pub fn rkey(&self) -> RKey {
-        RKey(self.key)
+        RKey(self.keys.remote)
     }
 
     /// The address by which lists and peers name its first byte.
@@ -214,11 +223,11 @@ impl Mr {
         }
         terms.access = change.access.unwrap_or(terms.access);
         // clause: KEY-REREGISTERED
-        self.context.memory().replace(self.key, terms.check(&pd, &now.backing)?)?;
+        self.keys.replace(self.context.memory(), terms.check(&pd, &now.backing)?)?;
         if let Some([pd_use, _]) = &mut now.uses {
             *pd_use = pd.hold();
         }
-        tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.key)));
+        tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.keys)));
         (now.pd, now.terms) = (pd, terms);
         Ok(())
     }
@@ -228,7 +237,7 @@ impl Mr {
     pub fn deregister(&self) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
-            let removed = self.context.memory().remove(self.key);
+            let removed = self.keys.remove(self.context.memory());
             removed.inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))?;
             self.tracked.end();
             now.end();
@@ -241,9 +250,61 @@ impl Mr {
     pub fn revoke(&self) {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
-            self.context.memory().revoke(self.key);
+            self.keys.revoke(self.context.memory());
             self.tracked.end();
             now.end();
+        }
+    }
+}
+
+/// The rights of peers, which the key for lists does not grant if there is another one for peers.
+const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+impl Keys {
+    fn draw(memory: &MemoryTable, region: Region) -> Result<Self, Error> {
+        let Some((lists, peers)) = Self::split(region) else {
+            return memory.insert(region).map(|key| Self { local: key, remote: key });
+        };
+        let local = memory.insert(lists)?;
+        match memory.insert(peers) {
+            Ok(remote) => Ok(Self { local, remote }),
+            Err(error) => {
+                memory.revoke(local);
+                Err(error)
+            }
+        }
+    }
+
+    /// What lists and peers find, each under their own key. Windows are bound to the first.
+    fn split(region: Region) -> Option<(Region, Region)> {
+        let Users::Domain(pd) = region.users else { return None };
+        let lists = Region { access: region.access & !OF_PEERS, ..region };
+        is_on().then_some((lists, Region { users: Users::Peers(pd), ..region }))
+    }
+
+    fn has_two(self) -> bool {
+        self.local != self.remote
+    }
+
+    fn replace(self, memory: &MemoryTable, region: Region) -> Result<(), Error> {
+        match Self::split(region).filter(|_| self.has_two()) {
+            None => memory.replace(self.local, region),
+            Some((lists, peers)) => {
+                memory.replace(self.local, lists)?;
+                memory.replace(self.remote, peers)
+            }
+        }
+    }
+
+    fn remove(self, memory: &MemoryTable) -> Result<(), Error> {
+        memory.remove(self.local)?;
+        if self.has_two() { memory.remove(self.remote) } else { Ok(()) }
+    }
+
+    fn revoke(self, memory: &MemoryTable) {
+        memory.revoke(self.local);
+        if self.has_two() {
+            memory.revoke(self.remote);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::failure;
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
-use roxe_check::{Event, tell};
+use roxe_check::{Event, is_on, tell};
 use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
@@ -206,6 +206,55 @@ impl<'a> QpHost<'a> {
         }
     }
 
+    /// The list is about to be written.
+    #[cold]
+    fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
+        // The table may be asked only if it is not held.
+        self.held = None;
+        let qp = self.qp;
+        if offset == 0
+            && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
+        {
+            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
+        }
+        let shared = qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let (memory, own) = qp.lists();
+        for sge in sges {
+            let pd = shared.unwrap_or(own);
+            let place = memory.hold().locate(pd, sge, Access::LOCAL_WRITE);
+            if let Ok(addr) = place {
+                tell(|| Event::Written { addr, len: sge.length.into() });
+            }
+        }
+    }
+
+    /// Memory is about to be written for a peer.
+    #[cold]
+    fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
+        let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
+        if let Ok(addr) = place {
+            tell(|| Event::Written { addr, len });
+        }
+    }
+
+    /// A request ends.
+    #[cold]
+    fn note_completion(&mut self, side: Side, cqe: &Cqe) {
+        self.held = None;
+        let qp = self.qp;
+        if self.state.watch.completed(qp.lists(), side, cqe) {
+            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
+        }
+    }
+
+    /// Kills the key of a window.
+    fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
+        let (memory, reach) = self.memory();
+        memory.invalidate(reach, rkey)?;
+        tell(|| Event::Invalidated { qp: self.qp.id, rkey });
+        Ok(())
+    }
+
     /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
         let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.state.has_turn, self.rings);
@@ -225,6 +274,9 @@ impl Memory for QpHost<'_> {
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        if is_on() {
+            self.note_scatter(side, sges, offset);
+        }
         // clause: SRQ-DOMAIN
         let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
         let done = match data {
@@ -260,6 +312,10 @@ impl Memory for QpHost<'_> {
         tell(|| Event::TooManyReads { qp: self.qp.id });
     }
 
+    fn denied(&mut self, right: Access) {
+        tell(|| Event::Denied { qp: self.qp.id, right });
+    }
+
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         if self.elsewhere.is_some() {
             return self.read_fetched(va, out);
@@ -271,6 +327,9 @@ impl Memory for QpHost<'_> {
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
         let len = data.len() as u64;
+        if is_on() {
+            self.note_write(rkey, va, len);
+        }
         let done = match data {
             RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
             RxPayload::Shared { at, len } => self
@@ -281,11 +340,17 @@ impl Memory for QpHost<'_> {
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        if is_on() {
+            self.note_write(rkey, va, 8);
+        }
         let done = self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op));
         done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        if is_on() {
+            self.note_write(rkey, va, 8);
+        }
         let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));
         done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
@@ -297,24 +362,27 @@ impl Memory for QpHost<'_> {
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.invalidate(reach, rkey)
+        self.invalidate(rkey)
     }
 
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.invalidate(reach, rkey)
+        self.invalidate(rkey)
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.qp.note_binding();
         let (memory, reach) = self.memory();
-        memory.bind(reach, bind)
+        memory.bind(reach, bind)?;
+        tell(|| Event::Bound { qp: self.qp.id, bind });
+        Ok(())
     }
 }
 
 impl Completions for QpHost<'_> {
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        if is_on() {
+            self.note_completion(side, &cqe);
+        }
         tell(|| Event::Completed { qp: self.qp.id, side, cqe: &cqe });
         if cqe.status != WcStatus::Success {
             self.note_failure(side, &cqe);

@@ -3,6 +3,7 @@
 //! Under the lock of the queue pair. Touches the flow control of the engine.
 
 use super::failure::Failed;
+use super::watch::Watch;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
@@ -31,6 +32,8 @@ pub(super) struct QpHostState {
     pub(super) failed: Option<Box<Failed>>,
     /// Of an XRC target that has met queues of other processes.
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
+    /// For the checker.
+    pub(super) watch: Watch,
 }
 
 impl QpHostState {
@@ -88,6 +91,7 @@ impl QpHostState {
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
         self.failed = None;
+        self.watch = Watch::default();
     }
 
     /// The connection has ended: what is open at another process ends too.

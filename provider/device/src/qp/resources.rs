@@ -26,6 +26,7 @@ pub(crate) struct QpResources {
     pub(super) service: Service,
     pub(super) id: ObjectId,
     pub(super) user: u64,
+    pub(super) signals_all: bool,
     pd_id: PdId,
     pub(super) context: Arc<Context>,
     pub(super) send_cq: Arc<Cq>,
@@ -45,6 +46,7 @@ impl QpResources {
             service: init.service,
             id: ObjectId::next(),
             user: init.user,
+            signals_all: init.sq_sig_all,
             pd_id: pd.id(),
             context: Arc::clone(pd.context()),
             send_cq: Arc::clone(&init.send_cq),
@@ -80,6 +82,11 @@ impl QpResources {
             Side::Send => &self.send_cq,
             Side::Recv => &self.recv_cq,
         }
+    }
+
+    /// Where the lists of its own queues are looked up.
+    pub(super) fn lists(&self) -> (&MemoryTable, PdId) {
+        (self.memory(), self.pd_id)
     }
 
     /// It binds a memory window.

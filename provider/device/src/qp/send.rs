@@ -7,7 +7,7 @@ use super::core::{Inner, QpCore};
 use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
-use roxe_check::{Event, tell};
+use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
@@ -63,6 +63,10 @@ impl SendGuard<'_> {
             return Err(PostError::QueueFull);
         }
         inner.machine.post_send_to_srq(srqn, request)?;
+        if is_on() {
+            let resources = &self.core.resources;
+            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+        }
         self.pushed += 1;
         Ok(())
     }
@@ -79,6 +83,8 @@ impl SendGuard<'_> {
         let pushed = std::mem::take(&mut self.pushed);
         if let Some(inner) = &mut self.inner {
             inner.machine.take_back_sends(pushed);
+            inner.state.watch.take_back(pushed);
+            tell(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
         }
     }
 }

@@ -168,6 +168,9 @@ impl Qp {
             return Err(PostError::State);
         }
         inner.machine.post_recv(request)?;
+        if is_on() {
+            inner.state.watch.posted_recv(self.core.resources.lists(), request);
+        }
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // It flushes at once, or a message waits for it.
             self.core.receive_early(inner, clock::now());

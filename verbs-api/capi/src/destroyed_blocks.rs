@@ -37,17 +37,17 @@ impl Drop for Block {
 
 /// Which handles are those of destroyed objects.
 #[derive(Default)]
-struct Graves {
+struct Kept {
     handles: HashSet<usize>,
     blocks: VecDeque<(usize, Block)>,
 }
 
 /// Without a rank: calls ask while they hold any other lock, and nothing else is taken inside.
-static GRAVES: LazyLock<Mutex<Graves>> = LazyLock::new(Mutex::default);
+static KEPT: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
 
-impl Graves {
+impl Kept {
     /// Returns the block that has been here longest if there are too many.
-    fn bury(&mut self, handle: usize, block: Block) -> Option<Block> {
+    fn keep(&mut self, handle: usize, block: Block) -> Option<Block> {
         self.handles.insert(handle);
         self.blocks.push_back((handle, block));
         let (oldest, block) = self.blocks.pop_front_if(|_| self.handles.len() > MOST)?;
@@ -57,13 +57,13 @@ impl Graves {
 }
 
 /// Keeps the block of a destroyed object, until there are too many others.
-pub(crate) fn bury(handle: usize, block: Block) {
+pub(crate) fn keep(handle: usize, block: Block) {
     // Freed behind the lock.
-    let oldest = GRAVES.lock().bury(handle, block);
+    let oldest = KEPT.lock().keep(handle, block);
     drop(oldest);
 }
 
 /// Whether `handle` is that of a destroyed object.
 pub(crate) fn contains(handle: usize) -> bool {
-    GRAVES.lock().handles.contains(&handle)
+    KEPT.lock().handles.contains(&handle)
 }

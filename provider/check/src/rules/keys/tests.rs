@@ -1,0 +1,105 @@
+//! Which rule a refused key fires, by events.
+
+use crate::event::{Event, Made, Memory};
+use crate::rule::Rule;
+use crate::testing::{Card, write};
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::{MemError, Side};
+use roxe_transport::qp::DropReason;
+use roxe_transport::wr::{Access, SendData, SendFlags, SendRequest, Sge};
+use roxe_wire::{LKey, RKey};
+
+const LKEY: u32 = 0x100;
+const RKEY: u32 = 0x200;
+const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+/// A region of 64 bytes at 4096 in `pd`, with these rights.
+fn region(card: &mut Card, pd: ObjectId, access: Access) -> ObjectId {
+    let (context, id) = (card.context, ObjectId::next());
+    let memory = Memory { context, pd, lkey: LKEY, rkey: RKEY, addr: 4096, base: 4096, length: 64, access };
+    card.tell(Event::Created(id, Made::Mr(memory)));
+    id
+}
+
+fn sge(lkey: u32, addr: u64, length: u32) -> [Sge; 1] {
+    [Sge { addr, length, lkey: LKey(lkey) }]
+}
+
+/// What comes of a peer's access that fails.
+fn peer(card: &mut Card, qp: ObjectId, key: u32, (va, len): (u64, u64), error: MemError) -> Vec<Rule> {
+    let access = Access::REMOTE_WRITE;
+    card.tell(Event::RemoteFault { qp, rkey: RKey(key), va, len, access, error });
+    card.tell(Event::Dropped { qp, reason: DropReason::RemoteAccess, packet: None })
+}
+
+fn local(card: &mut Card, qp: ObjectId, sges: &[Sge], access: Access, error: MemError) -> Vec<Rule> {
+    card.tell(Event::LocalFault { qp, side: Side::Send, sges, access, error })
+}
+
+#[test]
+fn each_way_to_misuse_a_key_has_its_rule() {
+    let mut card = Card::new();
+    let (qp, pd) = (card.qp(), card.pd);
+    region(&mut card, pd, WRITABLE);
+    let read = Access::empty();
+    assert_eq!(local(&mut card, qp, &sge(RKEY, 4096, 8), read, MemError::WrongDomain), [Rule::KeyConfused]);
+    assert_eq!(local(&mut card, qp, &sge(LKEY, 4100, 61), read, MemError::Range), [Rule::KeyOutOfRange]);
+    assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 64), read, MemError::Range), [], "only the list is too short");
+    assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 64), read, MemError::Fault), [Rule::MemoryGoneInFlight]);
+    assert_eq!(peer(&mut card, qp, LKEY, (4096, 8), MemError::Access), [Rule::KeyConfused]);
+    assert_eq!(peer(&mut card, qp, RKEY, (4000, 8), MemError::Range), [Rule::KeyOutOfRange]);
+    assert_eq!(peer(&mut card, qp, 0x300, (4096, 8), MemError::BadKey), [], "nobody knows that key");
+}
+
+#[test]
+fn a_right_is_missing_at_the_region_or_at_the_queue_pair() {
+    let mut card = Card::new();
+    let (qp, pd) = (card.qp(), card.pd);
+    region(&mut card, pd, Access::empty());
+    assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::Access), [Rule::AccessMissing]);
+    let sink = sge(LKEY, 4096, 8);
+    assert_eq!(local(&mut card, qp, &sink, Access::LOCAL_WRITE, MemError::Access), [Rule::AccessMissing]);
+    assert_eq!(card.tell(Event::Denied { qp, right: Access::REMOTE_READ }), [Rule::AccessMissing]);
+}
+
+#[test]
+fn a_key_of_another_domain_is_named_as_such() {
+    let mut card = Card::new();
+    let (qp, pd, context) = (card.qp(), ObjectId::next(), card.context);
+    card.tell(Event::Created(pd, Made::Pd { context }));
+    region(&mut card, pd, WRITABLE);
+    assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::WrongDomain), [Rule::KeyOfOtherPd]);
+}
+
+#[test]
+fn a_dead_key_is_reported_if_the_request_is_refused_and_not_if_it_only_comes_again() {
+    let mut card = Card::new();
+    let (qp, pd) = (card.qp(), card.pd);
+    let mr = region(&mut card, pd, WRITABLE);
+    card.tell(Event::Destroyed(mr));
+    assert_eq!(peer(&mut card, qp, RKEY, (4096, 8), MemError::BadKey), [Rule::KeyStale]);
+    let (access, error) = (Access::REMOTE_READ, MemError::BadKey);
+    card.tell(Event::RemoteFault { qp, rkey: RKey(RKEY), va: 4096, len: 8, access, error });
+    assert_eq!(card.tell(Event::Dropped { qp, reason: DropReason::DuplicateRequest, packet: None }), []);
+    assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 8), Access::empty(), error), [Rule::KeyStale]);
+}
+
+#[test]
+fn a_region_goes_while_a_request_uses_it_or_after_it_has_completed() {
+    for completes in [false, true] {
+        let mut card = Card::new();
+        let (qp, pd) = (card.qp(), card.pd);
+        let mr = region(&mut card, pd, WRITABLE);
+        let sges = sge(LKEY, 4096, 8);
+        let request = SendRequest { data: SendData::Sges(&sges), ..write(1, SendFlags::SIGNALED) };
+        card.post(qp, &request);
+        if completes {
+            card.complete(qp, 1);
+        }
+        let expected: &[_] = if completes { &[] } else { &[Rule::MemoryGoneInFlight] };
+        assert_eq!(card.tell(Event::Destroyed(mr)), expected);
+        // It has been said already that this one has no memory.
+        let stale: &[_] = if completes { &[Rule::KeyStale] } else { &[] };
+        assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), stale);
+    }
+}

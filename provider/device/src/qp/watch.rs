@@ -1,0 +1,179 @@
+//! Bytes of requests under way, for the checker: summed up when they are posted, and again when the
+//! card is about to write them or is done with them, so that it is seen if the program changed
+//! them in between.
+//!
+//! Empty unless the checker is on. Under the lock of the queue pair. Reads the program's memory by
+//! its keys.
+
+use roxe_memory::guard::own_cells;
+use roxe_memory::region::PdId;
+use roxe_memory::table::MemoryTable;
+use roxe_transport::cx::Side;
+use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
+use std::collections::VecDeque;
+
+/// Bytes that are summed up in one piece.
+const PIECE: u32 = 512;
+/// Pieces of one request: of a longer one a sample is taken, so that the cost has a bound.
+const PIECES: u32 = 16;
+/// Requests of one queue that are watched at the same time.
+const MOST: usize = 4096;
+
+/// What the card does with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// It reads them, and reports that it is done.
+    Source,
+    /// It writes them.
+    Sink,
+    /// Nothing that can be judged.
+    Other,
+}
+
+#[derive(Debug)]
+struct Watched {
+    wr_id: u64,
+    signaled: bool,
+    what: Use,
+    sges: Vec<Sge>,
+    sum: Option<u64>,
+}
+
+/// What is watched of one queue pair, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    sends: VecDeque<Watched>,
+    receives: VecDeque<Watched>,
+}
+
+impl Watch {
+    /// A send was posted; `signals_all`: every one of the queue reports its completion.
+    pub(super) fn posted_send(
+        &mut self,
+        (memory, pd): (&MemoryTable, PdId),
+        request: &SendRequest<'_>,
+        signals_all: bool,
+    ) {
+        let signaled = signals_all || request.flags.contains(SendFlags::SIGNALED);
+        let what = use_of(&request.op, signaled);
+        let sges = if let SendData::Sges(sges) = request.data { sges.to_vec() } else { Vec::new() };
+        let sum = if what == Use::Other { None } else { sum(memory, pd, &sges) };
+        push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, what, sges, sum });
+    }
+
+    /// A receive was posted.
+    pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>) {
+        let (sges, sum) = (request.sges.to_vec(), sum(memory, pd, request.sges));
+        push(&mut self.receives, Watched { wr_id: request.wr_id, signaled: true, what: Use::Sink, sges, sum });
+    }
+
+    /// The card is about to write the first bytes of this list: the request whose bytes are no
+    /// longer those that were posted.
+    pub(super) fn writes(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, sges: &[Sge]) -> Option<u64> {
+        let is_it = |watched: &&mut Watched| watched.what == Use::Sink && watched.sum.is_some() && watched.sges == sges;
+        let watched = self.queue(side).iter_mut().find(is_it)?;
+        // From now on the card writes there.
+        let before = watched.sum.take();
+        (sum(memory, pd, sges)? != before?).then_some(watched.wr_id)
+    }
+
+    /// The card is done with a request, and for a send with all before it: whether its bytes are no
+    /// longer those that were posted.
+    pub(super) fn completed(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, cqe: &Cqe) -> bool {
+        let failed = cqe.status != WcStatus::Success;
+        let is_it = |watched: &Watched| watched.wr_id == cqe.wr_id && (watched.signaled || failed);
+        let queue = self.queue(side);
+        let Some(at) = queue.iter().position(is_it) else { return false };
+        let watched = match side {
+            Side::Send => queue.drain(..=at).next_back(),
+            Side::Recv => queue.remove(at),
+        };
+        watched.is_some_and(|watched| {
+            let before = watched.sum.filter(|_| watched.what == Use::Source && !failed);
+            before.is_some_and(|before| sum(memory, pd, &watched.sges).is_some_and(|now| now != before))
+        })
+    }
+
+    /// Requests that were posted last are taken back.
+    pub(super) fn take_back(&mut self, count: u32) {
+        let left = self.sends.len().saturating_sub(count as usize);
+        self.sends.truncate(left);
+    }
+
+    fn queue(&mut self, side: Side) -> &mut VecDeque<Watched> {
+        match side {
+            Side::Send => &mut self.sends,
+            Side::Recv => &mut self.receives,
+        }
+    }
+}
+
+fn push(queue: &mut VecDeque<Watched>, watched: Watched) {
+    if queue.len() == MOST {
+        queue.pop_front();
+    }
+    queue.push_back(watched);
+}
+
+fn use_of(op: &SendOp, signaled: bool) -> Use {
+    use SendOp::{AtomicWrite, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
+    match op {
+        Send | SendImm(_) | SendInvalidate(_) | Write { .. } | WriteImm { .. } | AtomicWrite { .. } if signaled => {
+            Use::Source
+        }
+        Read { .. } => Use::Sink,
+        _ => Use::Other,
+    }
+}
+
+/// The sum of the bytes of a list, of a sample of them if they are many; `None`: there are none, or
+/// they cannot be read.
+fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge]) -> Option<u64> {
+    let total = sges.iter().try_fold(0u32, |total, sge| total.checked_add(sge.length)).filter(|total| *total > 0)?;
+    let regions = memory.hold();
+    let pieces = total.div_ceil(PIECE).min(PIECES);
+    let mut sum = 0xcbf2_9ce4_8422_2325;
+    for piece in 0..pieces {
+        // Evenly from the first byte to the last.
+        let room = u64::from(total.saturating_sub(PIECE));
+        let last = u64::from(pieces - 1).max(1);
+        let at = u32::try_from(room * u64::from(piece) / last).ok()?;
+        let mut bytes = [0; PIECE as usize];
+        let len = PIECE.min(total) as usize;
+        let part = bytes.get_mut(..len)?;
+        regions.gather(pd, sges, at, own_cells(part)).ok()?;
+        for word in bytes.as_chunks::<8>().0.iter().take(len.div_ceil(8)) {
+            sum = (sum ^ u64::from_ne_bytes(*word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{self, PAGE, Pages};
+    use roxe_transport::wr::Access;
+
+    #[test]
+    fn a_changed_byte_is_seen_once_the_send_completes_or_the_receive_is_written() {
+        let (pages, pd) = (Pages::new(1), testing::pd());
+        let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let table: &MemoryTable = pd.context().memory();
+        let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
+        let own = (table, pd.id());
+        let cqe = Cqe { wr_id: 5, ..Cqe::default() };
+        for (changed, byte) in [(false, 0), (true, 1)] {
+            let mut watch = Watch::default();
+            let (op, data) = (SendOp::Send, SendData::Sges(&sges));
+            let request = SendRequest { wr_id: 5, op, flags: SendFlags::SIGNALED, data, ud: None };
+            watch.posted_send(own, &request, false);
+            watch.posted_recv(own, &RecvRequest { wr_id: 6, sges: &sges });
+            table.hold().scatter(pd.id(), &sges, 99, &[byte]).unwrap();
+            assert_eq!(watch.completed(own, Side::Send, &cqe), changed);
+            assert!(!watch.completed(own, Side::Send, &cqe), "it is gone");
+            assert_eq!(watch.writes(own, Side::Recv, &sges), changed.then_some(6));
+            assert_eq!(watch.writes(own, Side::Recv, &sges), None, "the card itself wrote since");
+        }
+    }
+}
