@@ -49,7 +49,7 @@ impl Card {
     pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
         self.made += 1;
         let Self { context, pd, cq, .. } = *self;
-        let caps = QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (qpn, sq_sig_all, srq) = (Qpn::new(self.made), false, None);
         let pair = Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 };
         let id = ObjectId::next();

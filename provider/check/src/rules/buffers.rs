@@ -216,7 +216,8 @@ mod tests {
         let (mut card, qp) = card();
         assert_eq!(post(&mut card, qp, 1, 4096, "write"), []);
         assert_eq!(post(&mut card, qp, 2, 4096 + 64, "read"), []);
-        assert_eq!(post(&mut card, qp, 3, 4096 + 63, "read"), [Rule::BufferOverlapInFlight]);
+        let other = card.qp();
+        assert_eq!(post(&mut card, other, 3, 4096 + 63, "read"), [Rule::BufferOverlapInFlight]);
     }
 
     #[test]
