@@ -1,5 +1,6 @@
 //! The documentation says what the code does, where a test can compare the two.
 
+use roxe_check::Rule;
 use roxe_provider::config::KNOBS;
 
 const PAGE: &str = include_str!("../../docs/knobs.md");
@@ -27,4 +28,21 @@ fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
             assert!(is_here || target.starts_with("http"), "{}: {target}", page.display());
         }
     }
+}
+
+/// Who meets a report looks its rule up in the manual.
+#[test]
+fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
+    let page = include_str!("../../docs/checker.md");
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .filter(|cells: &Vec<&str>| cells.len() == 4)
+        .collect();
+    let found: Vec<_> = rows.iter().map(|cells| (cells[0].trim_matches('`'), cells[1])).collect();
+    let wanted: Vec<_> = Rule::ALL.iter().map(|rule| (rule.name(), rule.severity().to_string())).collect();
+    assert!(found.iter().copied().eq(wanted.iter().map(|(name, severity)| (*name, &**severity))), "{found:?}");
+    assert!(rows.iter().all(|cells| !cells[2].is_empty() && !cells[3].is_empty()));
+    assert!(page.contains(&format!("{} rules", wanted.len())));
 }

@@ -1,7 +1,7 @@
 //! The checker of `roxe run --check` on twins: for every rule a program that does what the rule
 //! forbids, and one that does the same work as it has to be done (`tests/clients/misuse`). Each
 //! wrong twin is reported, with the place in its source; no right twin is. With the link of one
-//! host and with sockets.
+//! host and with sockets. Programs of the field that are right stay without a report of an error.
 //!
 //! `cargo test -p roxe-tests --test misuse -- WORD...` runs the checks whose name contains a word.
 
@@ -12,6 +12,7 @@ use roxe_tests::{cc, misuse};
 use serde_json::Value;
 use std::fs;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -25,7 +26,59 @@ fn main() -> ExitCode {
             })
         })
     });
-    report::main(twins.collect())
+    let clean = CLEAN.iter().flat_map(|pair| {
+        ["auto", "udp"]
+            .map(|link| Check::new(format!("clean: {}, link {link}", pair[1]), move || judge_clean(pair, link)))
+    });
+    report::main(twins.chain(clean).collect())
+}
+
+/// A server and a client of the field without a mistake that any card would meet.
+const CLEAN: [[&str; 2]; 10] = [
+    ["ibv_rc_pingpong -g 0 -p PORT", "ibv_rc_pingpong -g 0 -p PORT 127.0.0.1"],
+    ["ibv_rc_pingpong -g 0 -e -p PORT", "ibv_rc_pingpong -g 0 -e -p PORT 127.0.0.1"],
+    ["ibv_ud_pingpong -g 0 -p PORT", "ibv_ud_pingpong -g 0 -p PORT 127.0.0.1"],
+    ["ibv_srq_pingpong -g 0 -p PORT", "ibv_srq_pingpong -g 0 -p PORT 127.0.0.1"],
+    ["ib_write_bw -F -x 0 -n 500 -p PORT", "ib_write_bw -F -x 0 -n 500 -p PORT 127.0.0.1"],
+    ["ib_send_bw -F -x 0 -n 500 -p PORT", "ib_send_bw -F -x 0 -n 500 -p PORT 127.0.0.1"],
+    ["ib_read_bw -F -x 0 -n 500 -p PORT", "ib_read_bw -F -x 0 -n 500 -p PORT 127.0.0.1"],
+    ["ib_send_lat -F -x 0 -n 500 -e -p PORT", "ib_send_lat -F -x 0 -n 500 -e -p PORT 127.0.0.1"],
+    ["ib_atomic_bw -F -x 0 -n 500 -p PORT", "ib_atomic_bw -F -x 0 -n 500 -p PORT 127.0.0.1"],
+    ["ib_write_lat -F -x 0 -n 500 -I 64 -p PORT", "ib_write_lat -F -x 0 -n 500 -I 64 -p PORT 127.0.0.1"],
+];
+
+fn judge_clean(pair: &[&str; 2], link: &str) -> Verdict {
+    let name = pair[0].split(' ').next().unwrap_or_default();
+    if !pair::installed(name) {
+        return Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"));
+    }
+    match run_clean(pair, link) {
+        Ok(()) => Verdict::Passed,
+        Err(why) => Verdict::Failed(why),
+    }
+}
+
+fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
+    static PORT: AtomicU16 = AtomicU16::new(21_300);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    let reports = std::env::temp_dir().join(format!("roxe-clean-{}-{port}", std::process::id()));
+    let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
+    let place = Place { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Place::default() };
+    let [server, client] = pair.map(|line| {
+        let line = line.replace("PORT", &port.to_string());
+        let mut words = line.split(' ').map(str::to_owned);
+        Program { name: words.next().unwrap_or_default(), args: words.collect() }
+    });
+    let both = [(&server, &place), (&client, &place)];
+    let outcomes = pair::run_pair_at(both, &port.to_string(), || pair::listens(port), LIMIT);
+    let outcomes = outcomes.map_err(|e| e.to_string())?;
+    let text = fs::read_to_string(&reports).unwrap_or_default();
+    let _ = fs::remove_file(&reports);
+    let error = text.lines().find(|line| line.contains(r#""severity":"error""#));
+    match error {
+        None if outcomes.iter().all(|outcome| outcome.ok) => Ok(()),
+        _ => Err(outcomes.map(|outcome| outcome.output).join("\n")),
+    }
 }
 
 fn judge(rule: Rule, wrong: bool, link: &str) -> Verdict {

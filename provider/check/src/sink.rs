@@ -70,7 +70,7 @@ impl Sink {
         }
         let repeated: u64 = self.seen.values().map(|count| count - 1).sum();
         let unprinted: u32 = self.printed.values().map(|printed| printed.saturating_sub(LIMIT)).sum();
-        let mut text = format!("roxe: the checker has {reports} reports of process {}", std::process::id());
+        let mut text = format!("roxe: {reports} reports of the checker on process {}", std::process::id());
         for (count, what) in
             [(repeated, "repeated"), (unprinted.into(), "beyond ten of one rule"), (self.suppressed, "suppressed")]
         {
