@@ -1,4 +1,4 @@
-//! The program of `tests/clients/misuse`: twins of wrong and right programs, and requests that fail.
+//! The program of `tests/clients/misuse`: twins of wrong and right programs, requests that fail.
 
 use crate::{build, cc};
 use std::fs;

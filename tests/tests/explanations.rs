@@ -1,5 +1,5 @@
-//! `roxe run --explain`: each failure is explained by its own cause, so that causes which end in the
-//! same status or errno can be told apart. The programs are in `tests/clients/misuse/failure.c`.
+//! `roxe run --explain`: each failure is explained by its own cause, so that causes which end in
+//! the same status or errno can be told apart. `tests/clients/misuse/failure.c` has the programs.
 //! With the link of one host and with sockets.
 //!
 //! `cargo test -p roxe-tests --test explanations -- WORD...` runs the checks whose name contains a

@@ -1,5 +1,5 @@
 // What the twins have in common: two queue pairs of one process that are connected to each other,
-// and a table of cases. `misuse RULE wrong` does what the rule forbids, `misuse RULE right` does the
+// and a table of cases. `misuse RULE wrong` does what the rule forbids, `misuse RULE right` the
 // same work as it has to be done.
 #ifndef MISUSE_H
 #define MISUSE_H

@@ -116,3 +116,19 @@ pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Ref
     };
     checked.map_err(Refusal::remote)
 }
+
+/// The length of a request is why it is refused, unless its receive is too short.
+#[cold]
+pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {
+    if refusal == Refusal::Length {
+        host.wrong_length(req, len);
+    }
+}
+
+/// The access flags of the queue pair do not allow `req`.
+#[cold]
+pub(super) fn note_denied<H: Host>(host: &mut H, req: &Request) {
+    if let Ok(right) = right_of(req) {
+        host.denied(right);
+    }
+}

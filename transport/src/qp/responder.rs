@@ -14,7 +14,7 @@ use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
 use crate::qp::request_rules::{
-    Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, psns, right_of, starts,
+    Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, note_denied, note_length, psns, starts,
 };
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::len_of;
@@ -316,7 +316,8 @@ impl Responder {
         check_op_seq(self.open, req)?;
         check_op_valid(sh.attr.access, req).inspect_err(|_| note_denied(host, req))?;
         self.check_resource(sh, host, req, payload)?;
-        self.check_length(sh.attr.path_mtu, req, payload).inspect_err(|why| note_length(host, *why, incoming))?;
+        self.check_length(sh.attr.path_mtu, req, payload)
+            .inspect_err(|why| note_length(host, *why, req, payload.len()))?;
         check_rkey(host, req)?;
         self.execute(sh, host, incoming)
     }
@@ -492,22 +493,6 @@ impl Responder {
 /// Tag matching: whether the QP can read data from the peer by itself.
 fn may_read(sh: &Shared) -> bool {
     sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
-}
-
-/// The length of a request is why it is refused, unless its receive is too short.
-#[cold]
-fn note_length<H: Host>(host: &mut H, refusal: Refusal, incoming: Incoming<'_>) {
-    if refusal == Refusal::Length {
-        host.wrong_length(incoming.req, incoming.payload.len());
-    }
-}
-
-/// The access flags of the queue pair do not allow `req`.
-#[cold]
-fn note_denied<H: Host>(host: &mut H, req: &Request) {
-    if let Ok(right) = right_of(req) {
-        host.denied(right);
-    }
 }
 
 #[cfg(test)]

@@ -38,8 +38,8 @@ pub(crate) struct Args {
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
-    /// Say on standard error all that is known of each verb that was refused and of each work request
-    /// that failed; without this option it is a line each, if standard error is a terminal.
+    /// Say on standard error all that is known of each verb that was refused and of each work
+    /// request that failed; without it a line each, if standard error is a terminal.
     #[arg(long)]
     explain: bool,
     /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to

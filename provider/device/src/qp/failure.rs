@@ -3,7 +3,6 @@
 //!
 //! Nothing here runs unless something failed. Touches the files of [`reasons`].
 
-use super::host_state::QpHostState;
 use super::resources::QpResources;
 use roxe_base::config::Explain;
 use roxe_check::explain::{self, Failure, explains};
@@ -24,10 +23,9 @@ pub(super) struct Failed {
 }
 
 /// A local list could not be used.
-pub(super) fn note_local(state: &mut QpHostState, sges: &[Sge], access: Access, error: MemError) {
+pub(super) fn note_local(failed: &mut Option<Box<Failed>>, sges: &[Sge], access: Access, error: MemError) {
     if explains() > Explain::Off {
-        let failed = state.failed.get_or_insert_default();
-        failed.local = sges.first().map(|sge| {
+        failed.get_or_insert_default().local = sges.first().map(|sge| {
             let others = if sges.len() > 1 { ", or another element of the list" } else { "" };
             let range = (sge.addr, sge.length.into());
             explain::memory("lkey", sge.lkey.0, range, access, error) + others
@@ -36,10 +34,10 @@ pub(super) fn note_local(state: &mut QpHostState, sges: &[Sge], access: Access, 
 }
 
 /// A request ends in error. Whether there is something to say.
-pub(super) fn note(state: &mut QpHostState, side: Side, cqe: &Cqe) -> bool {
+pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) -> bool {
     let says = explains() > Explain::Off && cqe.status != WcStatus::WrFlushErr;
     if says {
-        state.failed.get_or_insert_default().cqe.get_or_insert((side, *cqe));
+        failed.get_or_insert_default().cqe.get_or_insert((side, *cqe));
     }
     says
 }

@@ -188,7 +188,7 @@ impl<'a> QpHost<'a> {
     #[cold]
     fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
-        failure::note_local(self.state, sges, access, error);
+        failure::note_local(&mut self.state.failed, sges, access, error);
     }
 
     /// A peer could not get at memory.
@@ -201,7 +201,7 @@ impl<'a> QpHost<'a> {
     /// A request ends in error.
     #[cold]
     fn note_failure(&mut self, side: Side, cqe: &Cqe) {
-        if failure::note(self.state, side, cqe) {
+        if failure::note(&mut self.state.failed, side, cqe) {
             self.report |= VisitOutcome::FAILED;
         }
     }
