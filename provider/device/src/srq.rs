@@ -15,7 +15,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{Outcome, PostError};
 use roxe_transport::time::Instant;
@@ -227,10 +227,19 @@ impl Srq {
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let posted = self.append(request);
-        tell(|| Event::of_posted_recv(self.id, request, &posted));
+        if is_on() {
+            self.tell_posted(request, posted);
+        }
         posted
     }
 
+    #[cold]
+    #[inline(never)]
+    fn tell_posted(&self, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
+        tell(|| Event::of_posted_recv(self.id, request, &posted));
+    }
+
+    #[inline]
     fn append(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let mut state = self.state.lock();
         let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);

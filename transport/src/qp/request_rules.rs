@@ -71,6 +71,7 @@ pub(super) fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
 }
 
 /// The right that an operation needs on the QP and on the memory.
+#[inline]
 pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
     Ok(match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),

@@ -496,6 +496,7 @@ fn may_read(sh: &Shared) -> bool {
 
 /// The length of a request is why it is refused, unless its receive is too short.
 #[cold]
+#[inline(never)]
 fn note_length<H: Host>(host: &mut H, refusal: Refusal, incoming: Incoming<'_>) {
     if refusal == Refusal::Length {
         host.wrong_length(incoming.req, incoming.payload.len());
@@ -504,6 +505,7 @@ fn note_length<H: Host>(host: &mut H, refusal: Refusal, incoming: Incoming<'_>) 
 
 /// The access flags of the queue pair do not allow `req`.
 #[cold]
+#[inline(never)]
 fn note_denied<H: Host>(host: &mut H, req: &Request) {
     if let Ok(right) = right_of(req) {
         host.denied(right);

@@ -4,6 +4,7 @@
 //! Touches the state machine under the lock, and the engine.
 
 use super::core::{Inner, QpCore};
+use super::resources::QpResources;
 use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
@@ -50,8 +51,22 @@ impl SendGuard<'_> {
     /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let posted = self.queue_send(srqn, request);
-        tell(|| Event::of_posted_send(self.core.resources.id, request, &posted));
+        if is_on() {
+            self.tell_posted(request, posted);
+        }
         posted
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_posted(&self, request: &SendRequest<'_>, posted: Result<(), PostError>) {
+        tell(|| Event::of_posted_send(self.core.resources.id, request, &posted));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn watch(inner: &mut Inner, resources: &QpResources, request: &SendRequest<'_>) {
+        inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
     }
 
     #[inline]
@@ -64,8 +79,7 @@ impl SendGuard<'_> {
         }
         inner.machine.post_send_to_srq(srqn, request)?;
         if is_on() {
-            let resources = &self.core.resources;
-            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+            Self::watch(inner, &self.core.resources, request);
         }
         self.pushed += 1;
         Ok(())

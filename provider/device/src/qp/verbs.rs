@@ -2,7 +2,7 @@
 //!
 //! Touches the state machine under the lock, and the engine.
 
-use super::core::QpCore;
+use super::core::{Inner, QpCore};
 use super::init::{QpInit, QpInitView, check_init};
 use super::rss::Rss;
 use super::steering::{Flow, FlowInit, FlowUses};
@@ -158,10 +158,25 @@ impl Qp {
     /// Posts a receive request. The data of a request is looked at when a message arrives for it.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let posted = self.queue_recv(request);
-        tell(|| Event::of_posted_recv(self.core.resources.id, request, &posted));
+        if is_on() {
+            self.tell_posted(request, posted);
+        }
         posted
     }
 
+    #[cold]
+    #[inline(never)]
+    fn tell_posted(&self, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
+        tell(|| Event::of_posted_recv(self.core.resources.id, request, &posted));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn watch(&self, inner: &mut Inner, request: &RecvRequest<'_>) {
+        inner.state.watch.posted_recv(self.core.resources.lists(), request);
+    }
+
+    #[inline]
     fn queue_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let mut inner = self.core.inner.lock();
         if inner.is_cut_off {
@@ -169,7 +184,7 @@ impl Qp {
         }
         inner.machine.post_recv(request)?;
         if is_on() {
-            inner.state.watch.posted_recv(self.core.resources.lists(), request);
+            self.watch(&mut inner, request);
         }
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // It flushes at once, or a message waits for it.
