@@ -226,17 +226,16 @@ impl Srq {
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let posted = self.append(request);
-        if is_on() {
-            self.tell_posted(request, posted);
-        }
-        posted
+        if is_on() { self.post_recv_told(request) } else { self.append(request) }
     }
 
+    /// As [`Srq::post_recv`] while the checker is on.
     #[cold]
     #[inline(never)]
-    fn tell_posted(&self, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
+    fn post_recv_told(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let posted = self.append(request);
         tell(|| Event::of_posted_recv(self.id, request, &posted));
+        posted
     }
 
     #[inline]

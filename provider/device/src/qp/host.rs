@@ -315,6 +315,7 @@ impl Memory for QpHost<'_> {
 }
 
 impl Completions for QpHost<'_> {
+    #[inline]
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
         if is_on() {
             self.note_completion(side, cqe);

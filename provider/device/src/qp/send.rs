@@ -4,7 +4,6 @@
 //! Touches the state machine under the lock, and the engine.
 
 use super::core::{Inner, QpCore};
-use super::resources::QpResources;
 use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
@@ -50,23 +49,20 @@ impl SendGuard<'_> {
     /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
     /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
+        if is_on() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
+    }
+
+    /// As [`SendGuard::push_to_srq`] while the checker is on.
+    #[cold]
+    #[inline(never)]
+    fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let posted = self.queue_send(srqn, request);
-        if is_on() {
-            self.tell_posted(request, posted);
+        let resources = &self.core.resources;
+        if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
+            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
         }
+        tell(|| Event::of_posted_send(resources.id, request, &posted));
         posted
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn tell_posted(&self, request: &SendRequest<'_>, posted: Result<(), PostError>) {
-        tell(|| Event::of_posted_send(self.core.resources.id, request, &posted));
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn watch(inner: &mut Inner, resources: &QpResources, request: &SendRequest<'_>) {
-        inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
     }
 
     #[inline]
@@ -78,9 +74,6 @@ impl SendGuard<'_> {
             return Err(PostError::QueueFull);
         }
         inner.machine.post_send_to_srq(srqn, request)?;
-        if is_on() {
-            Self::watch(inner, &self.core.resources, request);
-        }
         self.pushed += 1;
         Ok(())
     }
