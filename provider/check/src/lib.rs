@@ -74,8 +74,15 @@ pub fn is_on() -> bool {
 #[inline]
 pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_on() {
-        observe(&event());
+        put_together(event);
     }
+}
+
+/// Out of line, so that who tells has no room for an event on its stack and no copy of this.
+#[cold]
+#[inline(never)]
+fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
+    observe(&event());
 }
 
 /// To be called before `main`, where that can be done: then whatever the program itself does at its
@@ -129,6 +136,7 @@ fn open_report(path: &Path) -> std::io::Result<File> {
 }
 
 #[cold]
+#[inline(never)]
 fn observe(event: &Event<'_>) {
     let stack = if event.is_call() { Stack::here() } else { Stack::unknown() };
     let mut reports = Vec::new();

@@ -17,7 +17,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
@@ -252,17 +252,25 @@ impl Cq {
         Ok(self.take(max, f))
     }
 
-    fn take(&self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
+    fn take(&self, max: usize, f: impl FnMut(&Cqe)) -> usize {
         if !self.has_entries.load(Ordering::Acquire) {
             return 0;
         }
         let mut state = self.state.lock();
-        let n = state.take(max, |cqe| {
-            f(cqe);
-            tell(|| Event::Polled { cq: self.id, cqe });
-        });
+        if is_on() {
+            self.tell_polled(&state, max);
+        }
+        let n = state.take(max, f);
         self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
         n
+    }
+
+    /// The entries that are about to be handed out. Once for all of them, so that the loop that
+    /// hands them out asks nothing.
+    #[cold]
+    #[inline(never)]
+    fn tell_polled(&self, state: &State, max: usize) {
+        state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
     }
 
     /// Asks for one event on the next entry, or on the next solicited one. An entry that came since
@@ -365,12 +373,16 @@ impl Cq {
         state.ring.push_back(cqe);
         self.has_entries.store(true, Ordering::Release);
         let verdict = state.fires(&cqe);
-        self.tell_held(&state);
+        if is_on() {
+            self.tell_held(&state);
+        }
         drop(state);
         Ok(self.announces(verdict))
     }
 
     /// A queue without a limit has none to be compared with.
+    #[cold]
+    #[inline(never)]
     fn tell_held(&self, state: &State) {
         if !state.ignore_overrun {
             tell(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
@@ -390,7 +402,9 @@ impl Cq {
     pub(crate) fn forget(&self, qpn: Qpn, dropped: impl FnMut(&Cqe)) {
         let mut state = self.state.lock();
         state.forget(qpn, dropped);
-        self.tell_held(&state);
+        if is_on() {
+            self.tell_held(&state);
+        }
     }
 
     /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.

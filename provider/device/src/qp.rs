@@ -8,6 +8,7 @@
 //! - `host`, `host_state`: what the state machine reaches of this process: memory, completions,
 //!   flow control
 //! - `credits`: credit for datagrams that senders on this host wait for
+//! - `failure`, `watch`, `told`: why requests failed; what the checker is told
 //! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
 //! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
@@ -24,6 +25,7 @@ mod resources;
 mod rss;
 mod send;
 mod steering;
+mod told;
 mod verbs;
 mod watch;
 mod xrc_requests;

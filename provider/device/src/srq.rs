@@ -15,7 +15,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{Outcome, PostError};
 use roxe_transport::time::Instant;
@@ -226,11 +226,19 @@ impl Srq {
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        if is_on() { self.post_recv_told(request) } else { self.append(request) }
+    }
+
+    /// As [`Srq::post_recv`] while the checker is on.
+    #[cold]
+    #[inline(never)]
+    fn post_recv_told(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let posted = self.append(request);
         tell(|| Event::of_posted_recv(self.id, request, &posted));
         posted
     }
 
+    #[inline]
     fn append(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let mut state = self.state.lock();
         let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);

@@ -254,12 +254,19 @@ impl Engine {
             Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.count_dropped(run, &self.counters().unknown_qp);
-                reasons::note(self.ifindex(), qpn, || {
-                    format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get())
-                });
+                self.note_unknown(qpn);
                 self.interceptor().into_iter().for_each(|interceptor| interceptor.record_unknown(qpn, run));
             }
         }
+    }
+
+    /// For the peer, who wants to know why its packets are not taken.
+    #[cold]
+    #[inline(never)]
+    fn note_unknown(&self, qpn: Qpn) {
+        reasons::note(self.ifindex(), qpn, || {
+            format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get())
+        });
     }
 
     /// Answers probes, which count as nothing; what only begins like one is malformed.

@@ -35,6 +35,7 @@ impl InFlight {
     /// both are, or nothing but the first, or not even that. Instead of `more` takes what `run`
     /// says that the packets behind the first one need, if there is plenty. `fits_same_send` says
     /// whether so many packets travel with the last one.
+    #[inline]
     pub(crate) fn reserve<F: FlowControl>(
         &mut self,
         sh: &Shared,
@@ -78,6 +79,7 @@ impl InFlight {
 
     /// Raises `ahead` to at least `bytes`; `in_run`: the last packet of them travels with the one
     /// before it.
+    #[inline]
     fn reach<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F, bytes: u32, in_run: impl FnOnce() -> bool) -> bool {
         let missing = bytes.saturating_sub(self.ahead);
         let (av, qpn, own) = (&sh.attr.av, sh.attr.dest_qpn, self.unacked + self.ahead);

@@ -71,6 +71,7 @@ pub(super) fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
 }
 
 /// The right that an operation needs on the QP and on the memory.
+#[inline]
 pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
     Ok(match req {
         Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
@@ -119,6 +120,7 @@ pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Ref
 
 /// The length of a request is why it is refused, unless its receive is too short.
 #[cold]
+#[inline(never)]
 pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {
     if refusal == Refusal::Length {
         host.wrong_length(req, len);
@@ -127,6 +129,7 @@ pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request
 
 /// The access flags of the queue pair do not allow `req`.
 #[cold]
+#[inline(never)]
 pub(super) fn note_denied<H: Host>(host: &mut H, req: &Request) {
     if let Ok(right) = right_of(req) {
         host.denied(right);

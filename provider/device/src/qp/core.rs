@@ -130,14 +130,20 @@ impl QpCore {
         (net, header, len): (&NetHeader, &Header, usize),
     ) {
         if let Err(reason) = result {
-            tell(|| {
-                let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
-                let packet = Some(Arrived { src, dst, header, len, expected });
-                Event::Dropped { qp: self.resources.id, reason, packet }
-            });
-            self.engine().counters().count_drop(reason);
-            failure::note_drop(&self.resources, machine, reason);
+            self.count_dropped(reason, machine, (net, header, len));
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_dropped(&self, reason: DropReason, machine: &Machine, (net, header, len): (&NetHeader, &Header, usize)) {
+        tell(|| {
+            let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
+            let packet = Some(Arrived { src, dst, header, len, expected });
+            Event::Dropped { qp: self.resources.id, reason, packet }
+        });
+        self.engine().counters().count_drop(reason);
+        failure::note_drop(&self.resources, machine, reason);
     }
 
     /// Hands over packets that came early, as far as their turn has come or they have waited long

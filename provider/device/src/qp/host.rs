@@ -4,7 +4,6 @@
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C
 //! programs by their own locks, which are all further in.
 
-use super::failure;
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
@@ -34,7 +33,7 @@ pub(super) struct QpHost<'a> {
     pub(super) qp: &'a QpResources,
     pub(super) state: &'a mut QpHostState,
     pub(super) now: Instant,
-    report: VisitOutcome,
+    pub(super) report: VisitOutcome,
     /// The shared receive queue that an XRC target works with.
     selected: Option<Arc<Srq>>,
     /// Or the process that may have it.
@@ -42,7 +41,7 @@ pub(super) struct QpHost<'a> {
     /// What was summed up on its way into packets; `None`: nobody wants to know.
     copied: Option<Vec<Copied>>,
     /// The regions of the queue pair's context, from the first copy on.
-    held: Option<Regions<'a>>,
+    pub(super) held: Option<Regions<'a>>,
     /// Where payload is that came by a ring and was not copied.
     arrived: Option<SharedBytes<'a>>,
     /// Whether packets go into a ring.
@@ -135,7 +134,7 @@ impl<'a> QpHost<'a> {
     /// Does `look` at the regions there. They are not held for it: it may come before the first
     /// packet of a batch.
     #[inline]
-    fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+    pub(super) fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
         match &self.held {
             Some(regions) if self.selected.is_none() => look(regions, self.qp.reach()),
             _ => {
@@ -182,69 +181,6 @@ impl<'a> QpHost<'a> {
         let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
         self.note_copy(to, sum);
         Ok(())
-    }
-
-    /// A local list could not be used.
-    #[cold]
-    fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
-        tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
-        failure::note_local(&mut self.state.failed, sges, access, error);
-    }
-
-    /// A peer could not get at memory.
-    #[cold]
-    fn tell_remote(&self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
-        tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
-        failure::note_remote(self.qp, (rkey, va, len), access, error);
-    }
-
-    /// A request ends in error.
-    #[cold]
-    fn note_failure(&mut self, side: Side, cqe: &Cqe) {
-        if failure::note(&mut self.state.failed, side, cqe) {
-            self.report |= VisitOutcome::FAILED;
-        }
-    }
-
-    /// The list is about to be written.
-    #[cold]
-    fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
-        // The table may be asked only if it is not held.
-        self.held = None;
-        let qp = self.qp;
-        if offset == 0
-            && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
-        {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
-        }
-        let shared = qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
-        let (memory, own) = qp.lists();
-        for sge in sges {
-            let pd = shared.unwrap_or(own);
-            let place = memory.hold().locate(pd, sge, Access::LOCAL_WRITE);
-            if let Ok(addr) = place {
-                tell(|| Event::Written { addr, len: sge.length.into() });
-            }
-        }
-    }
-
-    /// Memory is about to be written for a peer.
-    #[cold]
-    fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
-        let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
-        if let Ok(addr) = place {
-            tell(|| Event::Written { addr, len });
-        }
-    }
-
-    /// A request ends.
-    #[cold]
-    fn note_completion(&mut self, side: Side, cqe: &Cqe) {
-        self.held = None;
-        let qp = self.qp;
-        if self.state.watch.completed(qp.lists(), side, cqe) {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
-        }
     }
 
     /// Kills the key of a window.
@@ -379,13 +315,13 @@ impl Memory for QpHost<'_> {
 }
 
 impl Completions for QpHost<'_> {
+    #[inline]
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
         if is_on() {
-            self.note_completion(side, &cqe);
+            self.note_completion(side, cqe);
         }
-        tell(|| Event::Completed { qp: self.qp.id, side, cqe: &cqe });
         if cqe.status != WcStatus::Success {
-            self.note_failure(side, &cqe);
+            self.note_failure(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
             return self.complete_xrc(cqe);

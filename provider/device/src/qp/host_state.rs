@@ -103,6 +103,7 @@ impl QpHostState {
     }
 
     /// The window towards `key`.
+    #[inline]
     pub(super) fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
             self.flow = None;

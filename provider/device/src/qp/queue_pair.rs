@@ -4,11 +4,9 @@
 
 use super::core::{Inner, QpCore};
 use super::credits::{Credits, sender_of};
-use super::failure;
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
-use roxe_check::{Event, is_on, tell};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -66,10 +64,7 @@ impl QueuePair for QpCore {
             let creditor = sender.filter(|_| !run.meta.by_ring);
             let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
             if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
-                failure::note_early(&self.resources, machine);
-                if is_on() && machine.lacks_receive(&mut host, &net, packet) {
-                    tell(|| Event::MessageWaits { qp: self.resources.id });
-                }
+                self.note_early(machine, &mut host, (&net, packet));
                 continue;
             }
             let result = match tools.starved {

@@ -49,8 +49,19 @@ impl SendGuard<'_> {
     /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
     /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
+        if is_on() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
+    }
+
+    /// As [`SendGuard::push_to_srq`] while the checker is on.
+    #[cold]
+    #[inline(never)]
+    fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let posted = self.queue_send(srqn, request);
-        tell(|| Event::of_posted_send(self.core.resources.id, request, &posted));
+        let resources = &self.core.resources;
+        if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
+            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+        }
+        tell(|| Event::of_posted_send(resources.id, request, &posted));
         posted
     }
 
@@ -63,10 +74,6 @@ impl SendGuard<'_> {
             return Err(PostError::QueueFull);
         }
         inner.machine.post_send_to_srq(srqn, request)?;
-        if is_on() {
-            let resources = &self.core.resources;
-            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
-        }
         self.pushed += 1;
         Ok(())
     }

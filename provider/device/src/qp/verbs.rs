@@ -2,7 +2,7 @@
 //!
 //! Touches the state machine under the lock, and the engine.
 
-use super::core::QpCore;
+use super::core::{Inner, QpCore};
 use super::init::{QpInit, QpInitView, check_init};
 use super::rss::Rss;
 use super::steering::{Flow, FlowInit, FlowUses};
@@ -157,20 +157,28 @@ impl Qp {
 
     /// Posts a receive request. The data of a request is looked at when a message arrives for it.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let posted = self.queue_recv(request);
-        tell(|| Event::of_posted_recv(self.core.resources.id, request, &posted));
+        if is_on() { self.post_recv_watched(request) } else { self.queue_recv(request, |_| ()) }
+    }
+
+    /// As [`Qp::post_recv`] while the checker is on.
+    #[cold]
+    #[inline(never)]
+    fn post_recv_watched(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let qp = &self.core.resources;
+        let posted = self.queue_recv(request, |inner| inner.state.watch.posted_recv(qp.lists(), request));
+        tell(|| Event::of_posted_recv(qp.id, request, &posted));
         posted
     }
 
-    fn queue_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+    /// `queued` is called once the request is in the queue, under the lock.
+    #[inline]
+    fn queue_recv(&self, request: &RecvRequest<'_>, queued: impl FnOnce(&mut Inner)) -> Result<(), PostError> {
         let mut inner = self.core.inner.lock();
         if inner.is_cut_off {
             return Err(PostError::State);
         }
         inner.machine.post_recv(request)?;
-        if is_on() {
-            inner.state.watch.posted_recv(self.core.resources.lists(), request);
-        }
+        queued(&mut inner);
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // It flushes at once, or a message waits for it.
             self.core.receive_early(inner, clock::now());

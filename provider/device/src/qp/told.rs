@@ -1,0 +1,103 @@
+//! What a queue pair's surroundings tell the checker, and those who explain.
+//!
+//! Each function is called only if there is something to tell, and stands out of line: nothing of it
+//! may take registers from the path of every packet. Reads the program's memory by its keys.
+
+use super::core::QpCore;
+use super::failure;
+use super::host::QpHost;
+use roxe_check::{Event, is_on, tell};
+use roxe_engine::queue_pair::VisitOutcome;
+use roxe_transport::Qp as Machine;
+use roxe_transport::cx::{MemError, Side};
+use roxe_transport::wr::{Access, Cqe, Sge};
+use roxe_wire::{NetHeader, Packet, RKey};
+
+impl QpHost<'_> {
+    /// A local list could not be used.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
+        tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
+        failure::note_local(&mut self.state.failed, sges, access, error);
+    }
+
+    /// A peer could not get at memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_remote(&self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
+        tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
+        failure::note_remote(self.qp, (rkey, va, len), access, error);
+    }
+
+    /// A request ends in error.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
+        if failure::note(&mut self.state.failed, side, &cqe) {
+            self.report |= VisitOutcome::FAILED;
+        }
+    }
+
+    /// The list is about to be written.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
+        // The table may be asked only if it is not held.
+        self.held = None;
+        let qp = self.qp;
+        if offset == 0
+            && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
+        {
+            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
+        }
+        let shared = qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let (memory, own) = qp.lists();
+        for sge in sges {
+            let pd = shared.unwrap_or(own);
+            let place = memory.hold().locate(pd, sge, Access::LOCAL_WRITE);
+            if let Ok(addr) = place {
+                tell(|| Event::Written { addr, len: sge.length.into() });
+            }
+        }
+    }
+
+    /// Memory is about to be written for a peer.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
+        let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
+        if let Ok(addr) = place {
+            tell(|| Event::Written { addr, len });
+        }
+    }
+
+    /// A request ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_completion(&mut self, side: Side, cqe: Cqe) {
+        self.held = None;
+        let qp = self.qp;
+        if self.state.watch.completed(qp.lists(), side, &cqe) {
+            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
+        }
+        tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
+    }
+}
+
+impl QpCore {
+    /// A packet waits for its receive, or for packets in front of it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_early(
+        &self,
+        machine: &mut Machine,
+        host: &mut QpHost<'_>,
+        (net, packet): (&NetHeader, &Packet<'_>),
+    ) {
+        failure::note_early(&self.resources, machine);
+        if is_on() && machine.lacks_receive(host, net, packet) {
+            tell(|| Event::MessageWaits { qp: self.resources.id });
+        }
+    }
+}
