@@ -130,9 +130,10 @@ fn open(config: &Config, text: &str) -> Result<Sink, Error> {
     Ok(Sink::new(selection, suppressions, file))
 }
 
-/// Several processes of a run append to it.
+/// Several processes of a run append to it. Never through a link, which somebody else may have put
+/// in a folder that all can write.
 fn open_report(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
 #[cold]
@@ -173,5 +174,24 @@ pub fn locks() -> [&'static dyn Lockable; 3] {
 pub fn abandon() {
     if let Some(checker) = CHECKER.try_lock().as_deref_mut().and_then(Option::as_mut) {
         *checker = Checker::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    #[test]
+    fn a_report_file_is_for_its_owner_only_and_never_opened_through_a_link() {
+        let folder = std::env::temp_dir().join(format!("roxe-check-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        drop(open_report(&file).unwrap());
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        symlink(&file, &link).unwrap();
+        assert_eq!(open_report(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        fs::remove_dir_all(folder).unwrap();
     }
 }
