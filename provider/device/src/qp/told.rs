@@ -1,7 +1,7 @@
 //! What a queue pair's surroundings tell the checker, and those who explain.
 //!
-//! Each function is called only if there is something to tell, and stands out of line: nothing of it
-//! may take registers from the path of every packet. Reads the program's memory by its keys.
+//! Each function is called only if there is something to tell, and stands out of line: nothing of
+//! it may take registers from the path of every packet. Reads the program's memory by its keys.
 
 use super::core::QpCore;
 use super::failure;
