@@ -129,6 +129,14 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
+impl Program {
+    /// From a command line whose words stand between spaces.
+    pub fn parse(line: &str) -> Self {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        Self { name: words.next().unwrap_or_default(), args: words.collect() }
+    }
+}
+
 /// Where a program runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {

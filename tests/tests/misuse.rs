@@ -64,11 +64,7 @@ fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
     let reports = std::env::temp_dir().join(format!("roxe-clean-{}-{port}", std::process::id()));
     let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
     let place = Place { envs: vec![("ROXE_LINK".to_owned(), link.to_owned())], options, ..Place::default() };
-    let [server, client] = pair.map(|line| {
-        let line = line.replace("PORT", &port.to_string());
-        let mut words = line.split(' ').map(str::to_owned);
-        Program { name: words.next().unwrap_or_default(), args: words.collect() }
-    });
+    let [server, client] = pair.map(|line| Program::parse(&line.replace("PORT", &port.to_string())));
     let both = [(&server, &place), (&client, &place)];
     let outcomes = pair::run_pair_at(both, &port.to_string(), || pair::listens(port), LIMIT);
     let outcomes = outcomes.map_err(|e| e.to_string())?;

@@ -76,11 +76,6 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn program(line: &str) -> Program {
-    let mut words = line.split_whitespace().map(str::to_owned);
-    Program { name: words.next().unwrap_or_default(), args: words.collect() }
-}
-
 fn missing(name: &str) -> Verdict {
     Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"))
 }
@@ -94,8 +89,8 @@ impl Meeting {
         let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
         let place = Place { envs, ..Place::default() };
         Self {
-            server: program(server),
-            client: program(client),
+            server: Program::parse(server),
+            client: Program::parse(client),
             port,
             place,
             ready: Ready::Claimed,

@@ -139,11 +139,8 @@ fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict
         ],
         ..Place::default()
     };
-    let program = |line: &str| {
-        let line = line.replace("PORT", &port.to_string());
-        let mut words = VALGRIND.into_iter().chain(line.split(' ')).map(str::to_owned);
-        Program { name: words.next().unwrap_or_default(), args: words.collect() }
-    };
+    let program =
+        |line: &str| Program::parse(&format!("{} {}", VALGRIND.join(" "), line.replace("PORT", &port.to_string())));
     let (server, client) = (program(pair.server), program(pair.client));
     let both = [(&server, &place), (&client, &place)];
     let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;

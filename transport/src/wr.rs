@@ -4,6 +4,7 @@
 //! only `wire`.
 
 use bitflags::bitflags;
+use core::ffi::CStr;
 use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity};
 
 /// Longest message, bytes (IBA §9.7.7: 2^31).
@@ -296,6 +297,35 @@ pub enum WcStatus {
     /// Tag matching: the card did not bring the data of a rendezvous.
     TmRndvIncomplete = 23,
 }
+
+/// What people call the values of `enum ibv_wc_status`, also those that are not in [`WcStatus`]:
+/// programs print and people search for these words.
+pub const WC_STATUS_TEXTS: [&CStr; 24] = [
+    c"success",
+    c"local length error",
+    c"local QP operation error",
+    c"local EE context operation error",
+    c"local protection error",
+    c"Work Request Flushed Error",
+    c"memory management operation error",
+    c"bad response error",
+    c"local access error",
+    c"remote invalid request error",
+    c"remote access error",
+    c"remote operation error",
+    c"transport retry counter exceeded",
+    c"RNR retry counter exceeded",
+    c"local RDD violation error",
+    c"remote invalid RD request",
+    c"aborted error",
+    c"invalid EE context number",
+    c"invalid EE context state",
+    c"fatal error",
+    c"response timeout error",
+    c"general error",
+    c"TM error",
+    c"TM software rendezvous",
+];
 
 /// Operation of a completion (values of `enum ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -5,11 +5,10 @@
 //! is said repeatedly is said once. Touches standard error.
 
 use roxe_base::config::{Explain, config};
-use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{QpAttr, Service};
-use roxe_transport::wr::{Access, Cqe, WcStatus};
+use roxe_transport::wr::{Access, Cqe, WC_STATUS_TEXTS, WcStatus};
 use roxe_wire::Qpn;
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -25,12 +24,13 @@ pub fn explains() -> Explain {
     config().map_or(Explain::Off, |config| config.explain)
 }
 
-/// A verb was refused.
-pub fn refused(error: &Error) {
+/// A verb was refused with `errno`; `why` is only asked if the user wants to hear it: programs post
+/// until a queue is full.
+pub fn refused(errno: i32, why: impl FnOnce() -> String) {
     // These mean that there is nothing yet, which programs ask for all the time.
-    if explains() > Explain::Off && !matches!(error.errno(), libc::EAGAIN | libc::EINTR) {
-        let name = std::io::Error::from_raw_os_error(error.errno());
-        say(&format!("roxe: a verb failed: {error} [{name}]\n"));
+    if explains() > Explain::Off && !matches!(errno, libc::EAGAIN | libc::EINTR) {
+        let name = std::io::Error::from_raw_os_error(errno);
+        say(&format!("roxe: a verb failed: {} [{name}]\n", why()));
     }
 }
 
@@ -172,26 +172,8 @@ const fn operation(cqe: &Cqe) -> &'static str {
 }
 
 /// As `ibv_wc_status_str` calls it.
-const fn name(status: WcStatus) -> &'static str {
-    match status {
-        WcStatus::Success => "success",
-        WcStatus::LocLenErr => "local length error",
-        WcStatus::LocQpOpErr => "local QP operation error",
-        WcStatus::LocEecOpErr => "local EE context operation error",
-        WcStatus::LocProtErr => "local protection error",
-        WcStatus::WrFlushErr => "Work Request Flushed Error",
-        WcStatus::MwBindErr => "memory management operation error",
-        WcStatus::BadRespErr => "bad response error",
-        WcStatus::LocAccessErr => "local access error",
-        WcStatus::RemInvReqErr => "remote invalid request error",
-        WcStatus::RemAccessErr => "remote access error",
-        WcStatus::RemOpErr => "remote operation error",
-        WcStatus::RetryExcErr => "transport retry counter exceeded",
-        WcStatus::RnrRetryExcErr => "RNR retry counter exceeded",
-        WcStatus::GeneralErr => "general error",
-        WcStatus::TmErr => "TM error",
-        WcStatus::TmRndvIncomplete => "TM software rendezvous",
-    }
+fn name(status: WcStatus) -> &'static str {
+    WC_STATUS_TEXTS.get(status as usize).and_then(|text| text.to_str().ok()).unwrap_or("unknown")
 }
 
 /// The lock of what was said, for a fork.

@@ -163,20 +163,19 @@ impl World {
 
     /// Requests of the queue whose completions nobody has polled, oldest first.
     pub(crate) fn outstanding(&self, side: Side, queue: ObjectId) -> impl DoubleEndedIterator<Item = &Work> {
-        let works = match side {
-            Side::Send => self.sends.get(&queue),
-            Side::Recv => self.receives.get(&queue),
-        };
-        works.into_iter().flatten()
+        self.works(side).get(&queue).into_iter().flatten()
     }
 
     /// How many requests [`World::outstanding`] has.
     pub(crate) fn depth(&self, side: Side, queue: ObjectId) -> usize {
-        let works = match side {
-            Side::Send => self.sends.get(&queue),
-            Side::Recv => self.receives.get(&queue),
-        };
-        works.map_or(0, VecDeque::len)
+        self.works(side).get(&queue).map_or(0, VecDeque::len)
+    }
+
+    const fn works(&self, side: Side) -> &HashMap<ObjectId, VecDeque<Work>> {
+        match side {
+            Side::Send => &self.sends,
+            Side::Recv => &self.receives,
+        }
     }
 
     /// All outstanding requests, with the queue pair or shared receive queue of each.
@@ -217,6 +216,11 @@ impl World {
     /// What was set on a queue pair that is alive.
     pub(crate) fn attributes(&self, qp: ObjectId) -> Option<&Attributes> {
         self.attributes.of(qp)
+    }
+
+    /// Whether the program has moved the queue pair to the error state.
+    pub(crate) fn is_in_error(&self, qp: ObjectId) -> bool {
+        self.attributes(qp).is_some_and(|attributes| attributes.state == QpState::Err)
     }
 
     /// What was set on all queue pairs.

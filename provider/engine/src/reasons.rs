@@ -27,9 +27,18 @@ const TOLD: usize = 3;
 /// The files of this process.
 #[derive(Debug, Default)]
 struct Written {
-    files: Vec<(PathBuf, File)>,
+    files: Vec<Own>,
     /// What is in them.
     lines: HashSet<(Qpn, String)>,
+}
+
+/// The file of one slot of this process.
+#[derive(Debug)]
+struct Own {
+    ifindex: u32,
+    slot: Slot,
+    path: PathBuf,
+    file: File,
 }
 
 static WRITTEN: Mutex<rank::Reasons, Option<Written>> = Mutex::new(None);
@@ -55,28 +64,29 @@ pub(crate) fn begin(ifindex: u32, slot: Slot) {
     }
 }
 
-fn open(ifindex: u32, slot: Slot) -> io::Result<(PathBuf, File)> {
+fn open(ifindex: u32, slot: Slot) -> io::Result<Own> {
     let path = path(ifindex, slot)?;
     // A file that is there is that of a process which died; its readers keep what they have.
     let _ = fs::remove_file(&path);
     let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
     file.try_lock()?;
     writeln!(file, "{}", std::process::id())?;
-    Ok((path, file))
+    Ok(Own { ifindex, slot, path, file })
 }
 
-/// A packet for `qpn`, which is or would be in this process, was not taken.
-pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> String) {
+/// A packet for `qpn`, which is or would be in this process, was not taken. Nothing is put together
+/// unless somebody may ask for the `reason`.
+pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> Option<String>) {
     if explains() == Explain::Off {
         return;
     }
-    let Ok(path) = path(ifindex, Slot::of(qpn)) else { return };
+    let Some(reason) = reason() else { return };
     let mut written = WRITTEN.lock();
     let Some(Written { files, lines }) = &mut *written else { return };
-    let reason = reason();
+    let is_its = |own: &&mut Own| (own.ifindex, own.slot) == (ifindex, Slot::of(qpn));
     if lines.len() < LIMIT
+        && let Some(Own { file, .. }) = files.iter_mut().find(is_its)
         && lines.insert((qpn, reason.clone()))
-        && let Some((_, file)) = files.iter_mut().find(|(known, _)| *known == path)
     {
         let _ = writeln!(file, "{:x} {reason}", qpn.get());
     }
@@ -115,7 +125,7 @@ fn is_stopped(process: &str) -> bool {
 /// The process ends.
 fn remove() {
     if let Some(written) = WRITTEN.try_lock().and_then(|mut written| written.take()) {
-        written.files.iter().for_each(|(path, _)| _ = fs::remove_file(path));
+        written.files.iter().for_each(|own| _ = fs::remove_file(&own.path));
     }
 }
 
@@ -144,7 +154,7 @@ mod tests {
     #[test]
     fn a_process_is_seen_to_be_alive_by_its_lock_and_its_last_reasons_are_told() {
         let (ifindex, slot) = (0xfffe, Slot::new(0x321));
-        let (path, mut file) = open(ifindex, slot).unwrap();
+        let Own { path, mut file, .. } = open(ifindex, slot).unwrap();
         for number in 0..5 {
             writeln!(file, "{:x} reason {number}", slot.qpn(7).get()).unwrap();
         }

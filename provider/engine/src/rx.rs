@@ -265,7 +265,7 @@ impl Engine {
     #[inline(never)]
     fn note_unknown(&self, qpn: Qpn) {
         reasons::note(self.ifindex(), qpn, || {
-            format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get())
+            Some(format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get()))
         });
     }
 

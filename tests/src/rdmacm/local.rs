@@ -167,9 +167,7 @@ impl Meeting<'_> {
             port: self.port,
             copy: &copy.to_string_lossy(),
         };
-        let line = words.fill(line);
-        let mut words = line.split_whitespace().map(str::to_owned);
-        let program = Program { name: words.next().unwrap_or_default(), args: words.collect() };
+        let program = Program::parse(&words.fill(line));
         let place = self.place(end, role);
         let log = |n: usize| pair::log_path(&format!("{role:?}{}.{n}", self.port));
         (0..count).map(|n| Running::start(&program, &place, log(n))).collect()

@@ -35,7 +35,7 @@ impl From<roxe_provider::Error> for Errno {
         if error.is_about_host() {
             tell_once(&error);
         } else {
-            explain::refused(&error);
+            explain::refused(error.errno(), || error.to_string());
         }
         Self(error.errno())
     }
@@ -53,7 +53,7 @@ impl From<roxe_provider::PostError> for Errno {
     #[cold]
     fn from(error: roxe_provider::PostError) -> Self {
         let errno = if error == roxe_provider::PostError::QueueFull { libc::ENOMEM } else { libc::EINVAL };
-        explain::refused(&roxe_provider::Error::new(errno, format!("a request was not posted: {error}")));
+        explain::refused(errno, || format!("a request was not posted: {error}"));
         Self(errno)
     }
 }

@@ -10,7 +10,6 @@ use crate::world::{Known, World, describe};
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use roxe_transport::qp::{AttrMask, QpState};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::thread::{self, ThreadId};
 
@@ -30,25 +29,17 @@ pub(super) struct Life {
     last: Option<(ThreadId, Made)>,
     /// The order of the handles.
     ended: VecDeque<usize>,
-    /// Queue pairs in the error state, which end all of their requests.
-    failed: HashSet<ObjectId>,
 }
 
 impl Observer for Life {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::MadeByLibrary(id) => drop(self.of_library.insert(id)),
-            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
-                if attr.state == QpState::Err {
-                    self.failed.insert(qp);
-                } else {
-                    self.failed.remove(&qp);
-                }
-            }
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));
                 self.of_library.remove(&id);
-                if !self.failed.remove(&id) {
+                // In the error state a queue pair ends all of its requests.
+                if !world.is_in_error(id) {
                     reports.extend(with_outstanding(id, stack, world));
                 }
             }
@@ -203,7 +194,7 @@ fn with_outstanding(id: ObjectId, stack: &Stack, world: &World) -> Option<Report
 mod tests {
     use super::*;
     use crate::testing::{Card, write};
-    use roxe_transport::qp::QpAttr;
+    use roxe_transport::qp::{AttrMask, QpAttr, QpState};
     use roxe_transport::wr::SendFlags;
 
     #[test]

@@ -6,29 +6,26 @@ use crate::event::Event;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::World;
+use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use roxe_transport::qp::{AttrMask, PostError, QpState};
+use roxe_transport::qp::{AttrMask, PostError};
 use std::collections::HashMap;
 
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    states: HashMap<ObjectId, QpState>,
-    /// Where a send queue was full while signaled requests were in it, and what was polled since.
+    /// Where a send queue was full while signaled requests were in it; nothing was polled since.
     full: HashMap<ObjectId, Stack>,
 }
 
 impl Observer for Queues {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
-                self.states.insert(qp, attr.state);
+            Event::Modified { qp, mask, .. } if mask.contains(AttrMask::STATE) => {
                 self.full.remove(&qp);
             }
             Event::Destroyed(id) => {
-                self.states.remove(&id);
                 reports.extend(self.full.remove(&id).and_then(|stack| unpolled(id, &stack, world)));
             }
             Event::PostRefused { queue, side: Side::Send, error: PostError::QueueFull, .. } => {
@@ -41,70 +38,62 @@ impl Observer for Queues {
             Event::PostRefused { queue, error: PostError::InlineTooLong, inline, wr_id, .. } => {
                 reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
             }
-            // The card here frees a place as soon as it can; others wait for the completion.
-            Event::PostedSend { qp, .. } if self.states.get(&qp) != Some(&QpState::Err) => {
-                let places = world.qp(qp).map_or(usize::MAX, |pair| pair.caps.max_send_wr as usize);
-                if world.depth(Side::Send, qp) > places {
-                    let is_stuck = world.outstanding(Side::Send, qp).all(|work| !work.signaled);
-                    reports.extend(if is_stuck { never_signaled(qp, stack, world) } else { beyond(qp, stack, world) });
-                }
-            }
+            Event::PostedSend { qp, .. } => reports.extend(posted(qp, stack, world)),
             // A program that polls when the queue is full does what it has to.
             Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
-            Event::PostedSend { qp, .. } if self.states.get(&qp) == Some(&QpState::Err) => {
-                reports.push(
-                    Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.")
-                        .fact("queue pair", world.name(qp))
-                        .at("posted at", stack)
-                        .advice("Move the queue pair to RESET and connect it anew, or destroy it."),
-                );
-            }
             _ => {}
         }
     }
 }
 
-/// No completion can ever free a place.
-fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    let first = world.outstanding(Side::Send, qp).next()?;
-    let count = world.outstanding(Side::Send, qp).count();
-    let sentence = format!("All {count} places of the send queue hold requests without a completion.");
-    let report = Report::new(Rule::NeverSignaled, sentence).fact("queue pair", world.name(qp));
-    Some(
-        report
-            .at("posted at", stack)
-            .at("oldest request", &first.posted)
-            .advice("Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion."),
-    )
-}
-
-/// More requests than places: no completion behind the oldest one was polled.
-fn beyond(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    let first = world.outstanding(Side::Send, qp).next()?;
+/// A send was posted.
+fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    if world.is_in_error(qp) {
+        let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
+        let report = report.fact("queue pair", world.name(qp)).at("posted at", stack);
+        return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));
+    }
+    // The card here frees a place as soon as it can; others wait for the completion.
     let count = world.depth(Side::Send, qp);
+    if count <= world.qp(qp)?.caps.max_send_wr as usize {
+        return None;
+    }
+    if world.outstanding(Side::Send, qp).all(|work| !work.signaled) {
+        return never_signaled(qp, stack, world);
+    }
     let sentence =
         format!("{count} requests are in the send queue since a completion was polled, more than it has places.");
-    let report = Report::new(Rule::SlotsWithoutCompletion, sentence).fact("queue pair", world.name(qp));
-    Some(
-        report
-            .at("posted at", stack)
-            .at("oldest request", &first.posted)
-            .advice("Poll the completion queue before more than max_send_wr requests are posted."),
-    )
+    full(Rule::SlotsWithoutCompletion, sentence, POLL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
+}
+
+const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
+const POLL: &str = "Poll the completion queue before more than max_send_wr requests are posted.";
+
+/// No completion can ever free a place.
+fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
+    let count = world.depth(Side::Send, qp);
+    let sentence = format!("All {count} places of the send queue hold requests without a completion.");
+    full(Rule::NeverSignaled, sentence, SIGNAL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
 }
 
 /// The completions that would free places are there, and nobody takes them.
 fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    let completed: Vec<_> = world.outstanding(Side::Send, qp).filter(|work| work.completed).collect();
-    let count = completed.len();
+    let completed = || world.outstanding(Side::Send, qp).filter(|work| work.completed);
+    let count = completed().count();
     let sentence = format!("The send queue is full, and {count} completions that would free places lie unpolled.");
-    let report = Report::new(Rule::SlotsWithoutCompletion, sentence).fact("queue pair", world.name(qp));
-    Some(
-        report
-            .at("posted at", stack)
-            .at("oldest request", &completed.first()?.posted)
-            .advice("Poll the completion queue before more than max_send_wr requests are posted."),
-    )
+    full(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
+}
+
+/// A send queue is full, of which `oldest` is the first to be told; no report without one.
+fn full(
+    rule: Rule,
+    sentence: String,
+    advice: &str,
+    oldest: Option<&Work>,
+    (qp, stack, world): (ObjectId, &Stack, &World),
+) -> Option<Report> {
+    let report = Report::new(rule, sentence).fact("queue pair", world.name(qp)).at("posted at", stack);
+    Some(report.at("oldest request", &oldest?.posted).advice(advice))
 }
 
 /// The room for inline data is what was asked for, though this device has more.

@@ -287,11 +287,13 @@ impl QpCore {
         }
         if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
             self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
-            self.explain_failure();
+            if report.contains(VisitOutcome::FAILED) {
+                self.explain_failure();
+            }
         }
     }
 
-    /// Says why a request failed, if one did and the user wants to hear of it.
+    /// Says why a request failed.
     #[cold]
     fn explain_failure(&self) {
         let (failed, attr) = {

@@ -56,14 +56,13 @@ impl Failed {
 
 /// A peer could not get at memory of this end.
 pub(super) fn note_remote(qp: &QpResources, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
-    reasons::note(ifindex(qp), qp.qpn, || explain::memory("rkey", rkey.0, (va, len), access, error));
+    reasons::note(ifindex(qp), qp.qpn, || Some(explain::memory("rkey", rkey.0, (va, len), access, error)));
 }
 
 /// A packet of the peer was not taken.
 pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason) {
-    if let Some(text) = sentence(machine, reason) {
-        reasons::note(ifindex(qp), qp.qpn, || format!("queue pair {:#x} {text}", qp.qpn.get()));
-    }
+    let said = || Some(format!("queue pair {:#x} {}", qp.qpn.get(), sentence(machine, reason)?));
+    reasons::note(ifindex(qp), qp.qpn, said);
 }
 
 /// A packet of the peer waits, maybe for a state that the queue pair never reaches.
