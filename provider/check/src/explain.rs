@@ -172,7 +172,7 @@ const fn operation(cqe: &Cqe) -> &'static str {
 }
 
 /// As `ibv_wc_status_str` calls it.
-fn name(status: WcStatus) -> &'static str {
+pub(crate) fn name(status: WcStatus) -> &'static str {
     WC_STATUS_TEXTS.get(status as usize).and_then(|text| text.to_str().ok()).unwrap_or("unknown")
 }
 

@@ -288,16 +288,17 @@ impl QpCore {
         if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
             self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
             if report.contains(VisitOutcome::FAILED) {
-                self.explain_failure();
+                self.tell_failure();
             }
         }
     }
 
-    /// Says why a request failed.
+    /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
-    fn explain_failure(&self) {
+    fn tell_failure(&self) {
         let (failed, attr) = {
             let mut inner = self.inner.lock();
+            self.tell_state(&inner);
             (inner.state.failed.take(), *inner.machine.attr())
         };
         if let Some(failed) = failed {
@@ -305,11 +306,17 @@ impl QpCore {
         }
     }
 
+    /// Tells the state into which the card may have moved the queue pair.
+    fn tell_state(&self, inner: &Inner) {
+        tell(|| Event::StateChanged { qp: self.resources.id, state: inner.machine.state() });
+    }
+
     /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
     /// those that came.
     #[cold]
     fn raise(&self, events: QpEvents) {
         let inner = self.inner.lock();
+        self.tell_state(&inner);
         for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
             // A work queue has no other event than that it cannot report its completions.
             let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };

@@ -10,7 +10,7 @@ use roxe_engine::reasons;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{DropReason, QpAttr, QpState, Service};
-use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
+use roxe_transport::wr::{Access, Cqe, Sge};
 use roxe_wire::RKey;
 
 /// The first failure of a queue pair since it was reset; what comes behind it follows from it.
@@ -33,13 +33,11 @@ pub(super) fn note_local(failed: &mut Option<Box<Failed>>, sges: &[Sge], access:
     }
 }
 
-/// A request ends in error. Whether there is something to say.
-pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) -> bool {
-    let says = explains() > Explain::Off && cqe.status != WcStatus::WrFlushErr;
-    if says {
+/// A request ends in error, and not because of one before it.
+pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
+    if explains() > Explain::Off {
         failed.get_or_insert_default().cqe.get_or_insert((side, *cqe));
     }
-    says
 }
 
 impl Failed {

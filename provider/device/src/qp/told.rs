@@ -10,7 +10,7 @@ use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::wr::{Access, Cqe, Sge};
+use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
 impl QpHost<'_> {
@@ -34,7 +34,8 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
-        if failure::note(&mut self.state.failed, side, &cqe) {
+        if cqe.status != WcStatus::WrFlushErr {
+            failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
         }
     }
