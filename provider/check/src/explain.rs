@@ -30,7 +30,7 @@ pub fn refused(errno: i32, why: impl FnOnce() -> String) {
     // These mean that there is nothing yet, which programs ask for all the time.
     if explains() > Explain::Off && !matches!(errno, libc::EAGAIN | libc::EINTR) {
         let name = std::io::Error::from_raw_os_error(errno);
-        say(&format!("roxe: a verb failed: {} [{name}]\n", why()));
+        say(&format!("roxe: a verb failed: {} [{name}]\n", why()), "");
     }
 }
 
@@ -51,6 +51,8 @@ pub struct Failure<'a> {
     pub local: Option<String>,
     /// What the other end has said of it, or of itself; empty if nothing is known.
     pub peer: Vec<String>,
+    /// What happened to the queue pair before, oldest first.
+    pub history: Vec<String>,
 }
 
 /// Says why a request failed.
@@ -62,8 +64,10 @@ pub fn failed(failure: &Failure<'_>) {
     let mut text = line(failure);
     if wanted == Explain::Full {
         details(failure, &mut text);
+        say(&text, &history(failure));
+    } else {
+        say(&text, "");
     }
-    say(&text);
 }
 
 /// The line that users of middleware ask for: who, to whom, what, how it ended, and why.
@@ -101,6 +105,12 @@ fn details(failure: &Failure<'_>, text: &mut String) {
         line("attributes", &format!("timeout {timeout} ({wait}), retry_cnt {retries}, rnr_retry {rnr}"));
     }
     line("what to do", &advice(cqe.status));
+}
+
+/// The last events of the queue pair.
+fn history(failure: &Failure<'_>) -> String {
+    let labels = std::iter::once("last events").chain(std::iter::repeat(""));
+    failure.history.iter().zip(labels).map(|(event, label)| format!("    {label:<14} {event}\n")).collect()
 }
 
 /// What can be said where nothing is known but the status.
@@ -181,13 +191,13 @@ pub(crate) fn lock() -> &'static dyn Lockable {
     &TOLD
 }
 
-/// Writes a text that was not written before, while there are not too many.
-fn say(text: &str) {
+/// Writes a text that was not written before, while there are not too many, and what belongs to it.
+fn say(text: &str, more: &str) {
     let mut told = TOLD.lock();
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
         // Under the lock, so that no text is torn by another one. Nobody else can be told.
-        let _ = stderr().write_all(text.as_bytes());
+        let _ = stderr().write_all(format!("{text}{more}").as_bytes());
     }
 }
 
@@ -199,7 +209,7 @@ mod tests {
         let cqe = Cqe { wr_id: 7, status, ..Cqe::default() };
         let peer = peer.iter().map(|said| (*said).to_owned()).collect();
         let (qpn, service, side) = (Qpn::new(0x11), Service::Rc, Side::Send);
-        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer })
+        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer, history: Vec::new() })
     }
 
     #[test]

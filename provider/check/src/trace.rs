@@ -9,7 +9,7 @@
 //! A further listener to the events of the checker; packets come as captures see them. What is told
 //! becomes lines in memory; the background thread of an engine writes them out every
 //! [`INTERVAL`], so that a process that is killed loses no more than that, and whoever finds
-//! [`LIMIT`] bytes waiting writes them itself. Touches the file of the trace and standard error.
+//! a megabyte waiting writes it itself. Touches the file of the trace and standard error.
 
 mod file;
 mod lines;

@@ -41,14 +41,14 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
 }
 
 impl Failed {
-    /// Says why.
-    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr) {
+    /// Says why; `history` is what happened to the queue pair before.
+    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr, history: Vec<String>) {
         let Some((side, cqe)) = self.cqe else { return };
         let is_connected = !matches!(qp.service, Service::Ud | Service::Raw);
         let asks = is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some();
         let peer = if asks { reasons::of(ifindex(qp), attr.dest_qpn) } else { Vec::new() };
         let (qpn, service) = (qp.qpn, qp.service);
-        explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, local: self.local, peer });
+        explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, local: self.local, peer, history });
     }
 }
 

@@ -218,7 +218,11 @@ impl Qp {
             // would believe it lost.
             self.core.serve(now);
         }
-        let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
+        let result = self.core.visit(now, |machine, host| {
+            let result = machine.modify(host, attr, mask);
+            host.state.history.note_state(now, machine.state());
+            result
+        });
         self.core.engine().leave_after_send(now);
         result.map_err(|e| Error::invalid(e.to_string()))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
