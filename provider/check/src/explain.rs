@@ -4,7 +4,9 @@
 //! standard error if the user wants it (`ROXE_EXPLAIN`), never into the program's own output. What
 //! is said repeatedly is said once. Touches standard error.
 
+use roxe_base::clock;
 use roxe_base::config::{Explain, config};
+use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{QpAttr, Service};
@@ -13,10 +15,17 @@ use roxe_wire::Qpn;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{Write, stderr};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Explanations that a process gives; what comes then is more of the same.
 const LIMIT: usize = 50;
 
+/// How long the end of the process waits for explanations at most.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Explanations that are still to be given.
+static OWED: AtomicU32 = AtomicU32::new(0);
 static TOLD: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
 /// How much the user wants to hear.
@@ -32,6 +41,42 @@ pub fn refused(errno: i32, why: impl FnOnce() -> String) {
         let name = std::io::Error::from_raw_os_error(errno);
         say(&format!("roxe: a verb failed: {} [{name}]\n", why()), "");
     }
+}
+
+/// Says that an explanation is to come, before the program can see the failure: it may end at once.
+/// The process does not end before the answer is dropped, unless that takes long.
+pub fn owe() -> Owed {
+    at_exit(Stage::Report, || _ = is_paid_within(PATIENCE));
+    OWED.fetch_add(1, Ordering::Relaxed);
+    Owed(())
+}
+
+/// An explanation that is to come.
+#[derive(Debug)]
+pub struct Owed(());
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        // The child of a fork owes nothing.
+        let _ = OWED.fetch_update(Ordering::Release, Ordering::Relaxed, |owed| owed.checked_sub(1));
+    }
+}
+
+/// Waits until nothing is owed.
+fn is_paid_within(limit: Duration) -> bool {
+    let start = clock::now();
+    while OWED.load(Ordering::Acquire) > 0 {
+        if clock::now().since(start) >= limit {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// In the child of a fork: the parent explains what it has begun.
+pub(crate) fn abandon() {
+    OWED.store(0, Ordering::Relaxed);
 }
 
 /// A request that a queue pair ended in error by, and what its end of the connection knows.
@@ -220,6 +265,19 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(failure(&attr, WcStatus::RetryExcErr, &["it is in ERR"]).ends_with(": it is in ERR\n"));
+    }
+
+    #[test]
+    fn the_end_of_the_process_waits_for_what_is_owed() {
+        let owed = owe();
+        assert!(!is_paid_within(Duration::ZERO));
+        let teller = std::thread::spawn(move || drop(owed));
+        assert!(is_paid_within(Duration::from_secs(60)));
+        teller.join().unwrap();
+        let owed = owe();
+        abandon();
+        drop(owed);
+        assert!(is_paid_within(Duration::ZERO));
     }
 
     #[test]

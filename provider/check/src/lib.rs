@@ -189,6 +189,7 @@ pub fn abandon() {
         *checker = Checker::default();
     }
     trace::abandon();
+    explain::abandon();
 }
 
 #[cfg(test)]

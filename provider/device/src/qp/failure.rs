@@ -5,7 +5,7 @@
 
 use super::resources::QpResources;
 use roxe_base::config::Explain;
-use roxe_check::explain::{self, Failure, explains};
+use roxe_check::explain::{self, Failure, Owed, explains};
 use roxe_engine::reasons;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
@@ -20,6 +20,8 @@ pub(super) struct Failed {
     local: Option<String>,
     /// The completion, once there is one.
     cqe: Option<(Side, Cqe)>,
+    /// Until it is explained.
+    owed: Option<Owed>,
 }
 
 /// A local list could not be used.
@@ -36,7 +38,9 @@ pub(super) fn note_local(failed: &mut Option<Box<Failed>>, sges: &[Sge], access:
 /// A request ends in error, and not because of one before it.
 pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
     if explains() > Explain::Off {
-        failed.get_or_insert_default().cqe.get_or_insert((side, *cqe));
+        let failed = failed.get_or_insert_default();
+        failed.cqe.get_or_insert((side, *cqe));
+        failed.owed.get_or_insert_with(explain::owe);
     }
 }
 
