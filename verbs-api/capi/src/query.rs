@@ -169,6 +169,32 @@ pub(crate) unsafe extern "C" fn query_port(
     status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
 }
 
+/// `man ibv_query_port_speed`, in units of 100 Mbit/s: lanes times the speed of one.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    status(|| {
+        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| EINVAL)?)?;
+        // SAFETY: NULL or a variable of the program.
+        let speed = unsafe { speed.as_mut() }.ok_or(EINVAL)?;
+        *speed = lanes(attr.active_width) * lane_speed(attr.active_speed);
+        Ok(())
+    })
+}
+
+/// How many lanes a width code means (IBA §14.2.5.6, PortInfo:LinkWidthActive).
+fn lanes(code: u8) -> u64 {
+    if code == 2 { 4 } else { 1 }
+}
+
+/// What a lane of a speed code carries, in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and
+/// LinkSpeedExtActive): SDR, QDR, EDR are those that a port may have here.
+fn lane_speed(code: u8) -> u64 {
+    match code {
+        1 => 25,
+        4 => 100,
+        _ => 250,
+    }
+}
+
 /// `man ibv_query_gid`: an empty entry is all zero.
 pub(crate) unsafe extern "C" fn ibv_query_gid(
     handle: *mut ibv_context,
