@@ -20,10 +20,10 @@ const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// Page faults are the operating system's, so every access of every service may meet one:
-/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0
-/// on, as far as the service does them.
+/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and
+/// ATOMIC_WRITE from bit 0 on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
-    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
+    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b1111_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// What services of XRC do when a page is missing: their receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
