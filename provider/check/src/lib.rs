@@ -39,6 +39,7 @@ pub use tracked::{Tracked, for_library};
 use roxe_base::config::{Config, config, variable};
 use roxe_base::error::Error;
 use roxe_base::exit::{self, Stage, at_exit};
+use roxe_base::instruments;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use rules::Rules;
 use sink::Sink;
@@ -107,6 +108,7 @@ pub fn start() -> Result<(), Error> {
     drop(checker);
     at_exit(Stage::Report, end);
     ON.store(true, Ordering::Relaxed);
+    instruments::turn_on();
     Ok(())
 }
 
