@@ -15,6 +15,7 @@ use crate::table::QpTable;
 use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::weakest::{self, Weakness};
 use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
@@ -185,6 +186,24 @@ impl Engine {
     /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
         self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
+    }
+
+    /// The process ends: nothing that it has taken in waits any more, and what it owes leaves.
+    pub(crate) fn settle(&self, now: Instant) {
+        if weakest::has(Weakness::all()) {
+            for qp in self.table.list() {
+                qp.settle_memory();
+                qp.serve(now);
+            }
+        }
+    }
+
+    /// A region goes away: what queue pairs have taken in for it is in memory when this returns. No
+    /// queue pair may be locked.
+    pub fn settle_memory(&self) {
+        if weakest::has(Weakness::PLACEMENT) {
+            self.table.list().iter().for_each(|qp| qp.settle_memory());
+        }
     }
 
     pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {

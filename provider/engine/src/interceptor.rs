@@ -1,4 +1,5 @@
-//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`).
+//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`,
+//! and those of the weakest legal card).
 //!
 //! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
 //! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
@@ -21,6 +22,7 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
+use roxe_base::weakest::{self, Weakness};
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::NetHeader;
 
@@ -43,7 +45,7 @@ impl Interceptor {
     /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        if config.capture.is_none() && config.faults.is_none() {
+        if config.capture.is_none() && config.faults.is_none() && !weakest::has(Weakness::LOSS) {
             return Ok(None);
         }
         let (recorder, faults) = process::open(config)?;
