@@ -183,6 +183,16 @@ impl Choices {
     }
 }
 
+/// A number for the object `number` of the process: that of the seed on the weakest legal card, a
+/// random one elsewhere.
+pub fn number_for(subject: Subject, number: &AtomicU64) -> Result<u32, Error> {
+    if has(Weakness::NUMBERS) {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        return Ok(Choices::new(seed(), subject, number).number() as u32);
+    }
+    getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

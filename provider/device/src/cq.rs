@@ -15,7 +15,7 @@ use crate::event::AsyncEventKind;
 use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
-use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
+use roxe_base::limits::{NUM_COMP_VECTORS, max_cqe};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::weakest::{Weakness, has};
@@ -495,16 +495,18 @@ impl Drop for Cq {
 }
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
-    match cqe {
-        1..=MAX_CQE => Ok(cqe as usize),
-        _ => Err(Error::invalid(format!("a completion queue takes 1 to {MAX_CQE} entries, not {cqe}"))),
+    let most = max_cqe();
+    if (1..=most).contains(&cqe) {
+        return Ok(cqe as usize);
     }
+    Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing;
+    use roxe_base::limits::MAX_CQE;
 
     fn cqe(wr_id: u64) -> Cqe {
         Cqe { wr_id, ..Cqe::default() }

@@ -15,7 +15,7 @@ use crate::table::QpTable;
 use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
-use roxe_base::weakest::{self, Weakness};
+use roxe_base::weakest::{self, Subject, Weakness};
 use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
@@ -27,11 +27,13 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, Qpn};
 use std::fmt::Debug;
-use std::io;
 use std::ops::Deref;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Queue pairs made in this process.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// What the engine hands to the crate above: messages of connection managers, requests for XRC
 /// queues of this process, changes of the interface. Every call gets the engine that it is about.
@@ -143,7 +145,7 @@ impl Engine {
         } else {
             self.start_with_links()?
         }
-        let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
+        let random = weakest::number_for(Subject::Qpns, &MADE)?;
         loop {
             let mut made = None;
             let insert = |qpn| Arc::clone(made.insert(make(qpn))) as Arc<dyn QueuePair>;
