@@ -100,7 +100,7 @@ pub fn max_cqe() -> u32 {
 
 /// Work requests of a shared receive queue.
 pub fn max_srq_wr() -> u32 {
-    least(MAX_SRQ_WR, 1024)
+    least(MAX_SRQ_WR, 4096)
 }
 
 /// Elements of a list in a shared receive queue.

@@ -4,8 +4,8 @@
 //! key's index (its upper 24 bits) say where its value is; the others are compared, so that the key
 //! of a table with few values is as hard to guess as that of one with many. When the table doubles,
 //! one more bit of the index counts, and half of the values move. Finding a slot is one bounds
-//! check and one comparison. Touches nothing but the random source, or the seed of the weakest legal
-//! card.
+//! check and one comparison. Touches nothing but the random source, or the seed of the weakest
+//! legal card.
 
 use crate::error::Error;
 use crate::weakest::{Choices, Subject, Weakness, has, seed};

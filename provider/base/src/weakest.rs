@@ -5,7 +5,6 @@
 //! come from the seed, from what they are about, and from how many were made for it before, never
 //! from the time. Touches two numbers of the process, and the system's random source for a seed.
 
-use crate::error::Error;
 use crate::instruments;
 use bitflags::bitflags;
 use roxe_transport::fault::mix;
@@ -102,10 +101,9 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 static WEAKNESSES: AtomicU16 = AtomicU16::new(0);
 
 /// A seed out of nothing.
-pub fn draw_seed() -> Result<u64, Error> {
+pub fn draw_seed() -> io::Result<u64> {
     // Short enough to be typed.
-    let drawn = getrandom::u32().map(u64::from);
-    drawn.map_err(|e| Error::os("cannot draw a seed", &io::Error::other(e)))
+    getrandom::u32().map(u64::from).map_err(io::Error::other)
 }
 
 /// The card of this process is weak from now on.
@@ -185,12 +183,12 @@ impl Choices {
 
 /// A number for the object `number` of the process: that of the seed on the weakest legal card, a
 /// random one elsewhere.
-pub fn number_for(subject: Subject, number: &AtomicU64) -> Result<u32, Error> {
+pub fn number_for(subject: Subject, number: &AtomicU64) -> io::Result<u32> {
     if has(Weakness::NUMBERS) {
         let number = number.fetch_add(1, Ordering::Relaxed);
         return Ok(Choices::new(seed(), subject, number).number() as u32);
     }
-    getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))
+    getrandom::u32().map_err(io::Error::other)
 }
 
 #[cfg(test)]

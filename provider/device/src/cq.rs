@@ -129,8 +129,8 @@ impl State {
         let first = self.ring.len().saturating_sub(weak.hidden);
         weak.hidden -= count.min(weak.hidden);
         let shown: Vec<Cqe> = self.ring.iter().skip(first).take(count).copied().collect();
-        let verdicts = shown.iter().map(|cqe| self.fires(cqe));
-        verdicts.fold(Verdict::Wait, |all, one| if one == Verdict::Wait { all } else { one })
+        let or_before = |before, now| if now == Verdict::Wait { before } else { now };
+        shown.iter().fold(Verdict::Wait, |before, cqe| or_before(before, self.fires(cqe)))
     }
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
@@ -307,7 +307,9 @@ impl Cq {
     /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
-        tell(|| Event::Armed { cq: self.id, any: !solicited_only && !self.is_moderated() });
+        // With moderation an event may stand for several completions, or come late.
+        let is_plain = || self.state.lock().moderator.rule == Moderation::default();
+        tell(|| Event::Armed { cq: self.id, any: !solicited_only && is_plain() });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -321,11 +323,6 @@ impl Cq {
             self.notify();
         }
         self.engine().arm();
-    }
-
-    /// Whether an event may stand for several completions, or come late.
-    fn is_moderated(&self) -> bool {
-        self.state.lock().moderator.rule != Moderation::default()
     }
 
     /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
@@ -477,8 +474,8 @@ impl Deadline for Cq {
         let mut state = self.state.lock();
         let verdict = state.moderator.on_deadline(deadline);
         let verdict = state.disarm_if(verdict);
-        let hidden = state.weak.as_mut().map_or(0, |weak| weak.on_deadline());
-        let verdict = if hidden > 0 { state.show(hidden) } else { verdict };
+        let shown = state.weak.as_mut().map_or(0, |weak| weak.on_deadline());
+        let verdict = if shown > 0 { state.show(shown) } else { verdict };
         drop(state);
         if self.announces(verdict) {
             self.notify();
@@ -495,11 +492,10 @@ impl Drop for Cq {
 }
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
-    let most = max_cqe();
-    if (1..=most).contains(&cqe) {
-        return Ok(cqe as usize);
+    match max_cqe() {
+        most if (1..=most).contains(&cqe) => Ok(cqe as usize),
+        most => Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}"))),
     }
-    Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}")))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::device::Device;
 use roxe_base::config::config;
 use roxe_base::limits;
+use roxe_base::weakest::{Weakness, has};
 
 impl Device {
     /// What it is and takes.
@@ -68,7 +69,8 @@ pub struct DeviceAttr {
     pub max_res_rd_atom: u32,
     /// READs and atomics a QP has under way.
     pub max_qp_init_rd_atom: u32,
-    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
+    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own; on the weakest legal card 1:
+    /// `IBV_ATOMIC_HCA`.
     pub atomic_cap: u32,
     /// Multicast groups of one process.
     pub max_mcast_grp: u32,
@@ -143,7 +145,7 @@ impl DeviceAttr {
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
-            atomic_cap: 2,
+            atomic_cap: if has(Weakness::ATOMICS) { 1 } else { 2 },
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,

@@ -45,7 +45,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
 fn start_weakness(config: &Config) -> Result<(), Error> {
     static STARTED: Once = Once::new();
     let Some(wanted) = config.weakest else { return Ok(()) };
-    let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok)?;
+    let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok).map_err(|e| Error::os("cannot draw a seed", &e))?;
     STARTED.call_once(|| {
         if wanted.seed.is_none() {
             let _ = writeln!(stderr(), "roxe: weakest: seed {seed}");

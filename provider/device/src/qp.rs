@@ -9,8 +9,8 @@
 //!   flow control
 //! - `credits`: credit for datagrams that senders on this host wait for
 //! - `failure`, `watch`, `told`: why requests failed; what the checker is told
-//! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in memory
-//!   yet, and what it does instead
+//! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in
+//!   memory yet, and what it does instead
 //! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
 //! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 

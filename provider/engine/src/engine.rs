@@ -145,7 +145,8 @@ impl Engine {
         } else {
             self.start_with_links()?
         }
-        let random = weakest::number_for(Subject::Qpns, &MADE)?;
+        let random = weakest::number_for(Subject::Qpns, &MADE);
+        let random = random.map_err(|e| Error::os("cannot draw a random number", &e))?;
         loop {
             let mut made = None;
             let insert = |qpn| Arc::clone(made.insert(make(qpn))) as Arc<dyn QueuePair>;

@@ -12,7 +12,6 @@ use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::{checkers, stats, view};
 use roxe_check::Selection;
-use roxe_provider::Error;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
@@ -115,7 +114,7 @@ pub(crate) enum RunError {
     #[error("wrong --weakest: {0}")]
     Weakest(String),
     #[error("no --weakest without a seed: {0}")]
-    Seed(Error),
+    Seed(std::io::Error),
     #[error(
         "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()

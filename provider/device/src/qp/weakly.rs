@@ -72,21 +72,19 @@ impl QpHost<'_> {
         data: RxPayload<'_>,
         find: impl FnOnce(&mut Self) -> Result<Vec<(u64, Range<usize>)>, MemError>,
     ) -> Option<Result<(), MemError>> {
-        let weak = self.state.weak.as_mut().filter(|_| has(Weakness::PLACEMENT))?;
-        if data.is_empty() {
+        if self.state.weak.is_none() || !has(Weakness::PLACEMENT) || data.is_empty() {
             return None;
         }
-        // What goes the usual way comes behind everything else.
-        let usual = |this: &mut Self| this.state.weak.iter_mut().for_each(|weak| weak.placement.settle_all());
-        let _ = weak;
         let found = self.bytes_of(data).and_then(|bytes| Some((bytes, find(self).ok()?)));
-        let Some((bytes, places)) = found.filter(|(_, places)| places.iter().all(is_there)) else {
-            usual(self);
+        let found = found.filter(|(_, places)| places.iter().all(is_there));
+        let (engine, now) = (self.qp.engine(), self.now);
+        let weak = self.state.weak.as_mut()?;
+        let Some((bytes, places)) = found else {
+            // What goes the usual way comes behind everything else.
+            weak.placement.settle_all();
             return None;
         };
         let parts: Vec<_> = places.into_iter().filter_map(|(addr, part)| Some((addr, bytes.get(part)?))).collect();
-        let (engine, now) = (self.qp.engine(), self.now);
-        let weak = self.state.weak.as_mut()?;
         weak.placement.take_in(side, &parts);
         if !weak.placement.is_settled(side) {
             weak.look_again(engine, now);
@@ -106,8 +104,8 @@ impl QpHost<'_> {
         }
     }
 
-    /// An atomic of a peer: everything before it is in memory first (IBA o9-20), and it is read and
-    /// written back in two steps, which exclude atomics of the card only.
+    /// An atomic of a peer: everything before it is in memory first (IBA §9.5), and it is read and
+    /// written back in steps, which exclude atomics of the card only.
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_watched(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Option<Result<u64, MemError>> {
@@ -115,9 +113,11 @@ impl QpHost<'_> {
         if !has(Weakness::ATOMICS) {
             return None;
         }
-        let _alone = ATOMICS.lock();
         let pause = || (0..PAUSE).for_each(|_| std::hint::spin_loop());
-        Some(self.look(|regions, reach| regions.atomic_in_steps(reach, rkey, va, op, pause)))
+        Some(self.look(|regions, reach| {
+            let _alone = ATOMICS.lock();
+            regions.atomic_in_steps(reach, rkey, va, op, pause)
+        }))
     }
 
     /// A peer changes 8 bytes behind everything that it has written before.

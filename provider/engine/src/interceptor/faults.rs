@@ -31,9 +31,9 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// The rules that were asked for, announced with a seed that repeats them, and behind them those
-    /// of the weakest legal card; `None`: there are none. What those that were asked for did is to
-    /// be reported at the end.
+    /// The rules that were asked for, announced with a seed that repeats them, and behind them
+    /// those of the weakest legal card; `None`: there are none. What those that were asked for did
+    /// is to be reported at the end.
     pub(crate) fn start(asked: Option<&Rules>) -> Result<Option<Self>, Error> {
         let weak = weakest::has(Weakness::LOSS);
         if asked.is_none() && !weak {

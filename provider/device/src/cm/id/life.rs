@@ -41,7 +41,7 @@ impl Id {
             return Err(Error::invalid("raw packets have no connections"));
         }
         static IDS: AtomicU64 = AtomicU64::new(0);
-        let psn = number_for(Subject::Psns, &IDS)?;
+        let psn = number_for(Subject::Psns, &IDS).map_err(|e| Error::os("cannot draw a random number", &e))?;
         Ok(Self::make(channel, port_space, service, user, psn))
     }
 

@@ -1,3 +1,5 @@
+//! Litmus programs for one queue pair: what may be seen of what it has taken in.
+
 use super::*;
 use crate::testing::Pages;
 use std::collections::BTreeSet;
@@ -58,7 +60,7 @@ fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
     outcomes
 }
 
-// IBA o9-20: only a receive, an atomic or a WRITE with immediate behind a WRITE says that it is
+// IBA §9.5: only a receive, an atomic or a WRITE with immediate behind a WRITE says that it is
 // there; a byte of it does not, nor does one of a later WRITE.
 #[test]
 fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
