@@ -28,52 +28,52 @@ const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
 /// What programs take for granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Relies {
+enum ReliesOn {
     /// Nothing that the standard does not promise.
-    OnNothing,
+    Nothing,
     /// No datagram and no message of an unreliable connection is ever lost: it waits for all.
-    OnEveryMessage,
+    EveryMessage,
     /// Inline room that it did not ask for.
-    OnInlineRoom,
+    InlineRoom,
 }
 
-impl Relies {
+impl ReliesOn {
     /// The weakness to leave out.
     fn left_out(self) -> &'static str {
         match self {
-            Self::OnNothing => "",
-            Self::OnEveryMessage => ",-loss,-receives",
-            Self::OnInlineRoom => ",-slots",
+            Self::Nothing => "",
+            Self::EveryMessage => ",-loss,-receives",
+            Self::InlineRoom => ",-slots",
         }
     }
 }
 
 /// Programs that meet by a TCP port. docs/weakest.md names the same that rely on more.
-const PROGRAMS: [(&str, &str, Relies); 22] = [
-    ("ibv_rc_pingpong", "-g 0 -c", Relies::OnNothing),
-    ("ibv_rc_pingpong", "-g 0 -c -e", Relies::OnNothing),
-    ("ibv_rc_pingpong", "-g 0 -c -s 100000 -n 100", Relies::OnNothing),
-    ("ibv_srq_pingpong", "-g 0 -c", Relies::OnNothing),
-    ("ibv_srq_pingpong", "-g 0 -c -e", Relies::OnNothing),
-    ("ib_send_bw", "-x 0 -n 1000", Relies::OnNothing),
-    ("ib_send_bw", "-x 0 -n 1000 -e", Relies::OnNothing),
-    ("ib_write_bw", "-x 0 -n 1000", Relies::OnNothing),
-    ("ib_read_bw", "-x 0 -n 1000", Relies::OnNothing),
-    ("ib_atomic_bw", "-x 0 -n 1000", Relies::OnNothing),
-    ("ib_send_lat", "-x 0 -n 200", Relies::OnNothing),
+const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
+    ("ibv_rc_pingpong", "-g 0 -c", ReliesOn::Nothing),
+    ("ibv_rc_pingpong", "-g 0 -c -e", ReliesOn::Nothing),
+    ("ibv_rc_pingpong", "-g 0 -c -s 100000 -n 100", ReliesOn::Nothing),
+    ("ibv_srq_pingpong", "-g 0 -c", ReliesOn::Nothing),
+    ("ibv_srq_pingpong", "-g 0 -c -e", ReliesOn::Nothing),
+    ("ib_send_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_send_bw", "-x 0 -n 1000 -e", ReliesOn::Nothing),
+    ("ib_write_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_read_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_atomic_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_send_lat", "-x 0 -n 200", ReliesOn::Nothing),
     // It waits for a byte of memory, and looks at nothing else of it.
-    ("ib_write_lat", "-x 0 -n 200", Relies::OnNothing),
-    ("ib_read_lat", "-x 0 -n 200", Relies::OnNothing),
-    ("ib_atomic_lat", "-x 0 -n 200", Relies::OnNothing),
+    ("ib_write_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    ("ib_read_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    ("ib_atomic_lat", "-x 0 -n 200", ReliesOn::Nothing),
     // Its messages may be lost: it never waits for one.
-    ("ib_write_bw", "-x 0 -n 1000 -c UC", Relies::OnNothing),
-    ("ibv_uc_pingpong", "-g 0 -c", Relies::OnEveryMessage),
-    ("ibv_ud_pingpong", "-g 0 -c", Relies::OnEveryMessage),
-    ("ib_send_bw", "-x 0 -n 1000 -c UD", Relies::OnEveryMessage),
-    ("ib_send_bw", "-x 0 -n 1000 -c UC", Relies::OnEveryMessage),
-    ("ib_send_lat", "-x 0 -n 200 -c UD", Relies::OnEveryMessage),
-    ("ib_send_lat", "-x 0 -n 200 -c UC", Relies::OnEveryMessage),
-    ("ib_write_lat", "-x 0 -n 200 -c UC", Relies::OnEveryMessage),
+    ("ib_write_bw", "-x 0 -n 1000 -c UC", ReliesOn::Nothing),
+    ("ibv_uc_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
+    ("ibv_ud_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
+    ("ib_send_bw", "-x 0 -n 1000 -c UD", ReliesOn::EveryMessage),
+    ("ib_send_bw", "-x 0 -n 1000 -c UC", ReliesOn::EveryMessage),
+    ("ib_send_lat", "-x 0 -n 200 -c UD", ReliesOn::EveryMessage),
+    ("ib_send_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
+    ("ib_write_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
 ];
 
 /// Of those that every run looks at, and their number.
@@ -182,9 +182,9 @@ fn connected(options: &Options, seed: u64) -> Vec<Check> {
     for exchange in list::all(Scale::Small) {
         // Datagrams wait for all of them; groups have no connection.
         let relies = match exchange.carrier {
-            Carrier::Reliable if exchange.to_string().contains("rdma_xclient") => Relies::OnInlineRoom,
-            Carrier::Reliable => Relies::OnNothing,
-            Carrier::Datagrams | Carrier::Groups => Relies::OnEveryMessage,
+            Carrier::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
+            Carrier::Reliable => ReliesOn::Nothing,
+            Carrier::Datagrams | Carrier::Groups => ReliesOn::EveryMessage,
         };
         let is_here = exchange.ips.contains(&Ip::V4) && exchange.ready == Ready::Listens;
         let name = exchange.to_string();
