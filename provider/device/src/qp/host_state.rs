@@ -5,6 +5,7 @@
 use super::failure::Failed;
 use super::history::History;
 use super::watch::Watch;
+use super::weak::Weak;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
@@ -37,6 +38,8 @@ pub(super) struct QpHostState {
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
+    /// Of the weakest legal card.
+    pub(super) weak: Option<Box<Weak>>,
 }
 
 impl QpHostState {
@@ -96,6 +99,7 @@ impl QpHostState {
         self.failed = None;
         self.history.reset();
         self.watch = Watch::default();
+        self.weak.iter_mut().for_each(|weak| weak.slots.clear());
     }
 
     /// The connection has ended: what is open at another process ends too.

@@ -160,6 +160,10 @@ impl QueuePair for QpCore {
         until
     }
 
+    fn settle_memory(&self) {
+        self.settle_weakly();
+    }
+
     fn end_waiting(&self, now: Instant) {
         let mut inner = self.inner.lock();
         if inner.machine.has_work() {
@@ -215,9 +219,10 @@ impl QueuePair for QpCore {
 
     fn cut_off(&self) -> bool {
         let mut inner = self.inner.lock();
-        let Inner { machine, state, early, tx, frames, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, state, early, tx, frames, is_cut_off, is_usual, .. } = &mut *inner;
         let is_first = !std::mem::replace(is_cut_off, true);
         if is_first {
+            *is_usual = false;
             *tx = TxCache::default();
             *frames = None;
             self.engine().counters().unknown_qp.add(early.len() as u64);
