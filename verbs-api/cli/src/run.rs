@@ -10,7 +10,7 @@
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
-use crate::{checkers, stats, view};
+use crate::{bypass, checkers, stats, view};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use std::ffi::{OsStr, OsString};
@@ -156,6 +156,10 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     let unusable = |cause| FolderError::Unusable { path: folder.clone(), cause };
     command.envs(checkers.map_err(unusable)?);
     set_options(args, &mut command)?;
+    if args.explain || stderr().is_terminal() {
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&library, &folder);
+    }
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         show_view(args, &mut command)?;
     }
