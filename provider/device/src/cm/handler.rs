@@ -119,7 +119,7 @@ impl CmHandler for Id {
             machine::EventKind::Stale => inner.take_rejection(session, RejReason::StaleConnection, &PrivateData::EMPTY),
             machine::EventKind::Unreachable => {
                 inner.is_over(session);
-                (EventKind::Unreachable, -libc::ETIMEDOUT, EventData::None)
+                (EventKind::Unreachable, -session.errno_of_silence, EventData::None)
             }
             machine::EventKind::Disconnected(ending) => {
                 inner.end();

@@ -296,12 +296,12 @@ impl QpCore {
     /// Says why a request failed.
     #[cold]
     fn explain_failure(&self) {
-        let (failed, attr) = {
+        let (failed, attr, unanswered) = {
             let mut inner = self.inner.lock();
-            (inner.state.failed.take(), *inner.machine.attr())
+            (inner.state.failed.take(), *inner.machine.attr(), inner.machine.unanswered())
         };
         if let Some(failed) = failed {
-            failed.explain(&self.resources, &attr);
+            failed.explain(&self.resources, &attr, unanswered);
         }
     }
 
