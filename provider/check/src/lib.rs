@@ -53,6 +53,7 @@ use world::World;
 pub const EXIT_STATUS: i32 = 66;
 
 static ON: AtomicBool = AtomicBool::new(false);
+static FORK_SUPPORT: AtomicBool = AtomicBool::new(false);
 static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
 static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
 
@@ -82,6 +83,17 @@ pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
 #[inline(never)]
 fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
     observe(&event());
+}
+
+/// The program has prepared for forks with outstanding requests, or has asked whether it has to.
+pub fn note_fork_support() {
+    FORK_SUPPORT.store(true, Ordering::Relaxed);
+}
+
+/// Whether it has, in a call or in its environment (`man ibv_fork_init`).
+pub(crate) fn has_fork_support() -> bool {
+    let asked = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
+    FORK_SUPPORT.load(Ordering::Relaxed) || asked
 }
 
 /// To be called before `main`, where that can be done: then whatever the program itself does at its

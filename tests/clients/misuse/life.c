@@ -2,6 +2,8 @@
 #include "misuse.h"
 #include <errno.h>
 #include <rdma/rdma_cma.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 // Uccl 690: the domain goes before the region in it.
 static void destroy_order(bool wrong) {
@@ -69,7 +71,25 @@ static void leak(bool wrong) {
     check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
+// Libfabric 6241: a fork while the card uses memory.
+static void fork_in_flight(bool wrong) {
+    if (!wrong)
+        check(!ibv_fork_init(), "ibv_fork_init");
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    pid_t child = fork();
+    if (!child)
+        _exit(0);
+    check(waitpid(child, NULL, 0) == child, "waitpid");
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 64, 64, &sides[1]), "ibv_post_send");
+    done(&sides[0]);
+    done(&sides[1]);
+    close_sides(sides);
+}
+
 const struct misuse life_cases[] = {
+    {"fork-in-flight", fork_in_flight},
     {"destroy-order", destroy_order},
     {"destroy-with-outstanding", destroy_with_outstanding},
     {"use-after-destroy", use_after_destroy},
