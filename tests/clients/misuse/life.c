@@ -5,7 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Uccl 690: the domain goes before the region in it.
+// The domain goes before the region in it.
+// Seen in uccl-project/uccl#690.
 static void destroy_order(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -22,7 +23,8 @@ static void destroy_order(bool wrong) {
     close_sides(sides);
 }
 
-// Spdk 3859: a send has no receive yet when its queue pair is destroyed.
+// A send has no receive yet when its queue pair is destroyed.
+// Seen in spdk/spdk#3859.
 static void destroy_with_outstanding(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.min_rnr_timer = 20});
@@ -51,8 +53,8 @@ static void use_after_destroy(bool wrong) {
     close_sides(sides);
 }
 
-// Perftest 77: what was made is still there at the end. What librdmacm made for itself is not the
-// program's to destroy.
+// What was made is still there at the end. What librdmacm made for itself is not the program's to
+// destroy. Seen in linux-rdma/perftest#77.
 static void leak(bool wrong) {
     struct rdma_cm_id *id = NULL;
     struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
@@ -71,7 +73,8 @@ static void leak(bool wrong) {
     check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
-// Libfabric 6241: a fork while the card uses memory.
+// A fork while the card uses memory.
+// Seen in ofiwg/libfabric#6241.
 static void fork_in_flight(bool wrong) {
     if (!wrong)
         check(!ibv_fork_init(), "ibv_fork_init");
