@@ -150,7 +150,7 @@ fn private_data(data: &EventData) -> Option<&[u8]> {
     let all: &[u8] = match data {
         EventData::Conn(conn) => &conn.private_data,
         EventData::Ud(ud) => &ud.private_data,
-        EventData::None | EventData::Group { .. } => &[],
+        EventData::None | EventData::Group { .. } | EventData::Arg(_) => &[],
     };
     let end = all.iter().rposition(|byte| *byte != 0)?;
     all.get(..=end)
