@@ -9,7 +9,7 @@ use crate::weakest::Wanted;
 use roxe_transport::fault::Rules;
 use std::borrow::Cow;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// One environment variable that changes how the card behaves.
@@ -100,10 +100,11 @@ pub const KNOBS: &[Knob] = &[
         default: "off",
         help: "Report misuse of verbs: all, or rules separated by commas, -RULE for all but one, warn to leave the exit status alone.",
     },
+    Knob { name: "ROXE_CHECK_REPORT", default: "none", help: "File to add the reports of ROXE_CHECK to." },
     Knob {
-        name: "ROXE_CHECK_REPORT",
-        default: "none",
-        help: "File to append the reports of ROXE_CHECK to, as JSON lines.",
+        name: "ROXE_CHECK_REPORT_FORMAT",
+        default: "by the file's name",
+        help: "How ROXE_CHECK_REPORT is written: json (lines), sarif or junit; a file FILE.sarif or FILE.xml needs not say it.",
     },
     Knob {
         name: "ROXE_CHECK_SUPPRESSIONS",
@@ -153,6 +154,38 @@ pub enum Explain {
     Full,
 }
 
+/// How a file of reports is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportFormat {
+    /// A line of JSON for each report.
+    Lines,
+    /// SARIF 2.1.0.
+    Sarif,
+    /// The XML in which test runners tell their results.
+    Junit,
+}
+
+impl ReportFormat {
+    /// By the name that the user gives it.
+    fn named(text: &str) -> Option<Self> {
+        match text {
+            "json" => Some(Self::Lines),
+            "sarif" => Some(Self::Sarif),
+            "junit" => Some(Self::Junit),
+            _ => None,
+        }
+    }
+
+    /// That which a file's name asks for.
+    pub fn of(path: &Path) -> Self {
+        match path.extension().and_then(|end| end.to_str()) {
+            Some("sarif") => Self::Sarif,
+            Some("xml") => Self::Junit,
+            _ => Self::Lines,
+        }
+    }
+}
+
 /// The values in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -188,6 +221,8 @@ pub struct Config {
     pub check: Option<String>,
     /// Where reports go besides standard error.
     pub check_report: Option<PathBuf>,
+    /// How they are written there; `None`: as its name says.
+    pub check_report_format: Option<ReportFormat>,
     /// Which reports are not wanted.
     pub check_suppressions: Option<PathBuf>,
     /// In which ways the card is weak; `None`: in none.
@@ -271,6 +306,13 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         })?,
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
+        check_report_format: parse_with(
+            &get,
+            "ROXE_CHECK_REPORT_FORMAT",
+            "it must be json, sarif or junit",
+            None,
+            |text| ReportFormat::named(text).map(Some),
+        )?,
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
         weakest: read_weakest(&get)?,
         faults: read_faults(&get)?,
@@ -374,6 +416,14 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_reports_is_written_as_asked_or_as_its_name_says() {
+        assert_eq!(with("ROXE_CHECK_REPORT_FORMAT", "junit").unwrap().check_report_format, Some(ReportFormat::Junit));
+        let named = ["a.sarif", "b.xml", "c.json", "d"].map(|name| ReportFormat::of(Path::new(name)));
+        let lines = ReportFormat::Lines;
+        assert_eq!(named, [ReportFormat::Sarif, ReportFormat::Junit, lines, lines]);
+    }
+
+    #[test]
     fn rules_come_from_the_variable_or_from_a_file() {
         let rules = "seed=42; drop 3%".parse().unwrap();
         assert_eq!(with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults, Some(rules));
@@ -397,6 +447,7 @@ mod tests {
             ("ROXE_GSO", "maybe"),
             ("ROXE_LINK", "tcp"),
             ("ROXE_WEAKEST", "7,-luck"),
+            ("ROXE_CHECK_REPORT_FORMAT", "html"),
             ("ROXE_FAULTS", "lose 3%"),
             ("ROXE_FAULTS", "@/nonexistent/rules"),
         ] {

@@ -24,7 +24,8 @@
 //!   side, as its lock guards it.
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
-//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`].
+//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; why
+//!   nobody answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
 //!
@@ -59,6 +60,7 @@ mod presence;
 mod progress;
 pub mod queue_pair;
 mod raw_frames;
+pub mod reachability;
 pub mod reasons;
 mod ring_service;
 mod rings;

@@ -19,6 +19,7 @@
 //!   pair
 //! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
 //!   host are of this user, and dropping packets from others
+//! - [`probe`]: what the network says of a host that does not answer
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
@@ -51,6 +52,7 @@ pub mod link;
 pub mod link_events;
 pub mod named;
 mod port_names;
+pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
 pub mod rx_retention;

@@ -7,13 +7,15 @@
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
 //!   find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this
 //!   user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes
-//!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
+//!   that were killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
+//!   `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
+mod bypass;
 mod checkers;
 mod config;
 mod demo;
@@ -85,6 +87,9 @@ enum Command {
     /// The process that prints what is left of those that `run --stats` has started.
     #[command(hide = true)]
     TellStats(stats::Args),
+    /// The process that says so if the program of `run` loads another libibverbs.
+    #[command(hide = true)]
+    TellBypass(bypass::Args),
     /// The child process in which `run` tries what may go wrong.
     #[command(hide = true)]
     ProbeView,
@@ -103,6 +108,7 @@ fn main() -> ExitCode {
         Command::Rules => finish("rules", rules::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
+        Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }
