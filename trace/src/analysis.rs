@@ -1,8 +1,8 @@
 //! What the packets of a capture mean, one after the other: flows, which two of them are the two
 //! ways between the same queue pairs, messages, and the verdict on each packet.
 //!
-//! A packet of a connected service names only the queue pair it is for. Which one sent it is told by
-//! the remark of the process that recorded it, by messages of the connection manager, or by
+//! A packet of a connected service names only the queue pair it is for. Which one sent it is told
+//! by the remark of the process that recorded it, by messages of the connection manager, or by
 //! responses: their PSNs are those of the requests that they answer. Touches nothing.
 
 use crate::event::{Cause, Event};

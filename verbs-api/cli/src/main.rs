@@ -10,12 +10,14 @@
 //!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
+//!   `rules.rs`, `counters.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
 mod checkers;
 mod config;
+mod counters;
 mod demo;
 mod devices;
 mod dump;
@@ -77,6 +79,8 @@ enum Command {
     Config,
     /// List the rules of the checker (run --check): what they find, and where it is written.
     Rules,
+    /// List what devices count (run --stats), in words.
+    Counters,
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// The other process of `demo`.
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
+        Command::Counters => finish("counters", counters::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),

@@ -35,7 +35,8 @@ pub(crate) struct Args {
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
     /// Say on standard error all that is known of each verb that was refused and of each work
@@ -185,7 +186,7 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         }
     }
     if args.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
         leave_stats(command)?;
     }
     Ok(())
