@@ -126,6 +126,7 @@ pub use roxe_engine::port::{GID_TABLE_LEN, GidEntry, PortAttr};
 pub use roxe_engine::stats_file::legend_of;
 pub use roxe_memory::region::MwKind;
 pub use roxe_net::runtime_dir::{is_overflow_user, runtime_dir};
+pub use roxe_net::status::{Answer, ask};
 pub use roxe_net::steer::is_probe;
 pub use roxe_transport::qp::{AttrMask, MigState, ModifyError, PostError, QpAttr, QpCaps, QpState, Service};
 pub use roxe_transport::rss::{HashFields, RxHash, TOEPLITZ_KEY_LEN};

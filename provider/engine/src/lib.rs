@@ -9,7 +9,7 @@
 //!
 //! # From below
 //!
-//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a
+//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`], `status`: the interface as a
 //!   port, and what was counted.
 //! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
 //!   of one; `table`: queue pairs by number.
@@ -70,6 +70,7 @@ pub mod shutdown;
 mod spinning;
 mod start;
 pub mod stats_file;
+mod status;
 mod table;
 #[cfg(test)]
 mod testing;

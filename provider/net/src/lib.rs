@@ -19,6 +19,7 @@
 //!   pair
 //! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
 //!   host are of this user, and dropping packets from others
+//! - [`status`]: a process is asked what its queue pairs do
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
@@ -61,6 +62,7 @@ pub mod slot;
 mod socket_file;
 mod source_filter;
 pub mod source_ports;
+pub mod status;
 pub mod steer;
 #[allow(unsafe_code)]
 mod sys;

@@ -12,6 +12,7 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
 //!   `rules.rs`, `counters.rs`; `table.rs`
+//! - `roxe top`: `top.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
@@ -27,7 +28,9 @@ mod program;
 mod rules;
 mod run;
 mod stats;
+mod status;
 mod table;
+mod top;
 mod view;
 
 use clap::{Parser, Subcommand};
@@ -81,6 +84,8 @@ enum Command {
     Rules,
     /// List what devices count (run --stats), in words.
     Counters,
+    /// Show what the queue pairs of running programs do.
+    Top(top::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// The other process of `demo`.
@@ -106,6 +111,7 @@ fn main() -> ExitCode {
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
         Command::Counters => finish("counters", counters::run()),
+        Command::Top(args) => finish("top", top::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),

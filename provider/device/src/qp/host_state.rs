@@ -9,6 +9,7 @@ use crate::cq::Cq;
 use crate::unpolled::Unpolled;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::queue_pair::Met;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(super) struct QpHostState {
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
+    /// Losses and failures, once there are any.
+    pub(super) met: Option<Box<Met>>,
 }
 
 impl QpHostState {

@@ -10,7 +10,7 @@ use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::wr::{Access, Cqe, Sge};
+use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
 impl QpHost<'_> {
@@ -34,6 +34,10 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
+        // What is flushed says nothing new.
+        if cqe.status != WcStatus::WrFlushErr {
+            self.state.met.get_or_insert_default().error = Some(cqe.status);
+        }
         if failure::note(&mut self.state.failed, side, &cqe) {
             self.report |= VisitOutcome::FAILED;
         }
