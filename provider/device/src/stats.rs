@@ -3,9 +3,9 @@
 //! no counters.
 //!
 //! They get one line per device on standard error, as names and values, of all counters that are
-//! not zero, and with `ROXE_STATS=words` what each of these counts. Packets may still come while the process ends: both are told the same. What a process
-//! that is killed, or leaves by `_exit`, has counted is left in a file
-//! ([`roxe_engine::stats_file`]).
+//! not zero, and with `ROXE_STATS=words` what each of these counts. Packets may still come while
+//! the process ends: both are told the same. What a process that is killed, or leaves by `_exit`,
+//! has counted is left in a file ([`roxe_engine::stats_file`]).
 
 use crate::device::Device;
 use crate::runtime;

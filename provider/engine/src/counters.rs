@@ -68,8 +68,8 @@ counters! {
     /// Bytes of the sent packets, from the BTH to the ICRC.
     pub sent_bytes,
     /// RoCE packets that came to the end of their way here; those of other processes count there,
-    /// when they have been forwarded. Counted, as `received_bytes` and `received_by_ring`, under the
-    /// lock of the receive side.
+    /// when they have been forwarded. Counted, as `received_bytes` and `received_by_ring`, under
+    /// the lock of the receive side.
     pub received_packets,
     /// Bytes of the received packets, from the BTH to the ICRC.
     pub received_bytes,

@@ -9,8 +9,8 @@
 //!
 //! # From below
 //!
-//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`], `status`: the interface as a
-//!   port, and what was counted.
+//! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a
+//!   port, and what was counted; `status`: the same, and the queue pairs, for who asks.
 //! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
 //!   of one; `table`: queue pairs by number.
 //! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;

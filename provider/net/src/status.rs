@@ -1,9 +1,9 @@
 //! How a person's program asks the processes of this user what their queue pairs do.
 //!
-//! Each process holds a Unix datagram socket with a name ([`crate::named`]) for each of its devices.
-//! Whoever can enter the folder may send anything to it, and gets the answer at its own socket: a
-//! few datagrams of text. Nobody waits here: what finds no room at the asker is not told. As long
-//! as nobody asks, a socket is all that this costs.
+//! Each process holds a Unix datagram socket with a name ([`crate::named`]) for each of its
+//! devices. Whoever can enter the folder may send anything to it, and gets the answer at its own
+//! socket: a few datagrams of text. Nobody waits here: what finds no room at the asker is not told.
+//! As long as nobody asks, a socket is all that this costs.
 
 use crate::named::NamedSocket;
 use crate::runtime_dir::RuntimeDir;

@@ -14,8 +14,8 @@
 //! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and
 //!   `execution`, or into `refusal`; `datagram` has UD, `xrc` the shared queues of XRC, `tagged`
 //!   what a matched tag means; `replay` remembers answers and `reply` sends them.
-//! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and [`EarlyPackets`] in front
-//!   of all.
+//! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and
+//!   [`EarlyPackets`] in front of all.
 
 mod admission;
 mod attr;

@@ -21,7 +21,7 @@ use crate::qp::segment::len_of;
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::wr::{Access, Cqe, MAX_MESSAGE, RecvRequest, VendorErr, WcOpcode};
-use roxe_wire::{Bth, Msn, PathMtu, Psn, Request, UcRequest};
+use roxe_wire::{Bth, PathMtu, Psn, Request, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -284,12 +284,7 @@ impl Responder {
         self.replies.acknowledge();
     }
 
-    /// Messages that were executed.
-    pub(crate) fn msn(&self) -> Msn {
-        self.progress.msn
-    }
-
-    /// The PSN expected next.
+    /// The PSN of the next request in order.
     pub(crate) fn e_psn(&self) -> Psn {
         self.progress.e_psn
     }

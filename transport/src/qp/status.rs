@@ -56,7 +56,7 @@ impl Qp {
             window: u32::try_from(requester.window).unwrap_or(0),
             reads: requester.reads_out,
             sent: requester.sent_psn,
-            received: self.responder.msn().get(),
+            received: self.responder.progress.msn.get(),
             expected: self.responder.e_psn(),
             waits_for_receive: requester.retry.is_waiting(),
         }

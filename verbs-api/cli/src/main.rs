@@ -12,7 +12,7 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
 //!   `rules.rs`, `counters.rs`; `table.rs`
-//! - `roxe top`: `top.rs`; `status.rs`, what processes say
+//! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ mod demo;
 mod devices;
 mod dump;
 mod library;
+mod metrics;
 mod private_dir;
 mod program;
 mod rules;
@@ -86,6 +87,8 @@ enum Command {
     Counters,
     /// Show what the queue pairs of running programs do.
     Top(top::Args),
+    /// Print the numbers of running programs as Prometheus reads them, or serve them.
+    Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// The other process of `demo`.
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Command::Rules => finish("rules", rules::run()),
         Command::Counters => finish("counters", counters::run()),
         Command::Top(args) => finish("top", top::run(&args)),
+        Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),

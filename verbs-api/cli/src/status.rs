@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// A device of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
-    pub(crate) id: u32,
+    pub(crate) pid: String,
     /// Its command, as the system knows it.
     pub(crate) command: String,
     pub(crate) device: String,
@@ -50,7 +50,7 @@ impl Process {
     fn of(answer: &Answer) -> Self {
         let command = fs::read_to_string(format!("/proc/{}/comm", answer.process)).unwrap_or_default();
         let mut process = Self {
-            id: answer.process,
+            pid: answer.process.to_string(),
             command: command.trim().to_owned(),
             answers: answer.is_whole,
             ..Self::default()

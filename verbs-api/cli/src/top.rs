@@ -70,7 +70,7 @@ impl Look {
     }
 
     fn find(&self, process: &Process) -> Option<&Process> {
-        self.processes.iter().find(|known| (known.id, &known.device) == (process.id, &process.device))
+        self.processes.iter().find(|known| (&known.pid, &known.device) == (&process.pid, &process.device))
     }
 }
 
@@ -99,7 +99,7 @@ fn show(args: &Args, before: &Look, now: &Look) -> Result<(), Box<dyn Error>> {
 fn counters(process: &Process) -> String {
     let used = process.counters.iter().filter(|(_, value)| *value > 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
-    let line = format!("{} (process {}):{values}\n", process.device, process.id);
+    let line = format!("{} (process {}):{values}\n", process.device, process.pid);
     let legend = legend_of(&line);
     line + &legend
 }
@@ -117,7 +117,7 @@ fn table(before: &Look, now: &Look, seconds: f64) -> Table {
         let bytes = [grown("sent_bytes", 1e6), grown("received_bytes", 1e6)];
         let state = if process.answers { "" } else { "no answer" };
         let place = format!("{} {}", process.device, process.netdev);
-        let head = [process.id.to_string(), process.command.clone(), place.trim().to_owned()];
+        let head = [process.pid.clone(), process.command.clone(), place.trim().to_owned()];
         let rest = ["", "", state, "", ""].map(str::to_owned);
         table.row(head.into_iter().chain(rest).chain(packets).chain(bytes));
         for qp in &process.qps {
@@ -184,7 +184,7 @@ fn json(look: &Look) -> serde_json::Value {
             .iter()
             .map(|qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<serde_json::Map<_, _>>());
         serde_json::json!({
-            "pid": process.id,
+            "pid": process.pid.parse::<u32>().ok(),
             "program": process.command,
             "device": process.device,
             "netdev": process.netdev,

@@ -269,7 +269,7 @@ impl QpCore {
         if let Some(met) = inner.machine.take_retry_counts() {
             tell(|| Event::Retried { qp: self.resources.id, counts: met });
             self.engine().counters().count_retries(met);
-            inner.state.met.get_or_insert_default().add(met);
+            inner.state.met.add(met);
             if met.local_ack_timeout_err > 0 {
                 self.engine().note_unanswered(clock::now());
             }

@@ -35,8 +35,8 @@ pub(super) struct QpHostState {
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
-    /// Losses and failures, once there are any.
-    pub(super) met: Option<Box<Met>>,
+    /// Losses and failures.
+    pub(super) met: Met,
 }
 
 impl QpHostState {

@@ -34,7 +34,7 @@ impl QueuePair for QpCore {
 
     fn status(&self) -> (QpStatus, Met) {
         let inner = self.inner.lock();
-        (inner.machine.status(), inner.state.met.as_deref().copied().unwrap_or_default())
+        (inner.machine.status(), inner.state.met)
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {

@@ -36,7 +36,7 @@ impl QpHost<'_> {
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
         // What is flushed says nothing new.
         if cqe.status != WcStatus::WrFlushErr {
-            self.state.met.get_or_insert_default().error = Some(cqe.status);
+            self.state.met.error = Some(cqe.status);
         }
         if failure::note(&mut self.state.failed, side, &cqe) {
             self.report |= VisitOutcome::FAILED;
