@@ -19,7 +19,7 @@ use tree::Tree;
 pub(crate) const ORDER: &[&str] = &[
     "wire",
     "transport",
-    "trace",
+    "dissect",
     "provider/base",
     "provider/check",
     "provider/memory",

@@ -42,8 +42,8 @@ pub struct QpStatus {
 impl Qp {
     /// Where it stands.
     pub fn status(&self) -> QpStatus {
-        let (attr, requester) = (self.attr(), &self.requester);
-        let unacknowledged = requester.sent_psn.distance(requester.una_psn);
+        let (attr, requester, probe) = (self.attr(), &self.requester, self.probe());
+        let unacknowledged = probe.sent.distance(probe.una);
         QpStatus {
             qpn: self.qpn(),
             service: self.service(),
@@ -51,14 +51,14 @@ impl Qp {
             peer: (attr.dest_qpn, attr.av.dgid),
             path_mtu: attr.path_mtu.bytes(),
             sends: requester.sq.head_index(),
-            outstanding: requester.sq.tail_index().wrapping_sub(requester.sq.head_index()),
+            outstanding: probe.sends,
             unacknowledged: u32::try_from(unacknowledged).unwrap_or(0),
             window: u32::try_from(requester.window).unwrap_or(0),
             reads: requester.reads_out,
-            sent: requester.sent_psn,
+            sent: probe.sent,
             received: self.responder.progress.msn.get(),
-            expected: self.responder.e_psn(),
-            waits_for_receive: requester.retry.is_waiting(),
+            expected: probe.expected,
+            waits_for_receive: probe.not_ready,
         }
     }
 }

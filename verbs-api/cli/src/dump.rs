@@ -2,10 +2,10 @@
 //! manager says in them, whether each is whole, and what it means where it stands.
 //!
 //! Reads the file and writes text, or a page of HTML; what packets mean is the business of
-//! `roxe_trace`.
+//! `roxe_dissect`.
 
 use clap::ArgAction;
-use roxe_trace::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
+use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
 use std::error::Error;
