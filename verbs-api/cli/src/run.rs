@@ -40,7 +40,8 @@ pub(crate) struct Args {
     /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
     /// Say on standard error all that is known of each verb that was refused, of each work request
@@ -219,7 +220,7 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         }
     }
     if args.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
         leave_stats(command)?;
     }
     Ok(())
