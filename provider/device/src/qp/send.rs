@@ -9,7 +9,7 @@ use roxe_base::clock;
 use roxe_base::instruments;
 use roxe_base::lock::{MutexGuard, rank};
 use roxe_base::weakest::{Weakness, has};
-use roxe_check::{Event, is_on, tell};
+use roxe_check::{Event, is_checking, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
@@ -62,7 +62,7 @@ impl SendGuard<'_> {
         let posted = if full { Err(PostError::QueueFull) } else { self.queue_send(srqn, request) };
         let resources = &self.core.resources;
         if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
-            if is_on() {
+            if is_checking() {
                 inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
             }
             if let Some(weak) = &mut inner.state.weak {

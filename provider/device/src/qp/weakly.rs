@@ -10,7 +10,7 @@ use super::weak::Weak;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_base::{clock, instruments};
-use roxe_check::is_on;
+use roxe_check::{is_checking, is_on};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::guard::{self, own_cells};
 use roxe_net::frames::FrameSender;
@@ -40,7 +40,7 @@ impl QpHost<'_> {
         offset: u32,
         data: RxPayload<'_>,
     ) -> Option<Result<(), MemError>> {
-        if is_on() {
+        if is_checking() {
             self.note_scatter(side, sges, offset);
         }
         let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
@@ -55,7 +55,7 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn write_watched(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Option<Result<(), MemError>> {
         let len = data.len();
-        if is_on() {
+        if is_checking() {
             self.note_write(rkey, va, len as u64);
         }
         let find = |this: &mut Self| {
@@ -124,7 +124,7 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn settle_watched(&mut self, rkey: RKey, va: u64) {
-        if is_on() {
+        if is_checking() {
             self.note_write(rkey, va, 8);
         }
         self.settle_weakly(Side::Recv);
