@@ -354,8 +354,7 @@ mod tests {
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
-        assert_eq!((config.counters, config.stats_files, config.trace), (None, None, None));
-        assert_eq!(config.weakest, None);
+        assert_eq!((config.counters, config.stats_files, config.trace, config.weakest), (None, None, None, None));
     }
 
     #[test]

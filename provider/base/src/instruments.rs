@@ -1,5 +1,5 @@
-//! Whether anything looks at, or changes, what the card does for a program: the checker, or the
-//! weakest legal card.
+//! Whether anything looks at, or changes, what the card does for a program: the checker, the trace,
+//! or the weakest legal card.
 //!
 //! One flag for all of them, so that the path of a packet asks once. Touches nothing.
 

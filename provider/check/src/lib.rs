@@ -43,7 +43,6 @@ pub use tracked::{Tracked, for_library};
 use roxe_base::config::{Config, config, variable};
 use roxe_base::error::Error;
 use roxe_base::exit::{self, Stage, at_exit};
-use roxe_base::instruments;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use rules::Rules;
 use sink::Sink;
@@ -108,7 +107,6 @@ pub fn start() -> Result<(), Error> {
     for (listens, who) in [(checks, listeners::CHECK), (traces, listeners::TRACE)] {
         if listens {
             listeners::add(who);
-            instruments::turn_on();
         }
     }
     Ok(())

@@ -47,8 +47,8 @@ impl Interceptor {
     /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        let spoils = config.faults.is_some() || weakest::has(Weakness::LOSS);
-        if config.capture.is_none() && !spoils && !trace::is_on() {
+        let loses = config.faults.is_some() || weakest::has(Weakness::LOSS);
+        if config.capture.is_none() && !loses && !trace::is_on() {
             return Ok(None);
         }
         let (recorder, faults) = process::open(config)?;
