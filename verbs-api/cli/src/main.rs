@@ -12,6 +12,7 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
+//! - `roxe peer`: `peer.rs`; what it does: the package `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod checkers;
@@ -20,6 +21,7 @@ mod demo;
 mod devices;
 mod dump;
 mod library;
+mod peer;
 mod private_dir;
 mod program;
 mod rules;
@@ -79,6 +81,11 @@ enum Command {
     Rules,
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Do by verbs what a controller on another host says: the agent beside a card under test.
+    ///
+    /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
+    /// where it listens and the token that a controller has to show (docs/peer.md).
+    Peer(peer::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -102,6 +109,7 @@ fn main() -> ExitCode {
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
