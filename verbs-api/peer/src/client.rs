@@ -1,6 +1,6 @@
 //! The controller's end: a connection to an agent, one request at a time. Touches TCP.
 
-use crate::protocol::{self, Args, Command, Refusal, Request, limits};
+use crate::protocol::{self, Args, Command, DEFAULT_PORT, Refusal, Request, limits};
 use serde_json::{Value, json};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -31,6 +31,31 @@ impl ClientError {
     }
 }
 
+/// Where an agent is and what it wants to see: `[peer://][TOKEN@]HOST[:PORT]`, HOST a name, an IPv4
+/// address, or an IPv6 address in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// What the agent printed; empty if it was not said.
+    pub token: String,
+    /// `HOST:PORT`.
+    pub address: String,
+}
+
+impl std::str::FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.strip_prefix("peer://").unwrap_or(text);
+        let (token, host) = text.rsplit_once('@').unwrap_or(("", text));
+        if host.is_empty() {
+            return Err("no host: write TOKEN@HOST:PORT, as `roxe peer` printed them".to_owned());
+        }
+        let has_port = host.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
+        let address = if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") };
+        Ok(Self { token: token.to_owned(), address })
+    }
+}
+
 /// A session with an agent. It ends, and the agent frees everything, when this is dropped.
 #[derive(Debug)]
 pub struct Client {
@@ -54,10 +79,24 @@ impl Client {
         Ok(client)
     }
 
+    /// Connects to the agent of a target.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn open(target: &Target) -> Result<Self, ClientError> {
+        Self::connect(&target.address, &target.token)
+    }
+
     /// What `hello` answered: device, port, gids, limits, version.
     #[must_use]
     pub const fn card(&self) -> &Value {
         &self.card
+    }
+
+    /// The name of the device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.card["device"].as_str().unwrap_or("?")
     }
 
     /// Asks and waits for the answer; `arguments` is an object, or null.
@@ -85,5 +124,21 @@ impl Client {
             return Err(other());
         }
         Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_a_host_and_may_have_a_token_and_a_port() {
+        let read = |text: &str| text.parse::<Target>().map(|target| (target.token, target.address));
+        let target = |token: &str, address: &str| Ok((token.to_owned(), address.to_owned()));
+        assert_eq!(read("peer://ab12@10.0.0.1:99"), target("ab12", "10.0.0.1:99"));
+        assert_eq!(read("host"), target("", "host:14791"));
+        assert_eq!(read("ab@[::1]"), target("ab", "[::1]:14791"));
+        assert_eq!(read("[::1]:7"), target("", "[::1]:7"));
+        assert!(read("peer://ab@").is_err());
     }
 }

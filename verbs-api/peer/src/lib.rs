@@ -8,6 +8,7 @@
 //! - what the lines mean: [`protocol`]; the controller's end: [`client`]
 //! - the library and its objects, each freed when nobody has it any more: `verbs.rs`, `verbs/`; the
 //!   only `unsafe` of the package
+//! - two cards compared, each through its agent: [`check`]
 //! - what a session owns, and its commands: `session.rs`, `session/`
 //! - who is let in, one at a time, and for how long: [`server`]
 //!
@@ -15,6 +16,7 @@
 //! an address that it gives as a number reaches the card as a number and is never followed here.
 //! Everything is bounded: [`protocol::limits`]. Touches libibverbs, TCP, and files of counters.
 
+pub mod check;
 pub mod client;
 pub mod protocol;
 pub mod server;
