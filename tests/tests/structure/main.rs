@@ -27,6 +27,8 @@ pub(crate) const ORDER: &[&str] = &[
     "provider/device",
     "verbs-api/roxe",
     "verbs-api/rsockets",
+    "verbs-api/abi",
+    "verbs-api/peer",
     "verbs-api/capi",
     "verbs-api/preload",
     "verbs-api/drill",

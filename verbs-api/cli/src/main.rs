@@ -12,14 +12,18 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
+//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
+//!   `roxe-peer`
 #![forbid(unsafe_code)]
 
+mod check_peer;
 mod checkers;
 mod config;
 mod demo;
 mod devices;
 mod dump;
 mod library;
+mod peer;
 mod private_dir;
 mod program;
 mod rules;
@@ -79,6 +83,17 @@ enum Command {
     Rules,
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Do by verbs what a controller on another host says: the agent beside a card under test.
+    ///
+    /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
+    /// where it listens and the token that a controller has to show (docs/peer.md).
+    Peer(peer::Args),
+    /// Check by verbs whether this host's card and another one understand each other.
+    ///
+    /// Every service, operation, size and path MTU, in both directions, every byte compared. On the
+    /// other host runs `roxe peer`; here, the card that this host's libibverbs has, which is roxe's
+    /// under `roxe run -- roxe check-peer ...`.
+    CheckPeer(check_peer::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -102,6 +117,8 @@ fn main() -> ExitCode {
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Peer(args) => finish("peer", peer::run(&args)),
+        Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),

@@ -2,7 +2,8 @@
 //! field, and nothing else.
 //!
 //! Data-path verbs are inline functions compiled into the application: they read these structures
-//! in our memory and jump through the function pointers in them. Enumerations are plain integers
+//! in our memory and jump through the function pointers in them. `verbs-api/capi` fills them for
+//! programs, `verbs-api/peer` reads those of the library of another card. Enumerations are plain integers
 //! here, because C may store any value in them. Byte order is host order unless a field says
 //! otherwise.
 //!
@@ -15,6 +16,8 @@
 //! Touches nothing.
 
 #![allow(non_camel_case_types)]
+// A field says what `man 3` of its verb says; only what differs from that is said here.
+#![allow(missing_docs)]
 
 /// Structures of C: `name(size, alignment) { offset field: type, ... }`. All bits zero are a value
 /// of each, because the types of fields are numbers, pointers, optional functions, and arrays,
@@ -27,8 +30,8 @@ macro_rules! c_structs {
             $(#[$attribute])*
             #[derive(Clone, Copy)]
             #[repr(C)]
-            pub(crate) struct $name {
-                $($(#[$doc])* pub(crate) $field: $type,)+
+            pub struct $name {
+                $($(#[$doc])* pub $field: $type,)+
             }
 
             const _: () = {
@@ -38,7 +41,7 @@ macro_rules! c_structs {
 
             impl $name {
                 /// The structure with nothing in it.
-                pub(crate) const ZERO: Self =
+                pub const ZERO: Self =
                     // SAFETY: what the types of the fields are: see the macro.
                     unsafe { MaybeUninit::zeroed().assume_init() };
             }
@@ -60,6 +63,7 @@ macro_rules! c_fn {
 /// A structure that takes from another the fields that have the same names there, some of them
 /// converted, and the others as given: `copy_fields!(Type from source { field, ... } via convert {
 /// field, ... } with { other: value, ... })`.
+#[macro_export]
 macro_rules! copy_fields {
     ($type:ident from $source:ident { $($same:ident),+ $(,)? }
         $(via $convert:ident { $($converted:ident),+ $(,)? })? $(with { $($given:tt)* })?) => {
@@ -71,18 +75,15 @@ macro_rules! copy_fields {
     };
 }
 
-pub(crate) use copy_fields;
-
 /// A structure whose slots hold the functions of the same names, module by module, and whose other
 /// fields are as given: `with_functions!(Type { module: function ...; ... } with { field: value,
 /// ... })`.
+#[macro_export]
 macro_rules! with_functions {
     ($type:ident { $($module:tt: $($slot:ident)+;)+ } with { $($given:tt)* }) => {
         $type { $($($slot: Some($module::$slot),)+)+ $($given)* }
     };
 }
-
-pub(crate) use with_functions;
 
 mod cm;
 mod context;
@@ -95,23 +96,23 @@ mod request;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::{MaybeUninit, offset_of};
 
-pub(crate) use cm::*;
-pub(crate) use context::*;
-pub(crate) use device::*;
-pub(crate) use flow::*;
-pub(crate) use memory::*;
-pub(crate) use queue::*;
-pub(crate) use request::*;
+pub use cm::*;
+pub use context::*;
+pub use device::*;
+pub use flow::*;
+pub use memory::*;
+pub use queue::*;
+pub use request::*;
 
 /// Space of a `pthread_mutex_t`, which only the library itself would use.
-pub(crate) type Mutex = [u64; 5];
+pub type Mutex = [u64; 5];
 /// Space of a `pthread_cond_t`, which only the library itself would use.
-pub(crate) type Cond = [u64; 6];
+pub type Cond = [u64; 6];
 /// A slot nobody calls.
-pub(crate) type Unused = Option<unsafe extern "C" fn()>;
+pub type Unused = Option<unsafe extern "C" fn()>;
 
 /// Marks an `ibv_context` as the tail of a [`verbs_context`] (`abi_compat`).
-pub(crate) const ABI_EXTENDED: usize = usize::MAX;
+pub const ABI_EXTENDED: usize = usize::MAX;
 
 /// The builder that `ibv_wr_*` is given.
 type Qpx = *mut ibv_qp_ex;

@@ -87,7 +87,7 @@ c_structs! {
 /// data.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) union rdma_event_param {
-    pub(crate) conn: rdma_conn_param,
-    pub(crate) ud: rdma_ud_param,
+pub union rdma_event_param {
+    pub conn: rdma_conn_param,
+    pub ud: rdma_ud_param,
 }

@@ -70,10 +70,10 @@ c_structs! {
 /// What an asynchronous event is about; which member is valid follows from the event type.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) union async_element {
-    pub(crate) cq: *mut ibv_cq,
-    pub(crate) qp: *mut ibv_qp,
-    pub(crate) srq: *mut ibv_srq,
-    pub(crate) wq: *mut ibv_wq,
-    pub(crate) port_num: c_int,
+pub union async_element {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub srq: *mut ibv_srq,
+    pub wq: *mut ibv_wq,
+    pub port_num: c_int,
 }

@@ -60,8 +60,8 @@ c_structs! {
 /// The part of a send work request that depends on its opcode.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) union wr_union {
-    pub(crate) rdma: wr_rdma,
-    pub(crate) atomic: wr_atomic,
-    pub(crate) ud: wr_ud,
+pub union wr_union {
+    pub rdma: wr_rdma,
+    pub atomic: wr_atomic,
+    pub ud: wr_ud,
 }
