@@ -12,6 +12,9 @@ impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
         let tie = self.world.tie(spec.qp.as_deref())?;
         let [near, stranger] = self.card.near;
+        if spec.damage.stranger && stranger.is_zero() {
+            return Err(Stop::Unsupported("the near side has one address".into()));
+        }
         let tos = spec.damage.tos.as_ref().map_or(Ok(0), |tos| tos.value(&self.names))?;
         let net = NetHeader {
             src: if spec.damage.stranger { stranger } else { near },
