@@ -21,6 +21,8 @@ const NUMBERS: u32 = 16;
 /// The first of them, and how many there are before they begin anew.
 const FIRST: u32 = 0x10_0000;
 const SPAN: u32 = 0x80_0000;
+/// How long a packet may lie in the socket before the near side has a processor.
+const JITTER: Duration = Duration::from_millis(3);
 /// No packet is longer.
 const MAX_DATAGRAM: usize = 9000;
 
@@ -79,7 +81,15 @@ impl AgentCard {
                 }
             };
             let name = format!("{device} at {} (agent {})", address.to_ip(), version.as_str().unwrap_or("?"));
-            self.cards.push(Card { name, address, near: pair, first_near: 0, near_port: UDP_PORT, max_mtu });
+            self.cards.push(Card {
+                name,
+                address,
+                near: pair,
+                first_near: 0,
+                near_port: UDP_PORT,
+                jitter: JITTER,
+                max_mtu,
+            });
         }
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
     }

@@ -222,6 +222,8 @@ pub struct Card {
     pub first_near: u32,
     /// The UDP port that the near side sends from.
     pub near_port: u16,
+    /// How much too late the near side may see a packet; time between two is known no better.
+    pub jitter: Duration,
     /// The largest path MTU of its port, bytes.
     pub max_mtu: u32,
 }

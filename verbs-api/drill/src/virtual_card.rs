@@ -149,6 +149,7 @@ impl Target for VirtualCard {
             near: [localhost(ipv6, 2).into(), localhost(ipv6, 3).into()],
             first_near: FIRST_NEAR,
             near_port: 0xc0de,
+            jitter: Duration::ZERO,
             max_mtu: 4096,
         })
     }

@@ -49,7 +49,7 @@ impl Run<'_> {
             if differences.is_empty() {
                 let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(before);
-                if waited >= least {
+                if waited + self.card.jitter >= least {
                     return Ok(());
                 }
                 differences.push(format!("it came {waited:?} after the packet before it"));
