@@ -7,6 +7,7 @@
 //! - parser: [`cm_mad()`]; a management datagram; what is read is written back, no bit is added
 //! - parser: [`rules()`]; the text of fault rules, and packets; what is parsed prints as the same;
 //!   equal rules judge alike
+//! - parser: [`script()`]; a drill script; reading and running it never panic
 //! - parser: [`frame()`]; an Ethernet frame, and rules of flow steering; it matches what was read
 //!   from it; a sorted list
 //! - parser: [`mailbox()`], [`ring()`]; what another process of this host hands over; what is read
@@ -36,6 +37,7 @@ mod packet;
 mod qp;
 mod replay;
 mod rules;
+mod script;
 mod seeds;
 
 pub use capture::capture;
@@ -49,4 +51,5 @@ pub use packet::packet;
 pub use qp::{hostile, qp_pair, requester, responder};
 pub use replay::replay;
 pub use rules::rules;
+pub use script::script;
 pub use seeds::{Seed, seeds};
