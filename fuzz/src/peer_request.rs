@@ -5,8 +5,8 @@ use roxe_peer::protocol::{self, Request, names};
 /// The input is a line.
 ///
 /// Properties: reading never panics and its errors say something; a request is read again as it is
-/// written; whatever an argument holds, every way to read it ends, and numbers that fit are the same
-/// however wide they are read.
+/// written; whatever an argument holds, every way to read it ends, and numbers that fit are the
+/// same however wide they are read.
 ///
 /// # Panics
 /// When a property does not hold.
