@@ -31,6 +31,7 @@ pub(crate) const ORDER: &[&str] = &[
     "verbs-api/peer",
     "verbs-api/capi",
     "verbs-api/preload",
+    "verbs-api/drill",
     "verbs-api/cli",
     "tests/models",
     "tests",
