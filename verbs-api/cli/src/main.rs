@@ -12,6 +12,7 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod checkers;
 mod config;
 mod demo;
 mod devices;
+mod drill;
 mod dump;
 mod library;
 mod peer;
@@ -83,6 +85,10 @@ enum Command {
     Rules,
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Run scripts of packets against a card: what it must answer, packet by packet.
+    Drill(drill::DrillArgs),
+    /// Run the catalogue of conformance cases against a card, and report by clause.
+    Conform(drill::ConformArgs),
     /// Do by verbs what a controller on another host says: the agent beside a card under test.
     ///
     /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
@@ -117,6 +123,8 @@ fn main() -> ExitCode {
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Drill(args) => finish("drill", drill::drill(&args)),
+        Command::Conform(args) => finish("conform", drill::conform(&args)),
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),

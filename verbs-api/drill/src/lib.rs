@@ -10,19 +10,23 @@
 //! crate (`layout`), not by the encoders of the card.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod cases;
+mod clauses;
 pub mod conform;
 mod craft;
 mod deviations;
 mod layout;
 mod log;
 mod number;
+pub mod report;
 mod run;
 mod script;
 pub mod target;
 mod verdict;
 mod virtual_card;
 
+pub use agent::AgentCard;
 pub use deviations::Deviations;
 pub use log::{Log, Seen};
 pub use run::{Outcome, run};

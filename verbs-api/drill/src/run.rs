@@ -28,10 +28,20 @@ pub struct Outcome {
 
 /// Runs `case`, of the script that is called `name`. The target is reset before.
 pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
-    let ipv6 = case.family == Family::V6;
-    let Some(card) = target.card(ipv6).or_else(|| target.card(case.family == Family::Any)) else {
-        let verdict = Verdict::Unsupported("the card has no address of this family".into());
-        return Outcome { verdict, log: Log::default() };
+    let wanted: &[bool] = match case.family {
+        Family::Any => &[false, true],
+        Family::V4 => &[false],
+        Family::V6 => &[true],
+    };
+    let early = |verdict| Outcome { verdict, log: Log::default() };
+    let Some(ipv6) = wanted.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
+        return early(Verdict::Unsupported("the card has no address of this family".into()));
+    };
+    if let Err(refused) = target.begin(ipv6) {
+        return early(Verdict::Inconclusive(Failure::of_target(name, &refused.to_string())));
+    }
+    let Some(card) = target.card(ipv6) else {
+        return early(Verdict::Unsupported("the card has lost its address".into()));
     };
     let now = target.now();
     let mut run = Run {
@@ -52,7 +62,6 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
 
 impl Run<'_> {
     fn all<'l>(&mut self, lines: &'l [Line]) -> Result<(), (Option<&'l Line>, Stop)> {
-        self.target.reset().map_err(|refused| (None, refused.into()))?;
         self.lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
         // What has come and nobody waited for is one packet too many.
         let now = self.target.now();

@@ -133,10 +133,12 @@ type Parameters = Vec<(String, String)>;
 fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>, String> {
     let (names, values) = text.split_once(" in ").ok_or("a loop is `for NAME in VALUE...`")?;
     let names: Vec<_> = names.split(',').map(str::trim).collect();
+    // A value of several words stands in quotes.
+    let bare = |value: &'_ str| value.trim_matches('"').to_owned();
     let turns: Vec<Vec<_>> = if names.len() == 1 {
-        values.split_whitespace().map(|value| vec![value]).collect()
+        words::split(values).map(|value| vec![bare(value)]).collect()
     } else {
-        values.split(';').map(|turn| turn.split_whitespace().collect()).collect()
+        values.split(';').map(|turn| words::split(turn).map(bare).collect()).collect()
     };
     if turns.is_empty() || turns.iter().any(|turn| turn.len() != names.len()) {
         return Err(format!("each turn of this loop has {} values", names.len()));
@@ -147,7 +149,7 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
     let mut all = Vec::new();
     for parameters in &combinations {
         for turn in &turns {
-            let more = names.iter().zip(turn).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let more = names.iter().zip(turn).map(|(name, value)| ((*name).to_owned(), value.clone()));
             all.push(parameters.iter().cloned().chain(more).collect());
         }
     }

@@ -101,15 +101,15 @@ pub struct Change {
     pub notify: bool,
 }
 
-/// A piece of a region.
+/// A piece of memory, by numbers: what the card says to wrong ones is its business.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The region.
-    pub mr: Handle,
-    /// First byte, from its start.
-    pub at: u64,
+    /// First address.
+    pub addr: u64,
     /// Bytes.
     pub len: u32,
+    /// Key.
+    pub lkey: u32,
 }
 
 /// A send work request.
@@ -197,8 +197,6 @@ pub trait FarSide {
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
     /// Asynchronous events since the last call, as in `enum ibv_event_type` without `IBV_EVENT_`.
     fn events(&mut self) -> Answer<Vec<String>>;
-    /// Everything is freed, as at the start.
-    fn reset(&mut self) -> Answer<()>;
 }
 
 /// A packet on the near side.
@@ -217,10 +215,15 @@ pub struct Card {
     pub name: String,
     /// Its address.
     pub address: Gid,
-    /// The address of the near side, and another one that no connection is with.
+    /// The address of the near side, and another one that no connection is with; zero if there is
+    /// none.
     pub near: [Gid; 2],
+    /// The first queue pair number of the near side.
+    pub first_near: u32,
     /// The UDP port that the near side sends from.
     pub near_port: u16,
+    /// How much too late the near side may see a packet; time between two is known no better.
+    pub jitter: Duration,
     /// The largest path MTU of its port, bytes.
     pub max_mtu: u32,
 }
@@ -229,6 +232,11 @@ pub struct Card {
 pub trait Target: FarSide {
     /// What is known of it, when addresses are IPv6, or IPv4. `None`: it has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
+    /// Begins a case over these addresses: everything of the case before is freed.
+    ///
+    /// # Errors
+    /// The target cannot be used.
+    fn begin(&mut self, ipv6: bool) -> Answer<()>;
     /// The time since some start.
     fn now(&self) -> Duration;
     /// Sends a packet from the near side.

@@ -58,6 +58,19 @@ pub struct Failure {
     pub packets: String,
 }
 
+impl Failure {
+    /// The target cannot be used at all.
+    pub(crate) fn of_target(at: &str, why: &str) -> Self {
+        Self {
+            at: at.into(),
+            step: String::new(),
+            expected: "a target that can be used".into(),
+            received: why.into(),
+            packets: String::new(),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, step, expected, received, packets } = self;

@@ -18,13 +18,15 @@ use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra,
 };
 use roxe_transport::wr::{WcOpcode, WcStatus};
-use roxe_wire::{Gid, ImmDt, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
+use roxe_wire::{Gid, ImmDt, LKey, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Number of the first queue pair.
 const FIRST_QPN: u32 = 0x11;
+/// Number of the first queue pair of the near side.
+const FIRST_NEAR: u32 = 0x2a;
 /// A card that goes on for so long without time passing hangs.
 const MAX_ROUNDS: usize = 100_000;
 
@@ -100,14 +102,10 @@ impl VirtualCard {
     fn region(&self, mr: Handle) -> Answer<Mr> {
         self.regions.get(mr as usize).copied().ok_or_else(|| invalid("no such region"))
     }
+}
 
-    fn sges(&self, pieces: &[Piece]) -> Answer<Vec<Sge>> {
-        let sge = |piece: &Piece| {
-            let mr = self.region(piece.mr)?;
-            Ok(Sge { addr: mr.addr.wrapping_add(piece.at), length: piece.len, lkey: roxe_wire::LKey(mr.key) })
-        };
-        pieces.iter().map(sge).collect()
-    }
+fn sges(pieces: &[Piece]) -> Vec<Sge> {
+    pieces.iter().map(|piece| Sge { addr: piece.addr, length: piece.len, lkey: LKey(piece.lkey) }).collect()
 }
 
 /// What a driver does after anything happened to a queue pair.
@@ -149,9 +147,16 @@ impl Target for VirtualCard {
             name: "roxe's transport at virtual time".into(),
             address: localhost(ipv6, 1).into(),
             near: [localhost(ipv6, 2).into(), localhost(ipv6, 3).into()],
+            first_near: FIRST_NEAR,
             near_port: 0xc0de,
+            jitter: Duration::ZERO,
             max_mtu: 4096,
         })
+    }
+
+    fn begin(&mut self, _ipv6: bool) -> Answer<()> {
+        *self = Self { now: self.now, ..Self::default() };
+        Ok(())
     }
 
     fn now(&self) -> Duration {
@@ -266,7 +271,7 @@ impl FarSide for VirtualCard {
     }
 
     fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()> {
-        let sges = self.sges(&work.pieces)?;
+        let sges = sges(&work.pieces);
         let op = operation(work)?;
         let flags = work.flags.iter().filter_map(|flag| SendFlags::from_name(flag)).collect();
         let data = work.inline.as_deref().map_or(SendData::Sges(&sges), SendData::Inline);
@@ -281,13 +286,13 @@ impl FarSide for VirtualCard {
     }
 
     fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
-        let sges = self.sges(pieces)?;
+        let sges = sges(pieces);
         let request = RecvRequest { wr_id, sges: &sges };
         self.with(qp as usize, |qp, _| qp.post_recv(&request).map_err(|error| invalid(error.to_string())))?
     }
 
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
-        let sges = self.sges(pieces)?;
+        let sges = sges(pieces);
         let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| invalid("no such queue"))?;
         srq.post(&RecvRequest { wr_id, sges: &sges });
         Ok(())
@@ -314,11 +319,6 @@ impl FarSide for VirtualCard {
 
     fn events(&mut self) -> Answer<Vec<String>> {
         Ok(std::mem::take(&mut self.events))
-    }
-
-    fn reset(&mut self) -> Answer<()> {
-        *self = Self { now: self.now, ..Self::default() };
-        Ok(())
     }
 }
 

@@ -12,6 +12,9 @@ impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
         let tie = self.world.tie(spec.qp.as_deref())?;
         let [near, stranger] = self.card.near;
+        if spec.damage.stranger && stranger.is_zero() {
+            return Err(Stop::Unsupported("the near side has one address".into()));
+        }
         let tos = spec.damage.tos.as_ref().map_or(Ok(0), |tos| tos.value(&self.names))?;
         let net = NetHeader {
             src: if spec.damage.stranger { stranger } else { near },
@@ -46,7 +49,7 @@ impl Run<'_> {
             if differences.is_empty() {
                 let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(before);
-                if waited >= least {
+                if waited + self.card.jitter >= least {
                     return Ok(());
                 }
                 differences.push(format!("it came {waited:?} after the packet before it"));

@@ -11,8 +11,6 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_millis(5);
 /// How long nothing must happen when the script does not say it.
 const IDLE: Duration = Duration::from_millis(20);
-/// The first queue pair number of the near side.
-const FIRST_NEAR: u32 = 0x2a;
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
@@ -135,7 +133,8 @@ impl Run<'_> {
     fn pieces(&self, sges: &[Sge]) -> Result<Vec<Piece>, Stop> {
         let piece = |sge: &Sge| {
             let (at, len) = (sge.at.value(&self.names)?, sge.len.value(&self.names)?);
-            Ok(Piece { mr: self.world.region(&sge.mr)?.mr, at, len: len as u32 })
+            let region = self.world.region(&sge.mr)?;
+            Ok(Piece { addr: region.addr.wrapping_add(at), len: len as u32, lkey: region.lkey })
         };
         sges.iter().map(piece).collect()
     }
@@ -189,7 +188,7 @@ impl Run<'_> {
             caps: caps.map(|cap| cap as u32),
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
-        let near = FIRST_NEAR + self.world.ties.len() as u32;
+        let near = self.card.first_near + self.world.ties.len() as u32;
         let tie = Tie { name: spec.name.clone(), qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
         let values = [("qpn", qpn.into()), ("near", near.into()), ("psn", rq_psn), ("first", sq_psn), ("mtu", mtu)];
         for (part, value) in values {

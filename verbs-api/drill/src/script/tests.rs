@@ -20,6 +20,13 @@ fn a_script_has_a_title_clauses_and_a_case_for_each_turn_of_its_loops() {
 }
 
 #[test]
+fn a_value_of_several_words_stands_in_quotes() {
+    let script = Script::parse("a", "title t\nfor a in \"SEND_ONLY len=4\" READ_REQUEST\nsend {a} psn=1").unwrap();
+    let cases: Vec<_> = script.cases().iter().map(|case| case.lines[0].text.as_str()).collect();
+    assert_eq!(cases, ["send SEND_ONLY len=4 psn=1", "send READ_REQUEST psn=1"]);
+}
+
+#[test]
 fn blocks_hold_the_lines_up_to_their_end() {
     let script =
         Script::parse("a.drill", "title t\nrepeat 3\nwait 1ms\nrepeat 2\nwait 2ms\nend\nend\nwait 3ms").unwrap();

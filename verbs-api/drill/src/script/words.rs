@@ -9,19 +9,23 @@ pub(super) fn without_comment(line: &str) -> &str {
     starts.map_or(line, |(at, _)| &line[..at]).trim()
 }
 
+/// The words of a text; what is in quotes is one word.
+pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    let split = text.split(move |c: char| {
+        quoted ^= c == '"';
+        c.is_whitespace() && !quoted
+    });
+    split.filter(|word| !word.is_empty())
+}
+
 /// The words of a step that nobody has taken yet.
 #[derive(Debug)]
 pub(super) struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
-    /// Splits at spaces that are not in quotes.
     pub(super) fn of(text: &'a str) -> Self {
-        let mut quoted = false;
-        let split = text.split(move |c: char| {
-            quoted ^= c == '"';
-            c.is_whitespace() && !quoted
-        });
-        Self(split.filter(|word| !word.is_empty()).collect())
+        Self(split(text).collect())
     }
 
     /// Takes the first word.
