@@ -1,4 +1,5 @@
-//! `roxe check-peer` between roxe and rxe, each behind its agent: what it says is what is judged.
+//! What `roxe` does with a card behind its agent, here with rxe: `check-peer`, with roxe's card on
+//! the other side, and `fuzz`. What they say is what is judged.
 
 use super::Ending;
 use super::run::Runner;
@@ -6,7 +7,7 @@ use super::stock::Shown;
 use crate::build;
 use crate::guest::link;
 use crate::guest::sides::{Process, Side};
-use crate::pair::LOOK;
+use crate::pair::{LOOK, Outcome};
 use std::fs;
 use std::io;
 use std::thread;
@@ -17,16 +18,18 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// How long an agent may take until it listens.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// The checks whose names have all of these words.
+/// A command, its options, and whether what it says is good.
 #[derive(Clone, Debug)]
 pub struct Agents {
-    words: &'static str,
+    command: &'static str,
+    options: &'static str,
+    is_good: fn(&Outcome) -> bool,
 }
 
 impl Agents {
     /// What is run, as it is named in the results.
     pub fn name(&self) -> String {
-        format!("agents check-peer {}", self.words).trim_end().to_owned()
+        format!("agents {} {}", self.command, self.options).trim_end().to_owned()
     }
 
     /// Runs it.
@@ -56,22 +59,32 @@ impl Agents {
             thread::sleep(LOOK);
         };
         let target = format!("{token}@{}:{port}", link::GUEST_V4);
-        let client = format!("{} check-peer {target} {}", roxe.display(), self.words);
+        let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
         let client = Process::start(guest, Side::Roxe, &client, &[])?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + READY_LIMIT)?;
-        if client.ok && agent.ok {
+        if (self.is_good)(&client) && agent.ok {
             return Ok(Ending::Passed);
         }
         Ok(Ending::Failed(format!("{}\n{}", client.output, agent.output)))
     }
 }
 
-/// Every check.
+/// Every check passed.
+const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |outcome| outcome.ok };
+
+/// It came to its end, whatever it found, and all the time the honest connection was served.
+const FUZZ: Agents = Agents {
+    command: "fuzz",
+    options: "--seconds 60 --settle 20",
+    is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
+};
+
+/// Every check, and a minute of cases.
 pub fn all() -> Vec<Agents> {
-    vec![Agents { words: "" }]
+    vec![CHECKS, FUZZ]
 }
 
-/// Those of one MTU and family.
+/// The checks of one MTU and family.
 pub fn slice() -> Vec<Agents> {
-    vec![Agents { words: "mtu=1024 ipv4" }]
+    vec![Agents { options: "mtu=1024 ipv4", ..CHECKS }]
 }
