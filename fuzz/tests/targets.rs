@@ -38,6 +38,11 @@ fn icrc() {
 }
 
 #[test]
+fn peer_request() {
+    replay("peer_request", roxe_fuzz::peer_request, 20_000);
+}
+
+#[test]
 fn rules() {
     replay("rules", roxe_fuzz::rules, 20_000);
 }

@@ -3,9 +3,9 @@
 //!
 //! Data-path verbs are inline functions compiled into the application: they read these structures
 //! in our memory and jump through the function pointers in them. `verbs-api/capi` fills them for
-//! programs, `verbs-api/peer` reads those of the library of another card. Enumerations are plain integers
-//! here, because C may store any value in them. Byte order is host order unless a field says
-//! otherwise.
+//! programs, `verbs-api/peer` reads those of the library of another card. Enumerations are plain
+//! integers here, because C may store any value in them. Byte order is host order unless a field
+//! says otherwise.
 //!
 //! Each structure stands with its size, its alignment and the offset of every field, and the
 //! compiler checks them. These numbers were not written by hand: they were taken from the debug

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 
 /// What both commands take.
 #[derive(Debug, clap::Args)]
-struct Common {
+pub(crate) struct Common {
     /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (a program
     /// of this host on roxe's first device, over UDP), or `peer://TOKEN@HOST[:PORT]` (an agent,
     /// `roxe peer`, beside any card).
@@ -149,8 +149,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// A target, and the process that it lives in if that is ours.
-struct Opened {
-    card: Box<dyn Target>,
+pub(crate) struct Opened {
+    pub(crate) card: Box<dyn Target>,
     agent: Option<Child>,
 }
 
@@ -164,7 +164,7 @@ impl Drop for Opened {
     }
 }
 
-fn open(common: &Common) -> Result<Opened> {
+pub(crate) fn open(common: &Common) -> Result<Opened> {
     match common.target.as_str() {
         "virtual" => Ok(Opened { card: Box::new(VirtualCard::default()), agent: None }),
         "self" => {

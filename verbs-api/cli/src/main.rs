@@ -12,7 +12,7 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
-//! - `roxe drill`, `roxe conform`: `drill.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
@@ -24,6 +24,7 @@ mod demo;
 mod devices;
 mod drill;
 mod dump;
+mod fuzz;
 mod library;
 mod peer;
 mod private_dir;
@@ -100,6 +101,9 @@ enum Command {
     /// other host runs `roxe peer`; here, the card that this host's libibverbs has, which is roxe's
     /// under `roxe run -- roxe check-peer ...`.
     CheckPeer(check_peer::Args),
+    /// Look for what another card does differently: cases out of a seed, compared with roxe's
+    /// transport, each difference made short and written as a script.
+    Fuzz(fuzz::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -125,6 +129,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),
         Command::Conform(args) => finish("conform", drill::conform(&args)),
+        Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),

@@ -16,6 +16,7 @@ mod clauses;
 pub mod conform;
 mod craft;
 mod deviations;
+pub mod fuzz;
 mod layout;
 mod log;
 mod number;

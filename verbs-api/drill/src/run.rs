@@ -6,6 +6,7 @@
 mod near;
 mod peer;
 mod state;
+pub(crate) mod trace;
 
 use crate::log::Log;
 use crate::script::steps::{Line, Step};

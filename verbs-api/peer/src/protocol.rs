@@ -13,9 +13,12 @@ mod args;
 mod command;
 pub mod limits;
 pub mod names;
+mod refusal;
 
 pub use args::{Args, from_hex, to_hex};
 pub use command::Command;
+use refusal::shortened;
+pub use refusal::{Refusal, Result};
 use serde_json::{Map, Value};
 
 /// The version of the protocol, which `hello` answers.
@@ -23,26 +26,6 @@ pub const VERSION: u64 = 1;
 
 /// The TCP port that an agent listens on and a controller tries, unless another one is named.
 pub const DEFAULT_PORT: u16 = 14791;
-
-/// Why a request was not carried out: by the agent, or by the verb that it called.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text} (errno {errno})")]
-pub struct Refusal {
-    /// What happened, to what.
-    pub text: String,
-    /// What the verb reported; `EINVAL` if the agent refused the request itself.
-    pub errno: i32,
-}
-
-impl Refusal {
-    /// A request that makes no sense: `EINVAL`.
-    pub fn invalid(text: impl Into<String>) -> Self {
-        Self { text: text.into(), errno: libc::EINVAL }
-    }
-}
-
-/// The result of reading, or carrying out, a request.
-pub type Result<T> = std::result::Result<T, Refusal>;
 
 /// One request, its command known and its arguments among those of the command.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,11 +105,6 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
         Value::Null => Ok(Map::new()),
         other => Err(Refusal::invalid(format!("arguments are an object, not {other}"))),
     }
-}
-
-/// As much of a text from outside as belongs into a message.
-fn shortened(text: &str) -> String {
-    text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]

@@ -74,8 +74,8 @@ fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Objects that one verb destroys, and `end` tells what it answered: `owned!(Type by verb)` for a structure with the field `raw`, and
-/// `context()`.
+/// Objects that one verb destroys, and `end` tells what it answered: `owned!(Type by verb)` for a
+/// structure with the field `raw`, and `context()`.
 macro_rules! owned {
     ($($type:ident by $verb:ident;)+) => {
         $(

@@ -16,8 +16,8 @@ const SOURCE: u64 = 4096;
 const TARGET: u64 = REGION / 2;
 /// What precedes a datagram in its receive.
 const GRH: u64 = 40;
-/// How long a completion may take.
-const PATIENCE_MS: u64 = 10_000;
+/// How long a completion may take: a long message to an emulated processor takes seconds.
+const PATIENCE_MS: u64 = 30_000;
 /// The operands of atomics: what is there, what is added or swapped in.
 const ATOMIC: (u64, u64) = (0x0102_0304_0506_0708, 0x1111_2222_3333_4444);
 

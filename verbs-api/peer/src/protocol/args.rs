@@ -1,7 +1,7 @@
 //! The arguments of a request, read with a word about what is wrong. Touches nothing.
 
 use super::names::{self, Table};
-use super::{Refusal, Result};
+use super::refusal::{Refusal, Result, shortened};
 use serde_json::{Map, Value};
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -176,7 +176,7 @@ fn missing(name: &str) -> Refusal {
 
 fn unknown(name: &str, text: &str, table: Table) -> Refusal {
     let known: Vec<_> = table.iter().map(|(name, _)| *name).collect();
-    Refusal::invalid(format!("{name} {}: must be of {}", super::shortened(text), known.join(", ")))
+    Refusal::invalid(format!("{name} {}: must be of {}", shortened(text), known.join(", ")))
 }
 
 /// The bytes of a hexadecimal text.

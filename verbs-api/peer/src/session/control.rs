@@ -143,7 +143,8 @@ fn entries(args: &Args, name: &str) -> Result<u32> {
     Ok(entries)
 }
 
-/// What new memory is filled with: a byte as a number, or bytes as a text; zeros if nothing is said.
+/// What new memory is filled with: a byte as a number, or bytes as a text; zeros if nothing is
+/// said.
 fn fill(args: &Args) -> Result<Vec<u8>> {
     let bytes = match args.object().get("fill") {
         Some(Value::String(text)) => from_hex(text).filter(|bytes| !bytes.is_empty()),
