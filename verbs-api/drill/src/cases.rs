@@ -115,6 +115,7 @@ pub(crate) const CASES: &[(&str, &str)] = scripts![
     "responder/key_other_domain",
     "responder/key_range_atomic",
     "responder/key_range_edges",
+    "responder/key_range_first",
     "responder/key_range_read",
     "responder/key_range_write",
     "responder/key_rights",
