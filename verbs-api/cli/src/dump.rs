@@ -120,7 +120,7 @@ fn judge(net: &NetHeader, payload: &[u8]) -> Verdict {
 
 /// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the
 /// network device to split, which is captured before it is split.
-fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
+pub(crate) fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
     // Otherwise cut short by the capture, or another protocol: nothing to judge.
     let Some(Ok((net, payload))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip) else {
         return Vec::new();

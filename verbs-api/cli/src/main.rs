@@ -12,7 +12,8 @@
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
-//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
+//!   `roxe replay`: `replay.rs`
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ mod library;
 mod peer;
 mod private_dir;
 mod program;
+mod replay;
 mod rules;
 mod run;
 mod stats;
@@ -104,6 +106,11 @@ enum Command {
     /// Look for what another card does differently: cases out of a seed, compared with roxe's
     /// transport, each difference made short and written as a script.
     Fuzz(fuzz::Args),
+    /// Send the requests of a capture to another card, and tell what comes back.
+    ///
+    /// Queue pairs and memory like those in the capture are made there; their numbers, keys and
+    /// addresses take the places of the recorded ones.
+    Replay(replay::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -129,6 +136,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),
         Command::Conform(args) => finish("conform", drill::conform(&args)),
+        Command::Replay(args) => finish("replay", replay::run(&args)),
         Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
