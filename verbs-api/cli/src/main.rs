@@ -124,6 +124,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::tell_fault_rules()),
         Command::Run(args) => {
             let error = run::run(&args);
             eprintln!("roxe run: {error}");

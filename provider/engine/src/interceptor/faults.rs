@@ -6,10 +6,13 @@ use super::packet_comment::Fate;
 use crate::notice;
 use roxe_base::error::Error;
 
+use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_transport::fault::{Injector, Rules, Verdict};
+use roxe_transport::time::Instant;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Rules and their memory. Queue pairs of all devices count in it.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(crate) struct Faults {
     /// With the seed in force.
     rules: Rules,
     injector: Mutex<rank::Faults, Injector>,
+    /// When they came into force.
+    start: Instant,
     /// Whether rules of this process have been applied, and not only those of the parent of a fork.
     active: AtomicBool,
 }
@@ -30,7 +35,12 @@ impl Faults {
         let rules = Rules::new(Some(seed), rules.list().to_vec());
         notice::tell(&format_args!("faults: {rules}"));
         let injector = Mutex::new(Injector::new(&rules, seed));
-        Ok(Self { rules, injector, active: AtomicBool::new(true) })
+        Ok(Self { rules, injector, start: clock::now(), active: AtomicBool::new(true) })
+    }
+
+    /// How long they have been in force.
+    pub(crate) fn age(&self) -> Duration {
+        Duration::from_nanos(clock::now().0.saturating_sub(self.start.0))
     }
 
     /// The injector, for a batch of packets.
