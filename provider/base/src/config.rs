@@ -5,6 +5,7 @@
 //! of rules that `ROXE_FAULTS` may name.
 
 use crate::privilege::is_privileged_start;
+use crate::weakest::Wanted;
 use roxe_transport::fault::Rules;
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -110,6 +111,11 @@ pub const KNOBS: &[Knob] = &[
         help: "File with reports of ROXE_CHECK that are not wanted: lines of a rule, a pattern and a reason.",
     },
     Knob {
+        name: "ROXE_WEAKEST",
+        default: "off",
+        help: "Be no stronger than the standard asks: a seed or on, and names to have only these weaknesses, or -NAME to leave one out.",
+    },
+    Knob {
         name: "ROXE_FAULTS",
         default: "none",
         help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
@@ -118,6 +124,11 @@ pub const KNOBS: &[Knob] = &[
         name: "ROXE_CAPTURE",
         default: "none",
         help: "File (pcapng) to write every packet to; %p in its name stands for the process id.",
+    },
+    Knob {
+        name: "ROXE_TRACE",
+        default: "none",
+        help: "File (Trace Event JSON) to write a time line of queue pairs to; processes share it, or %p in its name stands for the process id.",
     },
 ];
 
@@ -179,10 +190,14 @@ pub struct Config {
     pub check_report: Option<PathBuf>,
     /// Which reports are not wanted.
     pub check_suppressions: Option<PathBuf>,
+    /// In which ways the card is weak; `None`: in none.
+    pub weakest: Option<Wanted>,
     /// What to do to packets; `None`: nothing.
     pub faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
+    /// Where to write the time line, with `%p` for the process id.
+    pub trace: Option<PathBuf>,
 }
 
 /// The knobs with the value of each as it is set in this environment (`None`: not set).
@@ -257,9 +272,19 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
+        weakest: read_weakest(&get)?,
         faults: read_faults(&get)?,
         capture: file("ROXE_CAPTURE")?,
+        trace: file("ROXE_TRACE")?,
     })
+}
+
+/// What `ROXE_WEAKEST` asks for; what is wrong with it is the parser's to say.
+fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, ConfigError> {
+    let name = "ROXE_WEAKEST";
+    let Some(value) = get(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let wanted = value.parse::<Wanted>().map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
+    Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
 
 /// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the
@@ -329,7 +354,7 @@ mod tests {
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
-        assert_eq!((config.counters, config.stats_files), (None, None));
+        assert_eq!((config.counters, config.stats_files, config.trace, config.weakest), (None, None, None, None));
     }
 
     #[test]
@@ -345,6 +370,7 @@ mod tests {
         assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
         assert_eq!(with("ROXE_STATS_FILES", "/x").unwrap().stats_files, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
+        assert_eq!(with("ROXE_TRACE", "a.json").unwrap().trace, Some("a.json".into()));
     }
 
     #[test]
@@ -370,6 +396,7 @@ mod tests {
             ("ROXE_SPIN_US", "10001"),
             ("ROXE_GSO", "maybe"),
             ("ROXE_LINK", "tcp"),
+            ("ROXE_WEAKEST", "7,-luck"),
             ("ROXE_FAULTS", "lose 3%"),
             ("ROXE_FAULTS", "@/nonexistent/rules"),
         ] {

@@ -118,7 +118,7 @@ pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
 pub use roxe_base::uses::{ObjectId, Use};
-pub use roxe_base::{config, limits, lock, ranks};
+pub use roxe_base::{config, limits, lock, ranks, weakest};
 pub use roxe_engine::counter_files::counter_files;
 pub use roxe_engine::flow_counters::{CounterKind, FlowCounters};
 pub use roxe_engine::port::{GID_TABLE_LEN, GidEntry, PortAttr};

@@ -15,6 +15,7 @@ use crate::table::QpTable;
 use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::weakest::{self, Subject, Weakness};
 use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
@@ -26,11 +27,13 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, Qpn};
 use std::fmt::Debug;
-use std::io;
 use std::ops::Deref;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Queue pairs made in this process.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// What the engine hands to the crate above: messages of connection managers, requests for XRC
 /// queues of this process, changes of the interface. Every call gets the engine that it is about.
@@ -142,7 +145,8 @@ impl Engine {
         } else {
             self.start_with_links()?
         }
-        let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
+        let random = weakest::number_for(Subject::Qpns, &MADE);
+        let random = random.map_err(|e| Error::os("cannot draw a random number", &e))?;
         loop {
             let mut made = None;
             let insert = |qpn| Arc::clone(made.insert(make(qpn))) as Arc<dyn QueuePair>;
@@ -185,6 +189,24 @@ impl Engine {
     /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
         self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
+    }
+
+    /// The process ends: nothing that it has taken in waits any more, and what it owes leaves.
+    pub(crate) fn settle(&self, now: Instant) {
+        if weakest::has(Weakness::all()) {
+            for qp in self.table.list() {
+                qp.settle_memory();
+                qp.serve(now);
+            }
+        }
+    }
+
+    /// A region goes away: what queue pairs have taken in for it is in memory when this returns. No
+    /// queue pair may be locked.
+    pub fn settle_memory(&self) {
+        if weakest::has(Weakness::PLACEMENT) {
+            self.table.list().iter().for_each(|qp| qp.settle_memory());
+        }
     }
 
     pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {

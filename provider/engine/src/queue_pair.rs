@@ -105,6 +105,11 @@ pub trait QueuePair: Debug + Send + Sync {
     /// what the program is about to send. Returns until when, if it does.
     fn serve_or_wait(&self, outcome: VisitOutcome, now: Instant) -> Option<Instant>;
 
+    /// What it has taken in is in memory when this returns, and acknowledgements do not wait any
+    /// more: memory or the queue pair goes away. Something is to be done only on the weakest legal
+    /// card.
+    fn settle_memory(&self) {}
+
     /// An acknowledgement has waited long enough; if the program has taken it along, this does
     /// nothing.
     fn end_waiting(&self, now: Instant);
@@ -133,8 +138,8 @@ pub trait Spread: Debug + Send + Sync {
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>>;
 }
 
-/// Something other than a queue pair that waits for a time: a completion queue whose events are
-/// moderated.
+/// Something that waits for a time on its own: a completion queue whose events are moderated, a
+/// queue pair of the weakest legal card.
 pub trait Deadline: Debug + Send + Sync {
     /// The time has come.
     fn on_deadline(&self, deadline: Instant);

@@ -155,6 +155,11 @@ impl QpTable {
         }
     }
 
+    /// All queue pairs.
+    pub(crate) fn list(&self) -> Vec<Arc<dyn QueuePair>> {
+        self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
+    }
+
     /// Takes everything out, the slots too.
     pub(crate) fn drain(&self) -> Vec<Arc<dyn QueuePair>> {
         let slots = std::mem::take(&mut *self.slots.write());

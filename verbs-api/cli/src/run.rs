@@ -13,6 +13,7 @@ use crate::program::{self, ProgramError};
 use crate::{checkers, stats, view};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
 use std::os::unix::process::CommandExt;
@@ -35,6 +36,10 @@ pub(crate) struct Args {
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Write a time line of the queue pairs to this file, for ui.perfetto.dev or chrome://tracing
+    /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
@@ -55,6 +60,13 @@ pub(crate) struct Args {
     /// functions, files or objects, and behind a # the reason.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
+    /// Be the weakest card that the standard allows: all weaknesses with a random seed, or
+    /// SEED[,NAME...], with -NAME to leave one out (docs/weakest.md).
+    ///
+    /// Whatever fails there relies on more than verbs promise. The seed is printed; with the same
+    /// one the card makes the same choices.
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    weakest: Option<String>,
     /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
     #[arg(long)]
     no_view: bool,
@@ -108,11 +120,15 @@ pub(crate) enum RunError {
     Faults(ConfigError),
     #[error("wrong --check: {0}")]
     Check(String),
+    #[error("wrong --weakest: {0}")]
+    Weakest(String),
+    #[error("no --weakest without a seed: {0}")]
+    Seed(std::io::Error),
     #[error(
-        "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
+        "wrong {option}: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()
     )]
-    Capture { folder: PathBuf, file: PathBuf },
+    NoFolder { option: &'static str, folder: PathBuf, file: PathBuf },
     #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
     View(String),
     #[error(transparent)]
@@ -176,9 +192,11 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
         command.env("ROXE_FAULTS", rules);
     }
-    if let Some(file) = &args.capture {
-        check_capture(file)?;
-        command.env("ROXE_CAPTURE", file);
+    for (option, name, file) in [("--capture", "ROXE_CAPTURE", &args.capture), ("--trace", "ROXE_TRACE", &args.trace)] {
+        if let Some(file) = file {
+            check_folder(option, file)?;
+            command.env(name, file);
+        }
     }
     if args.explain {
         command.env("ROXE_EXPLAIN", "full");
@@ -188,6 +206,9 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     if let Some(rules) = &args.check {
         Selection::parse(rules).map_err(RunError::Check)?;
         command.env("ROXE_CHECK", rules);
+    }
+    if let Some(text) = &args.weakest {
+        command.env("ROXE_WEAKEST", choose_seed(text)?);
     }
     for (name, path) in [("ROXE_CHECK_REPORT", &args.report), ("ROXE_CHECK_SUPPRESSIONS", &args.suppressions)] {
         if let Some(path) = path {
@@ -201,11 +222,26 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Whether the folder of a capture is there; one with a `%p` in its name cannot be known yet.
-fn check_capture(file: &Path) -> Result<(), RunError> {
+/// What ROXE_WEAKEST is to hold: with a seed, which all processes of the run have in common and
+/// which is told.
+fn choose_seed(text: &str) -> Result<String, RunError> {
+    let wanted = text.parse::<Wanted>().map_err(RunError::Weakest)?;
+    if wanted.weaknesses.is_empty() {
+        return Ok(text.to_owned());
+    }
+    let (seed, text) = match wanted.seed {
+        Some(seed) => (seed, text.to_owned()),
+        None => draw_seed().map(|seed| (seed, format!("{seed},{text}"))).map_err(RunError::Seed)?,
+    };
+    eprintln!("roxe: weakest: seed {seed}");
+    Ok(text)
+}
+
+/// Whether the folder of a file is there; one with a `%p` in its name cannot be known yet.
+fn check_folder(option: &'static str, file: &Path) -> Result<(), RunError> {
     match file.parent() {
         Some(folder) if folder != Path::new("") && !folder.is_dir() && !folder.to_string_lossy().contains("%p") => {
-            Err(RunError::Capture { folder: folder.into(), file: file.into() })
+            Err(RunError::NoFolder { option, folder: folder.into(), file: file.into() })
         }
         _ => Ok(()),
     }
@@ -324,7 +360,7 @@ mod tests {
         let text = wrong(Args { capture: Some("/no/such/folder/x.pcapng".into()), ..Args::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
-            assert!(check_capture(Path::new(file)).is_ok(), "{file}");
+            assert!(check_folder("--capture", Path::new(file)).is_ok(), "{file}");
         }
     }
 }

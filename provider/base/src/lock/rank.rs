@@ -75,6 +75,8 @@ crate::ranks! { pub, 10_000.. ;
     Registration,
     /// `mr`: the table of keys, read while bytes are copied, mostly for all packets of a visit.
     Memory,
+    /// `qp::weakly`: the atomics of the weakest legal card.
+    CardAtomics,
     /// `dm`: the block of device memory.
     DeviceMemory,
     /// `engine::table`: the slots of this process.
@@ -152,6 +154,10 @@ crate::ranks! { pub, 10_000.. ;
     ThreadHandle,
     /// `engine`: the background thread, so that whoever holds any lock may wake it.
     Thread,
+    /// `check::trace`: the file of the trace, held while it is written.
+    TraceFile,
+    /// `check::trace`: what is not in the file yet, and what its tracks show.
+    Trace,
     /// `check`: what the checker knows of the program.
     Checker,
     /// `check`: where its reports go, held while one is written.

@@ -3,7 +3,9 @@
 //! Under the lock of the queue pair. Touches the flow control of the engine.
 
 use super::failure::Failed;
+use super::history::History;
 use super::watch::Watch;
+use super::weak::Weak;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
@@ -28,12 +30,16 @@ pub(super) struct QpHostState {
     pub(super) has_turn: bool,
     /// Completions of sends that nobody has polled.
     pub(super) unpolled: Unpolled,
+    /// What happened to it last.
+    pub(super) history: History,
     /// What failed first, while nobody has said why.
     pub(super) failed: Option<Box<Failed>>,
     /// Of an XRC target that has met queues of other processes.
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
+    /// Of the weakest legal card.
+    pub(super) weak: Option<Box<Weak>>,
 }
 
 impl QpHostState {
@@ -91,7 +97,9 @@ impl QpHostState {
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
         self.failed = None;
+        self.history.reset();
         self.watch = Watch::default();
+        self.weak.iter_mut().for_each(|weak| weak.slots.clear());
     }
 
     /// The connection has ended: what is open at another process ends too.

@@ -71,7 +71,8 @@ impl QueuePair for QpCore {
                 true => machine.handle_packet_starved(&mut host, &net, packet),
                 false => machine.handle_packet(&mut host, &net, packet),
             };
-            self.count_packet(result, machine, (&net, &packet.header, packet.payload.len()));
+            let history = Some(&mut host.state.history);
+            self.count_packet(result, machine, history, (&net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, creditor, net.dst, packet);
         }
         credits.return_all(&self.resources);
@@ -123,7 +124,8 @@ impl QueuePair for QpCore {
             };
             let net = NetHeader { ident: index as u16, ..net };
             let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
-            self.count_packet(result, machine, (&net, &packet.header, len));
+            let history = Some(&mut host.state.history);
+            self.count_packet(result, machine, history, (&net, &packet.header, len));
         }
         let report = host.end();
         self.end_receiving(&mut inner, report, now)
@@ -156,6 +158,10 @@ impl QueuePair for QpCore {
             self.announce(report);
         }
         until
+    }
+
+    fn settle_memory(&self) {
+        self.settle_weakly();
     }
 
     fn end_waiting(&self, now: Instant) {
@@ -213,9 +219,10 @@ impl QueuePair for QpCore {
 
     fn cut_off(&self) -> bool {
         let mut inner = self.inner.lock();
-        let Inner { machine, state, early, tx, frames, is_cut_off, .. } = &mut *inner;
+        let Inner { machine, state, early, tx, frames, is_cut_off, is_usual, .. } = &mut *inner;
         let is_first = !std::mem::replace(is_cut_off, true);
         if is_first {
+            *is_usual = false;
             *tx = TxCache::default();
             *frames = None;
             self.engine().counters().unknown_qp.add(early.len() as u64);
