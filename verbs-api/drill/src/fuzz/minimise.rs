@@ -1,6 +1,7 @@
 //! The fewest lines of a case that still show a difference, and the script that they become.
 
 use super::compare::describe;
+use super::generate::NAMES;
 use crate::run::trace::{Trace, trace};
 use crate::script::Script;
 use crate::virtual_card::VirtualCard;
@@ -36,7 +37,7 @@ pub(super) fn shorten(
         Ok::<_, String>(is_enough)
     };
     let mut lines = lines.to_vec();
-    for qp in ["q", "r", "s"] {
+    for qp in NAMES {
         try_without(&mut lines, &|_, line| is_about(line, qp))?;
     }
     let mut size = lines.len().next_power_of_two();
@@ -54,7 +55,8 @@ pub(super) fn shorten(
 }
 
 fn is_about(line: &str, qp: &str) -> bool {
-    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp))
+    let region = format!("m{qp}");
+    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
 }
 
 /// What a case can do without. The honest connection stays, and what objects are made from.
