@@ -30,8 +30,8 @@ use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_file::names_process;
 use std::fs::File;
-use std::io::{Write, stderr};
-use std::path::PathBuf;
+use std::io::{self, Write, stderr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracks::Tracks;
 
@@ -63,14 +63,18 @@ struct Trace {
 /// Opens the file, once; whether there is to be a trace. EINVAL and others: it cannot be used.
 pub(crate) fn start(config: &Config) -> Result<bool, Error> {
     let Some(wanted) = &config.trace else { return Ok(false) };
+    begin(wanted).map_err(|e| Error::os(format!("cannot write the trace {} (ROXE_TRACE)", wanted.display()), &e))?;
+    Ok(true)
+}
+
+fn begin(wanted: &Path) -> io::Result<()> {
     let mut output = FILE.lock();
     if output.is_none() {
-        let file = file::open(wanted)
-            .map_err(|e| Error::os(format!("cannot write the trace {} (ROXE_TRACE)", wanted.display()), &e))?;
-        *output = Some(Output { wanted: wanted.clone(), file: Some(file), writing: String::new() });
+        let file = Some(file::open(wanted)?);
+        *output = Some(Output { wanted: wanted.into(), file, writing: String::new() });
         *TRACE.lock() = Some(Trace::new());
     }
-    Ok(true)
+    Ok(())
 }
 
 impl Trace {
@@ -152,5 +156,26 @@ pub(crate) fn abandon() {
     }
     if let Some(trace) = TRACE.try_lock().as_deref_mut().and_then(Option::as_mut) {
         *trace = Trace::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Alone with the trace of this process.
+    #[test]
+    fn what_waits_at_a_fork_is_left_to_the_parent_and_the_child_names_itself() {
+        let path = std::env::temp_dir().join(format!("roxe-trace-{}-fork", std::process::id()));
+        begin(&path).unwrap();
+        listeners::add(listeners::TRACE);
+        observe(&Event::Announced { cq: roxe_base::uses::ObjectId::next() });
+        abandon();
+        observe(&Event::Exit);
+        end();
+        let text = std::fs::read_to_string(&path).unwrap();
+        listeners::remove(listeners::TRACE);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!((text.matches("process_name").count(), text.lines().count()), (1, 3), "{text}");
     }
 }

@@ -19,6 +19,7 @@ use tree::Tree;
 pub(crate) const ORDER: &[&str] = &[
     "wire",
     "transport",
+    "dissect",
     "provider/base",
     "provider/check",
     "provider/memory",

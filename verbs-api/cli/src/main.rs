@@ -11,23 +11,29 @@
 //!   `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
+//!   `rules.rs`, `counters.rs`; `table.rs`
+//! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
 mod bypass;
 mod checkers;
 mod config;
+mod counters;
 mod demo;
 mod devices;
 mod dump;
 mod library;
+mod metrics;
 mod private_dir;
 mod program;
 mod rules;
 mod run;
 mod stats;
+mod status;
 mod table;
+mod top;
 mod view;
 
 use clap::{Parser, Subcommand};
@@ -79,6 +85,12 @@ enum Command {
     Config,
     /// List the rules of the checker (run --check): what they find, and where it is written.
     Rules,
+    /// List what devices count (run --stats), in words.
+    Counters,
+    /// Show what the queue pairs of running programs do.
+    Top(top::Args),
+    /// Print the numbers of running programs as Prometheus reads them, or serve them.
+    Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// The other process of `demo`.
@@ -106,6 +118,9 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
+        Command::Counters => finish("counters", counters::run()),
+        Command::Top(args) => finish("top", top::run(&args)),
+        Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),

@@ -13,6 +13,7 @@ use crate::program::{self, ProgramError};
 use crate::{bypass, checkers, stats, view};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
 use std::os::unix::process::CommandExt;
@@ -39,7 +40,8 @@ pub(crate) struct Args {
     /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
     /// Say on standard error all that is known of each verb that was refused, of each work request
@@ -64,6 +66,13 @@ pub(crate) struct Args {
     /// functions, files or objects, and behind a # the reason.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
+    /// Be the weakest card that the standard allows: all weaknesses with a random seed, or
+    /// SEED[,NAME...], with -NAME to leave one out (docs/weakest.md).
+    ///
+    /// Whatever fails there relies on more than verbs promise. The seed is printed; with the same
+    /// one the card makes the same choices.
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    weakest: Option<String>,
     /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
     #[arg(long)]
     no_view: bool,
@@ -112,6 +121,10 @@ pub(crate) enum RunError {
     Faults(ConfigError),
     #[error("wrong --check: {0}")]
     Check(String),
+    #[error("wrong --weakest: {0}")]
+    Weakest(String),
+    #[error("no --weakest without a seed: {0}")]
+    Seed(std::io::Error),
     #[error(
         "wrong {option}: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()
@@ -195,6 +208,9 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         Selection::parse(rules).map_err(RunError::Check)?;
         command.env("ROXE_CHECK", rules);
     }
+    if let Some(text) = &args.weakest {
+        command.env("ROXE_WEAKEST", choose_seed(text)?);
+    }
     if let Some(format) = &args.report_format {
         command.env("ROXE_CHECK_REPORT_FORMAT", format);
     }
@@ -204,10 +220,25 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         }
     }
     if args.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
         leave_stats(command)?;
     }
     Ok(())
+}
+
+/// What ROXE_WEAKEST is to hold: with a seed, which all processes of the run have in common and
+/// which is told.
+fn choose_seed(text: &str) -> Result<String, RunError> {
+    let wanted = text.parse::<Wanted>().map_err(RunError::Weakest)?;
+    if wanted.weaknesses.is_empty() {
+        return Ok(text.to_owned());
+    }
+    let (seed, text) = match wanted.seed {
+        Some(seed) => (seed, text.to_owned()),
+        None => draw_seed().map(|seed| (seed, format!("{seed},{text}"))).map_err(RunError::Seed)?,
+    };
+    eprintln!("roxe: weakest: seed {seed}");
+    Ok(text)
 }
 
 /// Whether the folder of a file is there; one with a `%p` in its name cannot be known yet.

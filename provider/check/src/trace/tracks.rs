@@ -152,9 +152,11 @@ impl Tracks {
 
     fn name(&mut self, lines: &mut Lines, at: Instant) {
         if !std::mem::replace(&mut self.is_named, true) {
-            let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-            let track = lines.pid();
-            for (what, name) in [("process_name", program.trim_end()), ("thread_name", "connections and events")] {
+            let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+            let program = command.split(|byte| *byte == 0).next().unwrap_or_default();
+            let program = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            let (program, track) = (String::from_utf8_lossy(program), lines.pid());
+            for (what, name) in [("process_name", &*program), ("thread_name", "connections and events")] {
                 lines.put(Phase::Name, track, at, ("", &what), &Args::default().text("name", &name));
             }
         }
