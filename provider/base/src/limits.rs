@@ -1,4 +1,7 @@
 //! What the device promises to take. Requests beyond these numbers fail; requests up to them work.
+//! Of some the weakest legal card takes less: the functions say what is in force.
+
+use crate::weakest::{Weakness, has};
 
 /// Work requests of a send or receive queue.
 pub const MAX_QP_WR: u32 = 16_384;
@@ -74,3 +77,38 @@ pub const MAX_MCAST_QP_ATTACH: u32 = 256;
 pub const MAX_FLOWS: u32 = 4096;
 /// Ports of a device.
 pub const PORTS: u8 = 1;
+
+/// Work requests of a send or receive queue, as far as the card of this process takes them.
+pub fn max_qp_wr() -> u32 {
+    least(MAX_QP_WR, 1024)
+}
+
+/// Elements of a scatter/gather list.
+pub fn max_sge() -> u32 {
+    least(MAX_SGE, 4)
+}
+
+/// Bytes of inline data.
+pub fn max_inline_data() -> u32 {
+    least(MAX_INLINE_DATA, 64)
+}
+
+/// Entries of a completion queue.
+pub fn max_cqe() -> u32 {
+    least(MAX_CQE, 16_384)
+}
+
+/// Work requests of a shared receive queue.
+pub fn max_srq_wr() -> u32 {
+    least(MAX_SRQ_WR, 4096)
+}
+
+/// Elements of a list in a shared receive queue.
+pub fn max_srq_sge() -> u32 {
+    least(MAX_SRQ_SGE, 4)
+}
+
+/// What small cards of the field report, if the card is one.
+fn least(usual: u32, small: u32) -> u32 {
+    if has(Weakness::LIMITS) { small } else { usual }
+}

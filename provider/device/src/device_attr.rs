@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::device::Device;
 use roxe_base::config::config;
 use roxe_base::limits;
+use roxe_base::weakest::{Weakness, has};
 
 impl Device {
     /// What it is and takes.
@@ -68,7 +69,8 @@ pub struct DeviceAttr {
     pub max_res_rd_atom: u32,
     /// READs and atomics a QP has under way.
     pub max_qp_init_rd_atom: u32,
-    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
+    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own; on the weakest legal card 1:
+    /// `IBV_ATOMIC_HCA`.
     pub atomic_cap: u32,
     /// Multicast groups of one process.
     pub max_mcast_grp: u32,
@@ -130,32 +132,32 @@ impl DeviceAttr {
             vendor_part_id: config().map_or(1, |config| config.vendor_part_id),
             hw_ver: 1,
             max_qp: limits::MAX_QP,
-            max_qp_wr: limits::MAX_QP_WR,
+            max_qp_wr: limits::max_qp_wr(),
             device_cap_flags: CAP_FLAGS,
             device_cap_flags_ex: CAP_FLAGS_EX | CAP_FLAGS as u64,
-            max_sge: limits::MAX_SGE,
-            max_sge_rd: limits::MAX_SGE,
+            max_sge: limits::max_sge(),
+            max_sge_rd: limits::max_sge(),
             max_cq: limits::MAX_CQ,
-            max_cqe: limits::MAX_CQE,
+            max_cqe: limits::max_cqe(),
             max_mr: limits::MAX_MR,
             max_mw: limits::MAX_MW,
             max_pd: limits::MAX_PD,
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
-            atomic_cap: 2,
+            atomic_cap: if has(Weakness::ATOMICS) { 1 } else { 2 },
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,
             max_srq: limits::MAX_SRQ,
-            max_srq_wr: limits::MAX_SRQ_WR,
-            max_srq_sge: limits::MAX_SRQ_SGE,
+            max_srq_wr: limits::max_srq_wr(),
+            max_srq_sge: limits::max_srq_sge(),
             max_pkeys: 1,
             // 2^15 · 4.096 µs = 134 ms: a sleeping process on a loaded host.
             local_ca_ack_delay: 15,
             phys_port_cnt: limits::PORTS,
             num_comp_vectors: limits::NUM_COMP_VECTORS,
-            max_inline_data: limits::MAX_INLINE_DATA,
+            max_inline_data: limits::max_inline_data(),
             max_dm_size: limits::MAX_DM_SIZE,
         }
     }

@@ -81,7 +81,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-pub use injector::{Injector, RuleReport};
+pub use injector::{Injector, RuleReport, mix};
 pub use ops::OpSet;
 pub use parse::RuleError;
 pub use rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};

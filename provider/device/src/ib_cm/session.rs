@@ -4,6 +4,7 @@
 //! Who has a connection, or listens, is known by [`CmHandler`]. Touches the machine and the engine.
 
 use super::mad_sender::MadSender;
+use super::unanswered::Unanswered;
 use roxe_engine::engine::Engine;
 use roxe_transport::cm::{Cm, Cx, Ece, Event, EventKind, ListenId, Origin, Refusal, Resolution, Route};
 use roxe_transport::time::Instant;
@@ -56,8 +57,12 @@ pub(crate) struct Session<'a> {
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
     /// The time.
     pub(crate) now: Instant,
-    /// When to check the peers.
+    /// When to check the peers, and the requests that nobody answers.
     pub(super) check_at: &'a mut Option<Instant>,
+    /// Requests to other hosts.
+    pub(super) unanswered: &'a mut Vec<Unanswered>,
+    /// What a request that is given up has failed by.
+    pub(crate) errno_of_silence: i32,
     pub(super) random: fn() -> u64,
     pub(super) mad_sender: &'a mut MadSender,
 }

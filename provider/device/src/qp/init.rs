@@ -43,11 +43,11 @@ pub struct QpInitView {
 pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.caps;
     let limits = [
-        ("max_send_wr", max_send_wr, limits::MAX_QP_WR),
-        ("max_recv_wr", max_recv_wr, limits::MAX_QP_WR),
-        ("max_send_sge", max_send_sge, limits::MAX_SGE),
-        ("max_recv_sge", max_recv_sge, limits::MAX_SGE),
-        ("max_inline_data", max_inline_data, limits::MAX_INLINE_DATA),
+        ("max_send_wr", max_send_wr, limits::max_qp_wr()),
+        ("max_recv_wr", max_recv_wr, limits::max_qp_wr()),
+        ("max_send_sge", max_send_sge, limits::max_sge()),
+        ("max_recv_sge", max_recv_sge, limits::max_sge()),
+        ("max_inline_data", max_inline_data, limits::max_inline_data()),
     ];
     if let Some((name, asked, most)) = limits.into_iter().find(|(_, asked, most)| asked > most) {
         return Err(Error::invalid(format!("{name} is {asked}; the device takes at most {most}")));
