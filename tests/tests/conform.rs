@@ -1,5 +1,5 @@
-//! The catalogue of conformance cases on real sockets: a program of this host behind its agent, over
-//! UDP. What `roxe drill` says and leaves behind when a card does otherwise.
+//! The catalogue of conformance cases on real sockets: a program of this host behind its agent,
+//! over UDP. What `roxe drill` says and leaves behind when a card does otherwise.
 //!
 //! `cargo test -p roxe-tests --test conform -- [--all] [WORD...]`: without `--all` only the folders
 //! of scripts that take little time.

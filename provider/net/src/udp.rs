@@ -62,8 +62,8 @@ struct OwnTxRetention {
     _name: NamedSocket,
 }
 
-/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF and
-/// identification 0: for who makes whole packets.
+/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
+/// and identification 0: for who makes whole packets.
 ///
 /// # Errors
 /// `EADDRINUSE`: another user has the port there; `EADDRNOTAVAIL`: the address is not of this host.
