@@ -1,5 +1,6 @@
-//! `roxe fuzz TARGET`: cases out of a seed against a card, compared with roxe's transport. Here: its
-//! options, and what is printed and written; what it does is `roxe_drill::fuzz`.
+//! `roxe fuzz TARGET`: cases out of a seed against a card, compared with roxe's transport.
+//!
+//! Here: its options, and what is printed and written; what it does is `roxe_drill::fuzz`.
 
 use crate::drill::{Common, open};
 use roxe_drill::fuzz::{Finding, Options, fuzz};

@@ -1,5 +1,5 @@
-//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines of
-//! a script. Pure: the same seed makes the same case.
+//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines
+//! of a script. Pure: the same seed makes the same case.
 //!
 //! The generator knows the grammar of messages (which opcode may follow which, what a header may
 //! say) and follows the state of each connection as an honest peer would, so that most packets go

@@ -6,10 +6,11 @@ use crate::run::trace::{Trace, trace};
 use crate::script::Script;
 use crate::virtual_card::VirtualCard;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The most tries to leave something out.
+/// The most tries to leave something out, and the longest time for them.
 const TRIES: usize = 80;
+const TIME: Duration = Duration::from_secs(10);
 /// Long enough for what the model does by itself, which takes no time.
 const SETTLE: Duration = Duration::from_millis(5);
 
@@ -22,11 +23,11 @@ pub(super) fn shorten(
     lines: &[String],
     mut shows: impl FnMut(&[String]) -> Result<bool, String>,
 ) -> Result<Vec<String>, String> {
-    let mut tries = 0;
+    let (mut tries, begin) = (0, Instant::now());
     let mut try_without = |lines: &mut Vec<String>, goes: &dyn Fn(usize, &str) -> bool| {
         let rest: Vec<_> =
             lines.iter().enumerate().filter(|(at, line)| !goes(*at, line)).map(|(_, line)| line.clone()).collect();
-        if rest.len() == lines.len() || tries >= TRIES {
+        if rest.len() == lines.len() || tries >= TRIES || begin.elapsed() > TIME {
             return Ok(false);
         }
         tries += 1;

@@ -38,9 +38,9 @@ pub(crate) struct Trace {
 /// Does the steps of `case`, which sends and tells the far side what to do, until nothing has come
 /// for `settle`.
 ///
-/// Its last packet is that of an honest connection, `h`. It is sent before a queue pair gets its next
-/// packet, each time with the next number `beat`, and the card acknowledges it before the case goes
-/// on: what a queue pair does does not depend on how much came at once.
+/// Its last packet is that of an honest connection, `h`. It is sent before a queue pair gets its
+/// next packet, each time with the next number `beat`, and the card acknowledges it before the case
+/// goes on: what a queue pair does does not depend on how much came at once.
 ///
 /// # Errors
 /// The case cannot be followed, or the target is gone: `None` for the first.
