@@ -13,8 +13,8 @@ use roxe_transport::sim::{Mr, Pair, Peer, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
 use std::net::Ipv4Addr;
-use std::time::Duration;
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[global_allocator]
 static COUNTER: Counting = Counting::new();

@@ -109,8 +109,8 @@ impl Says {
 
 /// Whether it is the server of `ib_write_lat` on a bad network whose client was content and has
 /// left: a client that sees the last WRITE in its memory ends, and when its acknowledgement of that
-/// one was lost, nobody is there to repeat it. Any card reports status 12 then; the client tells how
-/// many packets its queue pair has dropped as it was in no state for them.
+/// one was lost, nobody is there to repeat it. Any card reports status 12 then; the client tells
+/// how many packets its queue pair has dropped as it was in no state for them.
 fn lost_last_ack(server: &Outcome, client: &Outcome) -> bool {
     let all_but_one = |line: &str| {
         let counts = line.strip_prefix("scnt=").and_then(|counts| counts.split_once(", ccnt="));

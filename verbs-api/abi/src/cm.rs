@@ -83,8 +83,8 @@ c_structs! {
     }
 }
 
-/// Which member is valid follows from the port space of the identifier, of which both start with the
-/// private data; `arg` is that of events that the program writes.
+/// Which member is valid follows from the port space of the identifier: `conn` or `ud`, which both
+/// start with the private data; `arg` is that of events that the program writes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union rdma_event_param {

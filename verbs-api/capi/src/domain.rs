@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
-/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: a device that reaches all memory may go
-/// on using plain memory.
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: a device that reaches all memory may
+/// go on using plain memory.
 const MASK_UNPROTECTED: u32 = 4;
 
 /// The use of the parent domain `handle` by a completion queue; EINVAL if it is no parent domain.

@@ -13,9 +13,9 @@
 //!   program's allocators: `allocator.rs`
 //! - opening a device; the functions that the headers call through a context: `device.rs`,
 //!   `context.rs`
-//! - a control call: the file of its object: `domain.rs`, `memory.rs`, `buffer.rs`, `window.rs`, `dm.rs`,
-//!   `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`, `query.rs`;
-//!   by extended attributes: `create_ex.rs`
+//! - a control call: the file of its object: `domain.rs`, `memory.rs`, `buffer.rs`, `window.rs`,
+//!   `dm.rs`, `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`,
+//!   `query.rs`; by extended attributes: `create_ex.rs`
 //! - posting and polling: `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with
 //!   `cq_cursor.rs`; tags: `tag_matching.rs`; under ThreadSanitizer: `tsan.rs`
 //! - waiting for events: `event.rs`, `wait.rs`

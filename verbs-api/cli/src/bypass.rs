@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! roxe run ── starts ──► roxe tell-bypass PID ...     another process group, child of init
-//!     │ becomes the program                             │ looks at what PID and its children have
-//!     └─ keeps its process id                           └ mapped, until one has a libibverbs, or PID ends
+//!     │ becomes the program              │ looks at what PID and its children have mapped,
+//!     └─ keeps its process id            └ until one has a libibverbs, or PID ends
 //! ```
 //!
 //! Such a program finds no device, or the hardware's, and nothing of ours runs in it that could

@@ -8,8 +8,8 @@
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
 use crate::poll::{PollFd, poll};
-use crate::sys;
 use crate::wait::{Waker, Watchers, millis_left, waiting_for};
+use crate::{sys, table};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
 use roxe_provider::lock::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
@@ -95,9 +95,16 @@ pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
     Ok(number)
 }
 
-/// Closes a set: `rclose`. False if the number is none of a set.
-pub(crate) fn close(epfd: RawFd) -> bool {
-    SETS.write().remove(&epfd).is_some()
+/// Closes a set or a socket: `rclose`. A connected stream delivers first what was sent. In a forked
+/// child only the number of a socket is given up, and the connection goes on in the parent.
+///
+/// # Errors
+/// EBADF.
+pub fn close(fd: RawFd) -> io::Result<()> {
+    if SETS.write().remove(&fd).is_some() {
+        return Ok(());
+    }
+    table::close(fd)
 }
 
 fn find(epfd: RawFd) -> io::Result<Arc<Set>> {

@@ -70,10 +70,10 @@ mod sys;
 mod table;
 mod wait;
 
-pub use epoll::{epoll_create, epoll_ctl, epoll_wait};
+pub use epoll::{close, epoll_create, epoll_ctl, epoll_wait};
 pub use poll::{PollFd, poll, select};
 pub use socket::Socket;
-pub use table::{accept, close, find, open};
+pub use table::{accept, find, open};
 
 /// Option level of rsockets' own options, as in `rdma/rsocket.h`.
 pub const SOL_RDMA: i32 = 0x10000;

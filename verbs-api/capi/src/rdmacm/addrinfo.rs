@@ -1,4 +1,5 @@
-//! `rdma_getaddrinfo`, `rdma_resolve_addrinfo`: names and services to addresses, by the resolver of the C library.
+//! `rdma_getaddrinfo`, and what `rdma_resolve_addrinfo` finds: names and services to addresses, by
+//! the resolver of the C library.
 //!
 //! The blocks come from `calloc` and go back by `free`, as programs know it from the library that
 //! this one replaces: some put pointers of their own into the structure. There is no route to
@@ -85,8 +86,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// What `rdma_resolve_addrinfo` finds. EOPNOTSUPP for `RAI_SA`, as there is no subnet administrator;
-/// EADDRNOTAVAIL for a name or service that there is not.
+/// What `rdma_resolve_addrinfo` finds. EOPNOTSUPP for `RAI_SA`, as there is no subnet
+/// administrator; EADDRNOTAVAIL for a name or service that there is not.
 ///
 /// # Safety
 /// Strings or NULL, and NULL or hints whose addresses are as long as they say.

@@ -163,8 +163,8 @@ impl Run<'_> {
         if trace.is_alive { self.beat(honest, beat, trace) } else { Ok(()) }
     }
 
-    /// Sends the honest packet number `beat` and takes all answers until its own; once again if none
-    /// comes, because the path may lose a packet.
+    /// Sends the honest packet number `beat` and takes all answers until its own; once again if
+    /// none comes, because the path may lose a packet.
     fn beat(&mut self, honest: &Spec, beat: u64, trace: &mut Trace) -> Result<(), Stop> {
         self.names.insert("beat".into(), beat);
         let tie = self.world.tie(Some("h"))?;
