@@ -92,7 +92,7 @@ fn without_numbers(word: &str) -> String {
     while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
         plain.push_str(&rest[..at]);
         plain.push('#');
-        let digits = rest[at..].strip_prefix("0x").unwrap_or(&rest[at..]);
+        let digits = rest[at..].trim_start_matches("0x");
         rest = digits.trim_start_matches(|c: char| c.is_ascii_hexdigit());
     }
     plain + rest

@@ -18,7 +18,7 @@ pub(crate) struct Common {
     /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (a program
     /// of this host on roxe's first device, over UDP), or `peer://TOKEN@HOST[:PORT]` (an agent,
     /// `roxe peer`, beside any card).
-    target: String,
+    pub(crate) target: String,
     /// An address of this host for the near side, and another one for packets of strangers
     /// [default: by the way to the card].
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]

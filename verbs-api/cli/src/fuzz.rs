@@ -1,5 +1,6 @@
-//! `roxe fuzz TARGET`: cases out of a seed against a card, compared with roxe's transport. Here: its
-//! options, and what is printed and written; what it does is `roxe_drill::fuzz`.
+//! `roxe fuzz TARGET`: cases out of a seed against a card, compared with roxe's transport.
+//!
+//! Here: its options, and what is printed and written; what it does is `roxe_drill::fuzz`.
 
 use crate::drill::{Common, open};
 use roxe_drill::fuzz::{Finding, Options, fuzz};
@@ -46,13 +47,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
     })?;
     written?;
-    let seconds = summary.took.as_secs_f64().max(f64::MIN_POSITIVE);
+    let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
+    let packets = summary.packets - summary.shortening_packets;
     println!(
-        "{} cases, {} packets in {seconds:.1} s: {:.0} packets a second; {} findings (seed {})",
+        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s \
+         (seed {})",
         summary.cases,
-        summary.packets,
-        summary.packets as f64 / seconds,
+        packets as f64 / seconds,
         summary.findings.len(),
+        summary.shortening.as_secs_f64(),
         args.seed
     );
     for finding in &summary.findings {

@@ -15,7 +15,8 @@
 //!   `rules.rs`, `counters.rs`; `table.rs`
 //! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
-//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
+//!   `roxe replay`: `replay.rs`
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
@@ -35,6 +36,7 @@ mod metrics;
 mod peer;
 mod private_dir;
 mod program;
+mod replay;
 mod rules;
 mod run;
 mod stats;
@@ -118,6 +120,11 @@ enum Command {
     /// Look for what another card does differently: cases out of a seed, compared with roxe's
     /// transport, each difference made short and written as a script.
     Fuzz(fuzz::Args),
+    /// Send the requests of a capture to another card, and tell what comes back.
+    ///
+    /// Queue pairs and memory like those in the capture are made there; their numbers, keys and
+    /// addresses take the places of the recorded ones.
+    Replay(replay::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -134,6 +141,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::tell_fault_rules()),
         Command::Run(args) => {
             let error = run::run(&args);
             eprintln!("roxe run: {error}");
@@ -149,6 +157,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),
         Command::Conform(args) => finish("conform", drill::conform(&args)),
+        Command::Replay(args) => finish("replay", replay::run(&args)),
         Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),

@@ -54,8 +54,12 @@ pub struct Summary {
     pub cases: u64,
     /// Packets sent to the card, all of them.
     pub packets: u64,
-    /// How long it took.
+    /// How long it took, and how much of that to make findings short.
     pub took: Duration,
+    /// As said.
+    pub shortening: Duration,
+    /// Packets sent to make findings short.
+    pub shortening_packets: u64,
     /// The causes, the most frequent one first.
     pub findings: Vec<Finding>,
 }
@@ -120,8 +124,15 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
         if !same(&lab.difference(&lines, patient).map_err(gone)?) {
             continue;
         }
-        let short = minimise::shorten(&lines, |lines| lab.difference(lines, patient).map(|other| same(&other)))
+        let (begin, sent) = (Instant::now(), lab.packets);
+        let short = minimise::shorten(&lines, |lines| lab.difference(lines, options.settle).map(|other| same(&other)))
             .map_err(gone)?;
+        let is_sure = same(&lab.difference(&short, patient).map_err(gone)?);
+        summary.shortening += begin.elapsed();
+        summary.shortening_packets += lab.packets - sent;
+        if !is_sure {
+            continue;
+        }
         let script = minimise::script(&short, &cause, seed);
         let finding = Finding { cause: cause.clone(), seed, count: 1, script };
         progress(&finding);

@@ -20,6 +20,7 @@ pub mod fuzz;
 mod layout;
 mod log;
 mod number;
+pub mod replay;
 pub mod report;
 mod run;
 mod script;

@@ -1,5 +1,5 @@
-//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines of
-//! a script. Pure: the same seed makes the same case.
+//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines
+//! of a script. Pure: the same seed makes the same case.
 //!
 //! The generator knows the grammar of messages (which opcode may follow which, what a header may
 //! say) and follows the state of each connection as an honest peer would, so that most packets go
@@ -10,6 +10,9 @@ use std::fmt::Write as _;
 /// Bytes of the region that requests go to, and where its receives begin.
 const REGION: u64 = 8192;
 const RECEIVES: u64 = 4096;
+
+/// The connections that misbehave.
+pub(super) const NAMES: [&str; 8] = ["q", "r", "s", "t", "u", "v", "w", "x"];
 
 /// A small generator of numbers (xorshift64*).
 #[derive(Clone, Debug)]
@@ -73,7 +76,8 @@ impl Line {
     fn text(&self, qp: &str) -> String {
         let mut text = format!("send {} psn={} of={qp}", self.opcode, self.psn & 0xff_ffff);
         for (name, value) in &self.fields {
-            let _ = write!(text, " {name}={value}");
+            // `@` stands for the region of the connection.
+            let _ = write!(text, " {name}={}", value.replace('@', &format!("m{qp}")));
         }
         self.flags.iter().fold(text, |text, flag| text + " " + flag)
     }
@@ -108,7 +112,6 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
     let is_requester = service == "RC" && random.percent(25);
     let mut lines = vec![
         "title What the card answers differs from the model".to_owned(),
-        format!("peer reg mr length={REGION} fill=7"),
         "peer reg ro length=4096 fill=9 access=local,read".to_owned(),
         "peer reg hm length=64".to_owned(),
         "service RC".to_owned(),
@@ -116,17 +119,17 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
         "let beat = 0".to_owned(),
         format!("service {service}"),
     ];
-    let names = &["q", "r", "s"][..1 + random.below(3) as usize];
+    let names = &NAMES[..1 + random.below(NAMES.len() as u64) as usize];
     let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, service, &mut lines)).collect();
     for stream in &mut streams {
         if is_requester {
             stream.post(random, &mut lines);
         }
     }
-    for _ in 0..8 + random.below(48) {
-        let at = random.below(streams.len() as u64) as usize;
-        let line = if is_requester { streams[at].answer(random) } else { streams[at].request(random) };
-        lines.push(line);
+    for _ in 0..4 + random.below(28) {
+        for stream in &mut streams {
+            lines.push(if is_requester { stream.answer(random) } else { stream.request(random) });
+        }
     }
     for stream in &mut streams {
         if !is_requester {
@@ -150,28 +153,31 @@ impl Stream {
         if service != "UD" && random.percent(10) {
             line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
         }
+        // Of its own: which connection writes first is no card's business.
+        lines.push(format!("peer reg m{name} length={REGION} fill=7"));
         lines.push(line);
         for id in 0..random.below(8) {
             // A datagram is preceded by its GRH.
             let grh = if service == "UD" { 40 } else { 0 };
             let (at, len) = (RECEIVES + id * 256, random.pick(&[0, 16, 200, mtu, 2048]) + grh);
-            lines.push(format!("peer recv {name} id={id} sge=mr:{at}:{}", len.min(REGION - at)));
+            lines.push(format!("peer recv {name} id={id} sge=m{name}:{at}:{}", len.min(REGION - at)));
         }
         Self { name, service, mtu, psn, begun: None, answer: 500, sent: Vec::new() }
     }
 
     /// A few work requests of the card, which its peer will answer.
     fn post(&self, random: &mut Random, lines: &mut Vec<String>) {
+        let qp = self.name;
         for id in 100..102 + random.below(4) {
             let len = random.pick(&[0, 1, 64, self.mtu + 1]);
             let (operation, rest) = match random.below(5) {
-                0 => ("SEND", format!("sge=mr:0:{len}")),
-                1 => ("RDMA_WRITE", format!("sge=mr:0:{len} remote=4096 rkey=1")),
-                2 => ("RDMA_READ", format!("sge=mr:0:{len} remote=4096 rkey=1")),
-                3 => ("ATOMIC_FETCH_AND_ADD", "sge=mr:0:8 remote=4096 rkey=1 add=1".to_owned()),
-                _ => ("SEND_WITH_IMM", format!("sge=mr:0:{len} imm=5")),
+                0 => ("SEND", format!("sge=m{qp}:0:{len}")),
+                1 => ("RDMA_WRITE", format!("sge=m{qp}:0:{len} remote=4096 rkey=1")),
+                2 => ("RDMA_READ", format!("sge=m{qp}:0:{len} remote=4096 rkey=1")),
+                3 => ("ATOMIC_FETCH_AND_ADD", format!("sge=m{qp}:0:8 remote=4096 rkey=1 add=1")),
+                _ => ("SEND_WITH_IMM", format!("sge=m{qp}:0:{len} imm=5")),
             };
-            lines.push(format!("peer post {} {operation} id={id} {rest}", self.name));
+            lines.push(format!("peer post {qp} {operation} id={id} {rest}"));
         }
     }
 
@@ -225,7 +231,7 @@ impl Stream {
         let all = if self.service == "RC" { 9 } else { 6 };
         let len = random.pick(&[0, 1, 3, 64, self.mtu]);
         let long = self.mtu * random.pick(&[1, 2]) + 1 + random.below(self.mtu);
-        let place = |line: Line, dmalen: u64| line.with("va", "mr.addr").with("rkey", "mr.rkey").with("dmalen", dmalen);
+        let place = |line: Line, dmalen: u64| line.with("va", "@.addr").with("rkey", "@.rkey").with("dmalen", dmalen);
         match random.below(all) {
             0 => Line::new("SEND_ONLY", psn).with("len", len),
             1 => with_imm(Line::new("SEND_ONLY_IMM", psn), random).with("len", len),
@@ -243,9 +249,9 @@ impl Stream {
                 self.psn = psn.wrapping_add(dmalen.div_ceil(self.mtu).max(1));
                 place(Line::new("READ_REQUEST", psn), dmalen)
             }
-            7 => Line::new("FETCH_ADD", psn).with("va", "mr.addr+8").with("rkey", "mr.rkey").with("add", 3),
+            7 => Line::new("FETCH_ADD", psn).with("va", "@.addr+8").with("rkey", "@.rkey").with("add", 3),
             _ => {
-                let line = Line::new("COMPARE_SWAP", psn).with("va", "mr.addr+16").with("rkey", "mr.rkey");
+                let line = Line::new("COMPARE_SWAP", psn).with("va", "@.addr+16").with("rkey", "@.rkey");
                 line.with("compare", "0x0707070707070707").with("swap", 1)
             }
         }
@@ -265,10 +271,10 @@ impl Stream {
             }
             3 => line.opcode = random.pick(opcodes(self.service)),
             4 if has("va") => {
-                let va = random.pick(&["mr.addr-1", "mr.addr+1", "mr.addr+8191", "mr.addr+8192", "0xffffffffffffffff"]);
+                let va = random.pick(&["@.addr-1", "@.addr+1", "@.addr+8191", "@.addr+8192", "0xffffffffffffffff"]);
                 line.set("va", va);
             }
-            5 if has("rkey") => line.set("rkey", random.pick(&["mr.rkey+1", "0", "ro.rkey", "mr.rkey-256"])),
+            5 if has("rkey") => line.set("rkey", random.pick(&["@.rkey+1", "0", "ro.rkey", "@.rkey-256"])),
             6 if has("dmalen") => line.set("dmalen", random.pick(&[0, 1, self.mtu + 1, 0x8000_0001, 0xffff_ffff])),
             7 if has("len") => {
                 line.set("len", random.pick(&[0, 1, self.mtu - 1, self.mtu + 1, self.mtu + 4, 3000]));

@@ -1,14 +1,16 @@
 //! The fewest lines of a case that still show a difference, and the script that they become.
 
 use super::compare::describe;
+use super::generate::NAMES;
 use crate::run::trace::{Trace, trace};
 use crate::script::Script;
 use crate::virtual_card::VirtualCard;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The most tries to leave something out.
+/// The most tries to leave something out, and the longest time for them.
 const TRIES: usize = 80;
+const TIME: Duration = Duration::from_secs(10);
 /// Long enough for what the model does by itself, which takes no time.
 const SETTLE: Duration = Duration::from_millis(5);
 
@@ -21,11 +23,11 @@ pub(super) fn shorten(
     lines: &[String],
     mut shows: impl FnMut(&[String]) -> Result<bool, String>,
 ) -> Result<Vec<String>, String> {
-    let mut tries = 0;
+    let (mut tries, begin) = (0, Instant::now());
     let mut try_without = |lines: &mut Vec<String>, goes: &dyn Fn(usize, &str) -> bool| {
         let rest: Vec<_> =
             lines.iter().enumerate().filter(|(at, line)| !goes(*at, line)).map(|(_, line)| line.clone()).collect();
-        if rest.len() == lines.len() || tries >= TRIES {
+        if rest.len() == lines.len() || tries >= TRIES || begin.elapsed() > TIME {
             return Ok(false);
         }
         tries += 1;
@@ -36,7 +38,7 @@ pub(super) fn shorten(
         Ok::<_, String>(is_enough)
     };
     let mut lines = lines.to_vec();
-    for qp in ["q", "r", "s"] {
+    for qp in NAMES {
         try_without(&mut lines, &|_, line| is_about(line, qp))?;
     }
     let mut size = lines.len().next_power_of_two();
@@ -54,7 +56,8 @@ pub(super) fn shorten(
 }
 
 fn is_about(line: &str, qp: &str) -> bool {
-    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp))
+    let region = format!("m{qp}");
+    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
 }
 
 /// What a case can do without. The honest connection stays, and what objects are made from.

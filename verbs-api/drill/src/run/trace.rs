@@ -4,9 +4,9 @@ use super::state::{Run, Stop, World};
 use crate::layout;
 use crate::log::Log;
 use crate::script::Case;
-use crate::script::steps::{Peer, Spec, Step};
-use crate::target::{Completed, Target};
-use std::collections::BTreeMap;
+use crate::script::steps::{Line, Peer, Spec, Step};
+use crate::target::Target;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long the answer to the last packet may take.
@@ -31,16 +31,16 @@ pub(crate) struct Trace {
     pub(crate) is_alive: bool,
     /// How many packets were sent.
     pub(crate) sent: usize,
-    /// Where in the region `mr` the network headers of datagrams go, which have addresses in them.
-    headers: Vec<usize>,
+    /// Where the network headers of datagrams go, which have addresses in them.
+    headers: Vec<(String, usize)>,
 }
 
 /// Does the steps of `case`, which sends and tells the far side what to do, until nothing has come
 /// for `settle`.
 ///
-/// Its last packet is that of an honest connection, `h`. It is sent behind every other one, each
-/// time with the next number `beat`, and the card acknowledges it before the case goes on: what it
-/// has done by then does not depend on how much came at once.
+/// Its last packet is that of an honest connection, `h`. It is sent before a queue pair gets its
+/// next packet, each time with the next number `beat`, and the card acknowledges it before the case
+/// goes on: what a queue pair does does not depend on how much came at once.
 ///
 /// # Errors
 /// The case cannot be followed, or the target is gone: `None` for the first.
@@ -65,16 +65,79 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
     Ok(trace)
 }
 
+/// Does the steps of `case` and writes down what goes over the wire; waits so long for an answer to
+/// each packet that asks for one, and at the end. Also tells the states of the queue pairs then.
+///
+/// # Errors
+/// What the far side refused, or that it is gone.
+pub(crate) fn record(
+    case: &Case,
+    target: &mut dyn Target,
+    patience: Duration,
+) -> Result<(Log, BTreeMap<String, String>), String> {
+    target.begin(false).map_err(|refused| refused.to_string())?;
+    let card = target.card(false).ok_or("the card has no IPv4 address")?;
+    let last = target.now();
+    let world = World::default();
+    let mut run = Run { target, card, names: case.names.clone(), world, log: Log::default(), last, steps: 0 };
+    run.recorded(&case.lines, patience).map_err(|stop| match stop {
+        Stop::Refused(refused) => refused.to_string(),
+        Stop::Differs { received, .. } => received,
+        Stop::Script(text) | Stop::Unsupported(text) => text,
+    })?;
+    let states = run.world.ties.iter().map(|tie| Ok((tie.name.clone(), run.target.query_qp(tie.qp)?)));
+    let states = states.collect::<Result<_, crate::target::Refused>>().map_err(|refused| refused.to_string())?;
+    Ok((run.log, states))
+}
+
 impl Run<'_> {
+    fn recorded(&mut self, lines: &[Line], patience: Duration) -> Result<(), Stop> {
+        for line in lines {
+            match &line.step {
+                Step::Send(spec) => {
+                    self.send(spec)?;
+                    let asks = spec.fields.iter().any(|(name, _)| name == "ackreq")
+                        || matches!(spec.opcode, 0x0c | 0x13 | 0x14);
+                    self.log_answers(if asks { patience } else { Duration::ZERO }, asks)?;
+                }
+                Step::Peer(peer) => self.peer(peer)?,
+                Step::Repeat(count, inside) => {
+                    for index in 0..count.value(&self.names)? {
+                        self.names.insert("i".into(), index);
+                        self.recorded(inside, patience)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.log_answers(patience, false)
+    }
+
+    /// Writes down what has come until then, or until the first answer.
+    fn log_answers(&mut self, patience: Duration, is_one_enough: bool) -> Result<(), Stop> {
+        let mut until = self.target.now() + patience;
+        while let Some((at, datagram)) = self.target.receive(until)? {
+            self.log.add(at, true, datagram);
+            if is_one_enough {
+                until = self.target.now();
+            }
+        }
+        Ok(())
+    }
+
     fn steps(&mut self, case: &Case, honest: &Spec, trace: &mut Trace) -> Result<(), Stop> {
-        let mut beat = 0;
+        let (mut beat, mut busy) = (0, BTreeSet::new());
         for line in &case.lines {
             match &line.step {
                 Step::Send(spec) if trace.is_alive && !std::ptr::eq(spec, honest) => {
+                    if busy.contains(&spec.qp) {
+                        busy.clear();
+                        self.beat(honest, beat, trace)?;
+                        beat += 1;
+                    }
+                    busy.insert(&spec.qp);
                     self.send(spec)?;
-                    trace.sent += 2;
-                    self.beat(honest, beat, trace)?;
-                    beat += 1;
+                    trace.sent += 1;
                 }
                 Step::Peer(peer) => match self.peer(peer) {
                     // A queue pair in error refuses work on one card and flushes it on another.
@@ -85,8 +148,9 @@ impl Run<'_> {
                         if let Peer::Recv { queue, sges, .. } = peer
                             && self.world.tie(Some(queue))?.is_datagram
                         {
-                            let places: Result<Vec<_>, _> = sges.iter().map(|sge| sge.at.value(&self.names)).collect();
-                            trace.headers.extend(places?.into_iter().map(|at| at as usize));
+                            for sge in sges {
+                                trace.headers.push((sge.mr.clone(), sge.at.value(&self.names)? as usize));
+                            }
                         }
                     }
                 },
@@ -96,7 +160,7 @@ impl Run<'_> {
                 _ => {}
             }
         }
-        Ok(())
+        if trace.is_alive { self.beat(honest, beat, trace) } else { Ok(()) }
     }
 
     /// Sends the honest packet number `beat` and takes all answers until its own; once again if none
@@ -107,6 +171,7 @@ impl Run<'_> {
         let psn = (self.names.get(&format!("{}.psn", tie.name)).copied().unwrap_or_default() + beat) & 0xff_ffff;
         for _ in 0..2 {
             self.send(honest)?;
+            trace.sent += 1;
             let until = self.target.now() + PATIENCE;
             while let Some(packet) = self.answer(trace, until)? {
                 if packet.0 == "h" && is_acknowledgement(&packet.1, psn) {
@@ -144,13 +209,21 @@ impl Run<'_> {
             trace.states.insert(tie.name.clone(), self.target.query_qp(tie.qp)?);
             let done = self.target.poll(tie.cq)?;
             // The number of the near side is another one in each run.
-            let done = done.into_iter().map(|done| Completed { src_qp: 0, ..done }.to_string()).collect();
+            let done = done.into_iter().map(|mut done| {
+                done.src_qp = 0;
+                if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
+                    // Nobody defines it.
+                    done.byte_len = 0;
+                }
+                done.to_string()
+            });
+            let done = done.collect();
             trace.completions.insert(tie.name.clone(), done);
         }
         for (name, region) in &self.world.regions {
-            let len = if name == "mr" { 8192 } else { 64 };
+            let len = if name.starts_with('m') { 8192 } else { 64 };
             let mut bytes = self.target.read(region.mr, 0, len)?;
-            for at in trace.headers.iter().filter(|_| name == "mr") {
+            for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
                 bytes.iter_mut().skip(*at).take(GRH).for_each(|byte| *byte = 0);
             }
             trace.memory.insert(name.clone(), bytes);
