@@ -87,7 +87,7 @@ fn what_the_far_side_shows_is_named_beside_what_it_should() {
             "id=2 status=SUCCESS opcode=RECV bytes=9",
         ),
         ("peer post q SEND id=1 refused", "the verb refuses it", "it is accepted"),
-        ("peer modify q to=RTR", "the verb does it", "a queue pair cannot go from Rts to Rtr (errno 22)"),
+        ("peer qp r mtu=300", "the verb does it", "no such path MTU (errno 22)"),
     ] {
         let (_, is_expected, is_received) = failure(text);
         assert_eq!((is_expected.as_str(), is_received.as_str()), (expected, received), "{text}");
