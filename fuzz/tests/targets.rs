@@ -48,6 +48,11 @@ fn rules() {
 }
 
 #[test]
+fn script() {
+    replay("script", roxe_fuzz::script, 20_000);
+}
+
+#[test]
 fn responder() {
     replay("responder", roxe_fuzz::responder, 20_000);
 }

@@ -23,7 +23,8 @@ use crate::tx_queue::{Run, TxQueue};
 use crate::tx_retention::TxRetention;
 use libc::c_int;
 use roxe_wire::{Gid, Qpn};
-use socket::{BUFFER, bare_socket, can_segment, name_of, socket_addr};
+use socket::{BUFFER, can_segment, name_of};
+pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
 use std::net::IpAddr;
@@ -61,8 +62,8 @@ struct OwnTxRetention {
     _name: NamedSocket,
 }
 
-/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF and
-/// identification 0: for who makes whole packets.
+/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
+/// and identification 0: for who makes whole packets.
 ///
 /// # Errors
 /// `EADDRINUSE`: another user has the port there; `EADDRNOTAVAIL`: the address is not of this host.

@@ -82,9 +82,21 @@ const FUZZ: Agents = Agents {
     is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
 };
 
-/// Every check, and a minute of cases.
+/// The catalogue of conformance cases; what is known of rxe is tolerated, and what would end the
+/// guest is left out.
+const CONFORM: Agents = Agents {
+    command: "conform",
+    options: concat!(
+        "--skip dma_length --skip pad_wrong --tolerate ",
+        env!("CARGO_MANIFEST_DIR"),
+        "/conform/rxe-6.1.txt"
+    ),
+    is_good: |outcome| outcome.ok,
+};
+
+/// Every check, the catalogue, and a minute of cases.
 pub fn all() -> Vec<Agents> {
-    vec![CHECKS, FUZZ]
+    vec![CHECKS, CONFORM, FUZZ]
 }
 
 /// The checks of one MTU and family.

@@ -27,6 +27,7 @@ pub(crate) const ORDER: &[&str] = &[
     "provider/device",
     "verbs-api/roxe",
     "verbs-api/rsockets",
+    "verbs-api/dissect",
     "verbs-api/abi",
     "verbs-api/peer",
     "verbs-api/capi",

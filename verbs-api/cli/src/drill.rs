@@ -3,7 +3,7 @@
 //! Here: options, targets by name, and what is printed and written. What runs the scripts is
 //! `roxe_drill`.
 
-use roxe_drill::conform::{self, Report, Tried};
+use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use std::error::Error;
 use std::fs;
@@ -48,9 +48,15 @@ pub(crate) struct ConformArgs {
     common: Common,
     /// Only scripts whose name contains one of these words.
     only: Vec<String>,
-    /// Name the cases and run none.
+    /// No script whose name contains this word.
+    #[arg(long, value_name = "WORD")]
+    skip: Vec<String>,
+    /// Name the scripts and run none.
     #[arg(long)]
     list: bool,
+    /// Name every case before it runs.
+    #[arg(long, short)]
+    verbose: bool,
     /// Write every case as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -72,15 +78,18 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
         Ok(Script::parse(&name, &text)?)
     };
     let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
-    let report = run(&args.common, &scripts, |tried| {
-        println!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title);
+    let report = run(&args.common, &scripts, |progress| {
+        if let Progress::Ended(tried) = progress {
+            println!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title);
+        }
     })?;
     finish(&report)
 }
 
 /// Runs the catalogue.
 pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
-    let scripts = conform::catalogue(&args.only)?;
+    let mut scripts = conform::catalogue(&args.only)?;
+    scripts.retain(|script| !args.skip.iter().any(|word| script.name().contains(word.as_str())));
     if scripts.is_empty() {
         return Err(format!("no script has one of these words in its name: {}", args.only.join(", ")).into());
     }
@@ -92,7 +101,11 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         }
         return Ok(());
     }
-    let report = run(&args.common, &scripts, |_| ())?;
+    let report = run(&args.common, &scripts, |progress| {
+        if let (Progress::Begins(script, parameters), true) = (progress, args.verbose) {
+            println!("{} [{parameters}]", script.name());
+        }
+    })?;
     for (path, text) in
         [(&args.json, report::json as fn(&Report) -> String), (&args.junit, report::junit), (&args.html, report::html)]
     {
@@ -113,7 +126,7 @@ fn finish(report: &Report) -> Result<()> {
     Err(format!("{failed} of {} cases failed, {unknown} are inconclusive", report.tried.len()).into())
 }
 
-fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Tried)) -> Result<Report> {
+fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Progress<'_>)) -> Result<Report> {
     let deviations = match &common.tolerate {
         None => Deviations::default(),
         Some(path) => {
@@ -126,8 +139,9 @@ fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Tried)) ->
     }
     let mut target = open(common)?;
     let mut trouble = None;
-    let report = conform::run(scripts, &mut *target.card, &deviations, |tried| {
-        progress(tried);
+    let report = conform::run(scripts, &mut *target.card, &deviations, |told| {
+        progress(&told);
+        let Progress::Ended(tried) = told else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
             println!("{} {}: {}\n{failure}\n", tried.outcome.verdict.word(), tried.name(), tried.title);
         }

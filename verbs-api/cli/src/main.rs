@@ -7,10 +7,13 @@
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
 //!   find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this
 //!   user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes
-//!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
+//!   that were killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
+//!   `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
+//!   `rules.rs`, `counters.rs`; `table.rs`
+//! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
@@ -18,15 +21,18 @@
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
 
+mod bypass;
 mod check_peer;
 mod checkers;
 mod config;
+mod counters;
 mod demo;
 mod devices;
 mod drill;
 mod dump;
 mod fuzz;
 mod library;
+mod metrics;
 mod peer;
 mod private_dir;
 mod program;
@@ -34,7 +40,9 @@ mod replay;
 mod rules;
 mod run;
 mod stats;
+mod status;
 mod table;
+mod top;
 mod view;
 
 use clap::{Parser, Subcommand};
@@ -86,6 +94,12 @@ enum Command {
     Config,
     /// List the rules of the checker (run --check): what they find, and where it is written.
     Rules,
+    /// List what devices count (run --stats), in words.
+    Counters,
+    /// Show what the queue pairs of running programs do.
+    Top(top::Args),
+    /// Print the numbers of running programs as Prometheus reads them, or serve them.
+    Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
     /// Run scripts of packets against a card: what it must answer, packet by packet.
@@ -117,6 +131,9 @@ enum Command {
     /// The process that prints what is left of those that `run --stats` has started.
     #[command(hide = true)]
     TellStats(stats::Args),
+    /// The process that says so if the program of `run` loads another libibverbs.
+    #[command(hide = true)]
+    TellBypass(bypass::Args),
     /// The child process in which `run` tries what may go wrong.
     #[command(hide = true)]
     ProbeView,
@@ -134,6 +151,9 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
+        Command::Counters => finish("counters", counters::run()),
+        Command::Top(args) => finish("top", top::run(&args)),
+        Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),
         Command::Conform(args) => finish("conform", drill::conform(&args)),
@@ -142,6 +162,7 @@ fn main() -> ExitCode {
         Command::Peer(args) => finish("peer", peer::run(&args)),
         Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
+        Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }

@@ -2,10 +2,9 @@
 //! what is printed; what it does is `roxe_drill::replay`.
 
 use crate::drill::{Common, open};
-use crate::dump::packets;
+use roxe_dissect::{Item, items};
 use roxe_drill::replay::Replay;
 use roxe_wire::Packet;
-use roxe_wire::capture::frames;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
@@ -39,9 +38,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = args.file.display();
     let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
     let mut recorded = Vec::new();
-    for frame in frames(&file).map_err(|error| format!("{name}: {error}"))? {
-        let frame = frame.map_err(|error| format!("{name}: {error}"))?;
-        recorded.extend(packets(&frame).into_iter().map(|(net, bytes)| (net, bytes.to_vec())));
+    for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
+        match item {
+            Item::Packet(captured) => recorded.push((captured.net, captured.bytes.to_vec())),
+            Item::Other => {}
+            Item::Broken(frame, error) => {
+                return Err(format!("{name}: cannot go on behind frame {frame}: {error}").into());
+            }
+        }
     }
     let replay = Replay::of(&recorded, args.from.map(Into::into)).map_err(|error| format!("{name}: {error}"))?;
     let (from, to) = replay.way;

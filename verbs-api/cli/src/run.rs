@@ -10,7 +10,7 @@
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
-use crate::{checkers, stats, view};
+use crate::{bypass, checkers, stats, view};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
@@ -40,11 +40,13 @@ pub(crate) struct Args {
     /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
-    /// Say on standard error all that is known of each verb that was refused and of each work
-    /// request that failed; without it a line each, if standard error is a terminal.
+    /// Say on standard error all that is known of each verb that was refused, of each work request
+    /// and each connection that failed, and why a program does not see roxe; without it a line
+    /// each, if standard error is a terminal.
     #[arg(long)]
     explain: bool,
     /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
@@ -53,9 +55,13 @@ pub(crate) struct Args {
     /// A program that ends well all the same exits with 66 if an error was found.
     #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     check: Option<String>,
-    /// Append the reports of --check to this file, as JSON lines.
+    /// Add the reports of --check to this file: SARIF if it is FILE.sarif, JUnit XML if it is
+    /// FILE.xml, else JSON lines.
     #[arg(long, value_name = "FILE", requires = "check")]
     report: Option<PathBuf>,
+    /// Write the file of --report as json, sarif or junit, whatever its name.
+    #[arg(long, value_name = "FORMAT", requires = "report", value_parser = ["json", "sarif", "junit"])]
+    report_format: Option<String>,
     /// Leave out the reports of --check that this file names: lines of a rule, a pattern of
     /// functions, files or objects, and behind a # the reason.
     #[arg(long, value_name = "FILE", requires = "check")]
@@ -174,8 +180,13 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
         command.env("LD_PRELOAD", list);
     }
     let checkers = checkers::variables(&folder, args.preload || args.rsocket);
-    command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
+    let unusable = |cause| FolderError::Unusable { path: folder.clone(), cause };
+    command.envs(checkers.map_err(unusable)?);
     set_options(args, &mut command)?;
+    if args.explain || stderr().is_terminal() {
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&library, &folder);
+    }
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         show_view(args, &mut command)?;
     }
@@ -210,13 +221,16 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
     if let Some(text) = &args.weakest {
         command.env("ROXE_WEAKEST", choose_seed(text)?);
     }
+    if let Some(format) = &args.report_format {
+        command.env("ROXE_CHECK_REPORT_FORMAT", format);
+    }
     for (name, path) in [("ROXE_CHECK_REPORT", &args.report), ("ROXE_CHECK_SUPPRESSIONS", &args.suppressions)] {
         if let Some(path) = path {
             command.env(name, path);
         }
     }
     if args.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
         leave_stats(command)?;
     }
     Ok(())

@@ -7,7 +7,7 @@
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Target, Work};
 use roxe_peer::client::{self, Client, ClientError};
-use roxe_peer::protocol::{Command, from_hex, to_hex};
+use roxe_peer::protocol::{Command, from_hex, names, to_hex};
 use roxe_wire::{Gid, NetHeader, UDP_PORT};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -147,6 +147,15 @@ impl AgentCard {
     }
 }
 
+/// An agent refuses rights that it has no name for.
+fn supported(access: u32) -> Answer<()> {
+    let known = names::ACCESS.iter().fold(0, |known, (_, bit)| known | bit);
+    if access & !known == 0 {
+        return Ok(());
+    }
+    Err(Refused { text: "the agent does not know this right".into(), errno: libc::EOPNOTSUPP })
+}
+
 fn refused(error: ClientError) -> Refused {
     match error {
         ClientError::Refused(refusal) => Refused { text: refusal.text, errno: refusal.errno },
@@ -258,6 +267,7 @@ impl FarSide for AgentCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
+        supported(access)?;
         let answer = self.call(Command::Reg, json!({"length": length, "access": access, "fill": fill, "pd": pd}))?;
         let word = |name| number(&answer, name);
         Ok(Region { mr: word("mr")?, addr: word("addr")?, lkey: word("lkey")? as u32, rkey: word("rkey")? as u32 })
@@ -286,6 +296,7 @@ impl FarSide for AgentCard {
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
+        supported(change.access.unwrap_or_default())?;
         // The agent adds what a step up needs and nobody said; a return to RTS needs nothing.
         let exact = change.to == "RTS" && change.sq_psn.is_none();
         let arguments = json!({

@@ -63,20 +63,29 @@ pub fn catalogue(filters: &[String]) -> Result<Vec<Script>, ScriptError> {
     cases.map(|(name, text)| Script::parse(name, text)).collect()
 }
 
+/// What is told while cases run.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// A case begins: its script, and the values of its loops.
+    Begins(&'a Script, &'a str),
+    /// It is over.
+    Ended(&'a Tried),
+}
+
 /// Runs all cases of `scripts` and tells `progress` of each.
 pub fn run(
     scripts: &[Script],
     target: &mut dyn Target,
     deviations: &Deviations,
-    mut progress: impl FnMut(&Tried),
+    mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
     let mut report = Report { target: name, tried: Vec::new() };
     for script in scripts {
         for case in script.cases() {
-            let start = Instant::now();
+            let (start, parameters) = (Instant::now(), case.to_string());
+            progress(Progress::Begins(script, &parameters));
             let mut outcome = run::run(script.name(), case, target);
-            let parameters = case.to_string();
             if let (Verdict::Fail(failure), Some(reason)) =
                 (&outcome.verdict, deviations.reason(script.name(), &parameters))
             {
@@ -90,7 +99,7 @@ pub fn run(
                 outcome,
                 took: start.elapsed(),
             };
-            progress(&tried);
+            progress(Progress::Ended(&tried));
             report.tried.push(tried);
         }
     }

@@ -14,6 +14,7 @@ use crate::script::{Case, Family};
 use crate::target::Target;
 use crate::verdict::{Failure, Verdict};
 use state::{Run, Stop, World};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The most steps of a case, those of blocks counted each time.
 const MAX_STEPS: usize = 100_000;
@@ -54,9 +55,14 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
         last: now,
         steps: 0,
     };
-    let verdict = match run.all(&case.lines) {
-        Ok(()) => Verdict::Pass,
-        Err((line, stop)) => run.verdict(name, line, stop),
+    // A card in this process may panic; the next case begins with a new one.
+    let verdict = match catch_unwind(AssertUnwindSafe(|| run.all(&case.lines))) {
+        Ok(Ok(())) => Verdict::Pass,
+        Ok(Err((line, stop))) => run.verdict(name, line, stop),
+        Err(_) => {
+            let (expected, received) = ("the card goes on".into(), "it panics".into());
+            run.verdict(name, None, Stop::Differs { expected, received })
+        }
     };
     Outcome { verdict, log: run.log }
 }

@@ -27,6 +27,8 @@ use std::time::Duration;
 const FIRST_QPN: u32 = 0x11;
 /// Number of the first queue pair of the near side.
 const FIRST_NEAR: u32 = 0x2a;
+/// Bytes of a region.
+const MAX_REGION: u32 = 64 << 20;
 /// A card that goes on for so long without time passing hangs.
 const MAX_ROUNDS: usize = 100_000;
 
@@ -197,7 +199,8 @@ impl FarSide for VirtualCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        let length = u32::try_from(length).map_err(|_| invalid("too long"))?;
+        let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION);
+        let length = length.ok_or_else(|| invalid("a region has at most 64 MiB here"))?;
         let pd = pd.map_or(OWN_PD, |pd| pd as u32);
         let mr = self.memory.register_in(pd, length, Access::from_bits_retain(access));
         self.memory.bytes_mut(mr).fill(fill);

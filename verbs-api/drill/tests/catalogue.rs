@@ -1,7 +1,8 @@
 //! The catalogue of conformance cases: the list is that of the folder, every script can be read,
 //! and roxe's own transport does what they say.
 
-use roxe_drill::{Deviations, VirtualCard, conform};
+use roxe_drill::conform::{self, Progress};
+use roxe_drill::{Deviations, VirtualCard};
 use std::path::{Path, PathBuf};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/conform");
@@ -41,8 +42,10 @@ fn every_script_cites_clauses_that_exist() {
 fn roxe_does_what_every_case_says() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let mut failures = Vec::new();
-    let report = conform::run(&scripts, &mut VirtualCard::default(), &Deviations::default(), |tried| {
-        if let Some(failure) = tried.outcome.verdict.failure() {
+    let report = conform::run(&scripts, &mut VirtualCard::default(), &Deviations::default(), |progress| {
+        if let Progress::Ended(tried) = progress
+            && let Some(failure) = tried.outcome.verdict.failure()
+        {
             failures.push(format!("{}: {}\n{failure}", tried.name(), tried.outcome.verdict.word()));
         }
     });

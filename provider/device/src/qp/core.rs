@@ -297,6 +297,7 @@ impl QpCore {
         inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
         tell(|| Event::Retried { qp: self.resources.id, counts: met });
         self.engine().counters().count_retries(met);
+        inner.state.met.add(met);
         if met.local_ack_timeout_err > 0 {
             self.engine().note_unanswered(now);
         }
@@ -322,15 +323,15 @@ impl QpCore {
     /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
     fn tell_failure(&self) {
-        let (failed, attr) = {
+        let (failed, attr, unanswered) = {
             let mut inner = self.inner.lock();
             self.tell_state(&mut inner);
             let failed = inner.state.failed.take();
             let history = if failed.is_some() { inner.state.history.tell() } else { Vec::new() };
-            (failed.zip(Some(history)), *inner.machine.attr())
+            (failed.zip(Some(history)), *inner.machine.attr(), inner.machine.unanswered())
         };
         if let Some((failed, history)) = failed {
-            failed.explain(&self.resources, &attr, history);
+            failed.explain(&self.resources, &attr, unanswered, history);
         }
     }
 
