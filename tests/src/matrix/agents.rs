@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time for the checks; the guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(400);
+/// What the kernel of the guest says of itself when it is broken.
+const TROUBLE: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
 /// How long an agent may take until it listens.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -62,10 +64,11 @@ impl Agents {
         let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
         let client = Process::start(guest, Side::Roxe, &client, &[])?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + READY_LIMIT)?;
-        if (self.is_good)(&client) && agent.ok {
+        let trouble = guest.run(&format!("dmesg | grep -E '{TROUBLE}' || true"))?;
+        if (self.is_good)(&client) && agent.ok && trouble.trim().is_empty() {
             return Ok(Ending::Passed);
         }
-        Ok(Ending::Failed(format!("{}\n{}", client.output, agent.output)))
+        Ok(Ending::Failed(format!("{}\n{}\n{trouble}", client.output, agent.output)))
     }
 }
 

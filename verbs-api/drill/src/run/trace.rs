@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a network header in front of a datagram.
 const GRH: usize = 40;
 /// The most answers that are looked at.
-const MAX_ANSWERS: usize = 4096;
+const MAX_ANSWERS: usize = 1024;
 
 /// What a card shows of a case.
 #[derive(Clone, Debug, Default)]
@@ -183,11 +183,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All answers until none has come for so long.
+    /// All answers until none has come for so long; of a card that never stops, those of ten times
+    /// as long.
     fn settle(&mut self, trace: &mut Trace, settle: Duration) -> Result<(), Stop> {
-        let mut until = self.target.now() + settle;
+        let (mut until, limit) = (self.target.now() + settle, self.target.now() + settle * 10);
         while self.answer(trace, until)?.is_some() && trace.answers.len() < MAX_ANSWERS {
-            until = self.target.now() + settle;
+            until = limit.min(self.target.now() + settle);
         }
         Ok(())
     }
