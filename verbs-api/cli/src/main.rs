@@ -15,19 +15,28 @@
 //!   `rules.rs`, `counters.rs`; `table.rs`
 //! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
+//!   `roxe replay`: `replay.rs`
+//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
+//!   `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod bypass;
+mod check_peer;
 mod checkers;
 mod config;
 mod counters;
 mod demo;
 mod devices;
+mod drill;
 mod dump;
+mod fuzz;
 mod library;
 mod metrics;
+mod peer;
 mod private_dir;
 mod program;
+mod replay;
 mod rules;
 mod run;
 mod stats;
@@ -93,6 +102,29 @@ enum Command {
     Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Run scripts of packets against a card: what it must answer, packet by packet.
+    Drill(drill::DrillArgs),
+    /// Run the catalogue of conformance cases against a card, and report by clause.
+    Conform(drill::ConformArgs),
+    /// Do by verbs what a controller on another host says: the agent beside a card under test.
+    ///
+    /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
+    /// where it listens and the token that a controller has to show (docs/peer.md).
+    Peer(peer::Args),
+    /// Check by verbs whether this host's card and another one understand each other.
+    ///
+    /// Every service, operation, size and path MTU, in both directions, every byte compared. On the
+    /// other host runs `roxe peer`; here, the card that this host's libibverbs has, which is roxe's
+    /// under `roxe run -- roxe check-peer ...`.
+    CheckPeer(check_peer::Args),
+    /// Look for what another card does differently: cases out of a seed, compared with roxe's
+    /// transport, each difference made short and written as a script.
+    Fuzz(fuzz::Args),
+    /// Send the requests of a capture to another card, and tell what comes back.
+    ///
+    /// Queue pairs and memory like those in the capture are made there; their numbers, keys and
+    /// addresses take the places of the recorded ones.
+    Replay(replay::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -109,6 +141,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::tell_fault_rules()),
         Command::Run(args) => {
             let error = run::run(&args);
             eprintln!("roxe run: {error}");
@@ -122,6 +155,12 @@ fn main() -> ExitCode {
         Command::Top(args) => finish("top", top::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Drill(args) => finish("drill", drill::drill(&args)),
+        Command::Conform(args) => finish("conform", drill::conform(&args)),
+        Command::Replay(args) => finish("replay", replay::run(&args)),
+        Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
+        Command::Peer(args) => finish("peer", peer::run(&args)),
+        Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
