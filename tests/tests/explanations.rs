@@ -12,6 +12,7 @@ use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{End, Veth};
 use roxe_tests::{cc, misuse};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -60,7 +61,8 @@ struct Far {
     words: &'static [&'static str],
 }
 
-/// What becomes of packets to another host, 192.0.2.2 behind the interface `near`.
+/// What becomes of packets to another host, 192.0.2.2 behind the interface `near`. The last one
+/// takes the interface down.
 const FAR: [Far; 6] = [
     Far {
         name: "network: a host without a card, a connection",
@@ -153,6 +155,19 @@ fn judge_bypass() -> Verdict {
     }
 }
 
+/// Makes the other host, which is there until this process ends: the system takes its time to remove
+/// an interface whose name would be used again.
+fn other_host() -> Result<(), String> {
+    static HOST: OnceLock<Result<Veth, String>> = OnceLock::new();
+    let end = |name, mac, address: &str| End { name, mac, addresses: vec![address.to_owned()] };
+    let build = || {
+        let here = end("near", "02:00:00:00:00:01", "192.0.2.1/24");
+        let there = end("far", "02:00:00:00:00:02", "192.0.2.2/24");
+        Veth::build(&here, &there).map_err(|e| e.to_string())
+    };
+    HOST.get_or_init(build).as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
 fn judge_far(far: &Far) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
@@ -160,13 +175,7 @@ fn judge_far(far: &Far) -> Verdict {
     if !link::is_root() {
         return Verdict::Skipped("takes root, for a network of its own".to_owned());
     }
-    let end = |name, mac, address: &str| End { name, mac, addresses: vec![address.to_owned()] };
-    let (here, there) =
-        (end("near", "02:00:00:00:00:01", "192.0.2.1/24"), end("far", "02:00:00:00:00:02", "192.0.2.2/24"));
-    let said = Veth::build(&here, &there)
-        .map_err(|e| e.to_string())
-        .and_then(|_veth| run(misuse::program()?, far.case, far.envs));
-    match said {
+    match other_host().and_then(|()| run(misuse::program()?, far.case, far.envs)) {
         Ok(output) if far.words.iter().all(|word| output.contains(word)) => Verdict::Passed,
         Ok(output) => Verdict::Failed(format!("{:?} are not all in:\n{output}", far.words)),
         Err(why) => Verdict::Failed(why),
