@@ -29,6 +29,7 @@ pub(crate) const ORDER: &[&str] = &[
     "verbs-api/rsockets",
     "verbs-api/capi",
     "verbs-api/preload",
+    "verbs-api/bundle",
     "verbs-api/cli",
     "tests/models",
     "tests",

@@ -5,15 +5,17 @@
 //! wrong as an error whose text says what happened, to what, and what to do.
 //!
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
-//!   find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this
-//!   user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes
-//!   that were killed; `view.rs` and `view/`, `/sys/class/infiniband`
+//!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
+//!   with the program; `private_dir.rs`, files that only this user can write; `checkers.rs`,
+//!   valgrind and the sanitizers; `stats.rs`, counters of processes that were killed; `view.rs` and
+//!   `view/`, `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod checkers;
 mod config;
 mod demo;

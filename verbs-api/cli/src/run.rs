@@ -7,6 +7,7 @@
 //! its signals and its exit status are its own. Touches the environment, and through other modules
 //! the file system; no device.
 
+use crate::bundled::SHIM;
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
@@ -18,9 +19,6 @@ use std::io::{IsTerminal, stderr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// The socket shim, which lies beside the library, under the name that it has in rdma-core too.
-const SHIM: &str = "librspreload.so";
 
 /// What `roxe run` was asked to do.
 #[derive(Debug, Default, clap::Args)]
@@ -89,11 +87,6 @@ impl Args {
 pub(crate) enum RunError {
     #[error(transparent)]
     Library(#[from] LibraryError),
-    #[error(
-        "{} is not there.\n  Build it with `cargo build --release`; it belongs beside {}.",
-        shim.display(), library::LIBRARY
-    )]
-    NoShim { shim: PathBuf },
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(
@@ -208,10 +201,7 @@ fn preloaded(args: &Args, library: &Path, folder: &Path) -> Result<Option<OsStri
         list = Some(prepend(folder.join(LINKS[0]).as_os_str(), list));
     }
     if args.rsocket {
-        let shim = library.with_file_name(SHIM);
-        if !shim.is_file() {
-            return Err(RunError::NoShim { shim });
-        }
+        let shim = library::shim(library)?;
         place_link(folder, SHIM, &shim).map_err(|cause| FolderError::Unusable { path: folder.into(), cause })?;
         list = Some(prepend(folder.join(SHIM).as_os_str(), list));
     }
@@ -284,11 +274,9 @@ mod tests {
     #[test]
     fn the_socket_shim_is_preloaded_from_beside_the_library() {
         let folder = scratch("shim");
-        let library = folder.join(library::LIBRARY);
+        let library = folder.join(crate::bundled::LIBRARY);
         let args = |rsocket| Args { rsocket, ..Args::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
-        let text = preloaded(&args(true), &library, &folder).unwrap_err().to_string();
-        assert!(text.contains(SHIM) && text.contains("cargo build --release"), "{text}");
         let links = folder.join("links");
         fs::create_dir(&links).unwrap();
         fs::write(folder.join(SHIM), "").unwrap();
