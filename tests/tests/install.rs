@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Check::new("install: the program alone does the demo and runs a pair", || alone("pair", works)),
         Check::new("install: a library that somebody changed is not used", || alone("changed", replaces_changed)),
         Check::new("install: without HOME, and where its cache may not be run from", || alone("noexec", avoids_noexec)),
+        Check::new("install: env and install-lib lead programs to roxe without roxe run", || alone("env", leads)),
+        Check::new("install: doctor fails where programs would, and says what to do", || alone("doctor", diagnoses)),
     ];
     if args.iter().any(|arg| arg == "--all") {
         checks.push(Check::new("install: by cargo install", by_cargo));
@@ -122,6 +124,31 @@ fn avoids_noexec(root: &Root) -> Verdict {
     let mounted = "mount -t tmpfs -o noexec none \"$HOME\"; roxe run -- ibv_devices | grep roxe0";
     let noexec = root.run(&format!("unshare --mount sh -ec '{mounted}'"));
     all_good(&[(homeless.status.success(), homeless), (noexec.status.success(), noexec)])
+}
+
+fn leads(root: &Root) -> Verdict {
+    let shell = "eval \"$(roxe env)\"; ibv_devices | grep roxe0";
+    let folder = "roxe install-lib lib; LD_LIBRARY_PATH=lib ibv_devices | grep roxe0";
+    // What a configured CMake project leaves for ctest; TEST_INCLUDE_FILES adds the first line.
+    let ctest = "roxe env --format cmake >roxe.cmake; printf 'include(roxe.cmake)\nadd_test(devices ibv_devices)\n' \
+                 >CTestTestfile.cmake; ctest --verbose | grep roxe0";
+    let json = "roxe env --check=cq-overrun --format json | grep '\"ROXE_CHECK\": \"cq-overrun\"'";
+    let pages = "roxe generate-docs pages; grep -q netdev pages/roxe-run.1 pages/roxe.bash pages/_roxe pages/roxe.fish";
+    let mut scripts = vec![shell, folder, json, pages];
+    scripts.extend(Some(ctest).filter(|_| installed("ctest")));
+    let outputs = scripts.iter().map(|script| root.run(script));
+    all_good(&outputs.map(|output| (output.status.success(), output)).collect::<Vec<_>>())
+}
+
+fn diagnoses(root: &Root) -> Verdict {
+    let well = root.run("roxe doctor && roxe doctor --json | grep -c '\"grade\": \"ok\"'");
+    if !link::is_root() {
+        return Verdict::Skipped("takes root, for a network without an interface".to_owned());
+    }
+    let ill = root.run("unshare --net roxe doctor");
+    let told = String::from_utf8_lossy(&ill.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
+    let said = told && String::from_utf8_lossy(&ill.stdout).contains("ip link set lo up");
+    all_good(&[(well.status.success(), well), (said && !ill.status.success(), ill)])
 }
 
 fn by_cargo() -> Verdict {

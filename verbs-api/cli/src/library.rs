@@ -52,7 +52,7 @@ fn unpacked() -> Result<PathBuf, LibraryError> {
 }
 
 /// This very program: as the kernel says it, or, where there is no /proc, as it was called.
-fn own_program() -> Option<PathBuf> {
+pub(crate) fn own_program() -> Option<PathBuf> {
     let called = || found_as(Path::new(&std::env::args_os().next()?), std::env::var_os("PATH"));
     std::env::current_exe().ok().or_else(called)
 }

@@ -11,7 +11,11 @@
 //!   `view/`, `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
+//! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
+//!   without `roxe run`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe doctor`: `devices.rs`, `config.rs`,
+//!   `rules.rs`, `doctor.rs`; `table.rs`
+//! - `roxe generate-docs`: `manual.rs`
 //! - `roxe dump`: `dump.rs`
 #![forbid(unsafe_code)]
 
@@ -20,8 +24,12 @@ mod checkers;
 mod config;
 mod demo;
 mod devices;
+mod doctor;
 mod dump;
+mod env;
+mod install_lib;
 mod library;
+mod manual;
 mod private_dir;
 mod program;
 mod rules;
@@ -30,7 +38,7 @@ mod stats;
 mod table;
 mod view;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -59,6 +67,14 @@ Examples:
 Exit status: that of the program; 127 if there is no such program, 126 if it cannot be started,
 125 if roxe cannot be set up for it.";
 
+/// What `roxe env --help` ends with.
+const ENV_EXAMPLES: &str = "\
+Examples:
+  eval \"$(roxe env)\"; ibv_devinfo
+  roxe env --format github >> \"$GITHUB_ENV\"
+  roxe env --check --format cmake > roxe.cmake    and in CMakeLists.txt:
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${CMAKE_SOURCE_DIR}/roxe.cmake)";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run an unmodified verbs program on roxe's devices.
@@ -67,6 +83,13 @@ enum Command {
     /// librdmacm.so.1; it keeps this process id, and its exit status is what you see.
     #[command(override_usage = "roxe run [OPTIONS] -- PROGRAM [ARGS]...", after_help = RUN_EXAMPLES)]
     Run(run::Args),
+    /// Print the variables that `roxe run` would set, for a shell, CI or an IDE.
+    #[command(after_help = ENV_EXAMPLES)]
+    Env(env::Args),
+    /// Put roxe's libibverbs.so.1 and librdmacm.so.1 into a folder of your own.
+    InstallLib(install_lib::Args),
+    /// Say what works on this host, what does not, and what to do about it.
+    Doctor(doctor::Args),
     /// Show that everything works: two processes, every operation, every byte checked, with a table
     /// of the speed.
     ///
@@ -74,13 +97,16 @@ enum Command {
     /// interface unless ROXE_NETDEV names another.
     Demo(demo::Args),
     /// List the devices that programs find, and their addresses.
-    Devices,
+    Devices(devices::Args),
     /// List every setting: what it does, its value, and where that comes from.
-    Config,
+    Config(config::Args),
     /// List the rules of the checker (run --check): what they find, and where it is written.
-    Rules,
+    Rules(rules::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Write man pages and completions for shells to a folder.
+    #[command(hide = true)]
+    GenerateDocs(manual::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -100,9 +126,13 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
         Command::Demo(args) => finish("demo", demo::run(&args)),
-        Command::Devices => finish("devices", devices::run()),
-        Command::Config => finish("config", config::run()),
-        Command::Rules => finish("rules", rules::run()),
+        Command::Env(args) => finish("env", env::run(&args)),
+        Command::InstallLib(args) => finish("install-lib", install_lib::run(&args)),
+        Command::Doctor(args) => finish("doctor", doctor::run(&args)),
+        Command::Devices(args) => finish("devices", devices::run(&args)),
+        Command::Config(args) => finish("config", config::run(&args)),
+        Command::Rules(args) => finish("rules", rules::run(&args)),
+        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, Cli::command())),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),
@@ -129,7 +159,6 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -20,12 +20,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What `roxe run` was asked to do.
+/// What a program and its card are told by variables; `roxe env` takes them, too.
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct Options {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
-    netdev: Option<String>,
+    pub(crate) netdev: Option<String>,
     /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules
     /// (docs/faults.md).
     #[arg(long, value_name = "RULES")]
@@ -37,7 +37,8 @@ pub(crate) struct Args {
     #[arg(long)]
     stats: bool,
     /// Say on standard error all that is known of each verb that was refused and of each work
-    /// request that failed; without it a line each, if standard error is a terminal.
+    /// request that failed; without it `roxe run` gives a line each, if standard error is a
+    /// terminal.
     #[arg(long)]
     explain: bool,
     /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
@@ -53,9 +54,6 @@ pub(crate) struct Args {
     /// functions, files or objects, and behind a # the reason.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
-    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
-    #[arg(long)]
-    no_view: bool,
     /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a
     /// fixed library path.
     #[arg(long)]
@@ -69,6 +67,16 @@ pub(crate) struct Args {
     /// both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
     #[arg(long)]
     rsocket: bool,
+}
+
+/// What `roxe run` was asked to do.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
+    #[arg(long)]
+    no_view: bool,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]")]
     command: Vec<OsString>,
@@ -127,59 +135,68 @@ pub(crate) fn run(args: &Args) -> RunError {
 }
 
 fn prepare(args: &Args) -> Result<Command, RunError> {
-    let library = library::find()?;
-    let folder = library::link_folder(&library)?;
     let nothing = || ProgramError::NotFound { program: PathBuf::new() };
     let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    set_variables(&args.options, &mut command)?;
     if program::find(program).is_some_and(|path| program::is_static(&path)) {
         let name = Path::new(program).display();
         eprintln!("roxe run: {name} is linked statically, so it does not load libibverbs and does not see roxe");
     }
-    let mut command = Command::new(program);
-    command.args(rest).env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
-    if let Some(list) = preloaded(args, &library, &folder)? {
-        command.env("LD_PRELOAD", list);
+    if !args.options.explain && stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
+        command.env("ROXE_EXPLAIN", "line");
     }
-    let checkers = checkers::variables(&folder, args.preload || args.rsocket);
-    command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
-    set_options(args, &mut command)?;
+    if args.options.stats {
+        leave_stats(&mut command)?;
+    }
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        show_view(args, &mut command)?;
+        show_view(args.options.netdev.as_deref(), &mut command)?;
     }
     Ok(command)
 }
 
+/// Gives `command` the variables that lead it to roxe, and those that hand it the options.
+pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<(), RunError> {
+    let library = library::find()?;
+    let folder = library::link_folder(&library)?;
+    command.env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
+    if let Some(list) = preloaded(options, &library, &folder)? {
+        command.env("LD_PRELOAD", list);
+    }
+    let checkers = checkers::variables(&folder, options.preload || options.rsocket);
+    command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
+    set_options(options, command)
+}
+
 /// Hands the options to the library in the program. What is wrong is said here: the program would
 /// only find no device.
-fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
-    if let Some(netdev) = &args.netdev {
+fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
+    if let Some(netdev) = &options.netdev {
         command.env("ROXE_NETDEV", netdev);
     }
-    if let Some(rules) = &args.faults {
+    if let Some(rules) = &options.faults {
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
         command.env("ROXE_FAULTS", rules);
     }
-    if let Some(file) = &args.capture {
+    if let Some(file) = &options.capture {
         check_capture(file)?;
         command.env("ROXE_CAPTURE", file);
     }
-    if args.explain {
+    if options.explain {
         command.env("ROXE_EXPLAIN", "full");
-    } else if stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
-        command.env("ROXE_EXPLAIN", "line");
     }
-    if let Some(rules) = &args.check {
+    if let Some(rules) = &options.check {
         Selection::parse(rules).map_err(RunError::Check)?;
         command.env("ROXE_CHECK", rules);
     }
-    for (name, path) in [("ROXE_CHECK_REPORT", &args.report), ("ROXE_CHECK_SUPPRESSIONS", &args.suppressions)] {
+    for (name, path) in [("ROXE_CHECK_REPORT", &options.report), ("ROXE_CHECK_SUPPRESSIONS", &options.suppressions)] {
         if let Some(path) = path {
             command.env(name, path);
         }
     }
-    if args.stats {
+    if options.stats {
         command.env("ROXE_STATS", "on");
-        leave_stats(command)?;
     }
     Ok(())
 }
@@ -195,17 +212,17 @@ fn check_capture(file: &Path) -> Result<(), RunError> {
 }
 
 /// What LD_PRELOAD has to be, if it is for us to say.
-fn preloaded(args: &Args, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
+fn preloaded(options: &Options, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
     let mut list = std::env::var_os("LD_PRELOAD");
-    if args.preload {
+    if options.preload {
         list = Some(prepend(folder.join(LINKS[0]).as_os_str(), list));
     }
-    if args.rsocket {
+    if options.rsocket {
         let shim = library::shim(library)?;
         place_link(folder, SHIM, &shim).map_err(|cause| FolderError::Unusable { path: folder.into(), cause })?;
         list = Some(prepend(folder.join(SHIM).as_os_str(), list));
     }
-    Ok(list.filter(|_| args.preload || args.rsocket))
+    Ok(list.filter(|_| options.preload || options.rsocket))
 }
 
 /// What ROXE_VIEW says.
@@ -218,10 +235,10 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
 }
 
 /// Shows the program our devices in the places where others look for hardware.
-fn show_view(args: &Args, command: &mut Command) -> Result<(), RunError> {
+fn show_view(netdevs: Option<&str>, command: &mut Command) -> Result<(), RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
     let report = |error| eprintln!("roxe run: {error}");
-    if view::enter(args.netdev.as_deref(), command.get_program(), &scratch, report) {
+    if view::enter(netdevs, command.get_program(), &scratch, report) {
         command.env("ROXE_COUNTERS", view::CLASS);
     }
     Ok(())
@@ -275,7 +292,7 @@ mod tests {
     fn the_socket_shim_is_preloaded_from_beside_the_library() {
         let folder = scratch("shim");
         let library = folder.join(crate::bundled::LIBRARY);
-        let args = |rsocket| Args { rsocket, ..Args::default() };
+        let args = |rsocket| Options { rsocket, ..Options::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
         let links = folder.join("links");
         fs::create_dir(&links).unwrap();
@@ -296,10 +313,10 @@ mod tests {
     #[test]
     fn options_that_cannot_work_are_told_with_an_example_or_a_place() {
         let mut command = Command::new("true");
-        let mut wrong = |args: Args| set_options(&args, &mut command).unwrap_err().to_string();
-        let text = wrong(Args { faults: Some("drop 3".into()), ..Args::default() });
+        let mut wrong = |args: Options| set_options(&args, &mut command).unwrap_err().to_string();
+        let text = wrong(Options { faults: Some("drop 3".into()), ..Options::default() });
         assert!(text.starts_with("wrong --faults") && text.contains("drop 3%"), "{text}");
-        let text = wrong(Args { capture: Some("/no/such/folder/x.pcapng".into()), ..Args::default() });
+        let text = wrong(Options { capture: Some("/no/such/folder/x.pcapng".into()), ..Options::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
             assert!(check_capture(Path::new(file)).is_ok(), "{file}");

@@ -60,19 +60,30 @@ pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, repo
     }
 }
 
-/// The devices, once this process is in namespaces of its own.
-fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
-    let devices = roxe_provider::preview(netdevs)?;
+/// Whether programs of this user can have a view.
+pub(crate) fn possible() -> Result<(), ViewError> {
+    space_for(None).map(drop)
+}
+
+/// What to enter for the program in this file.
+fn space_for(program: Option<PathBuf>) -> Result<Space, ViewError> {
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
         if roxe_provider::is_overflow_user() {
             return Err(ViewError::OverflowUser);
         }
-        if let Some(program) = program::find(program).filter(|path| program::changes_user(path)) {
+        if let Some(program) = program.filter(|path| program::changes_user(path)) {
             return Err(ViewError::SetUser { program });
         }
         namespace::probe().map_err(ViewError::Namespace)?;
     }
+    Ok(space)
+}
+
+/// The devices, once this process is in namespaces of its own.
+fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
+    let devices = roxe_provider::preview(netdevs)?;
+    let space = space_for(program::find(program))?;
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
     Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
 }
