@@ -117,6 +117,7 @@ pub use qp::{Flow, FlowInit, Qp, QpInit, QpInitView, RwqTable, SendGuard};
 pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
+pub use roxe_base::privilege::has_capabilities;
 pub use roxe_base::uses::{ObjectId, Use};
 pub use roxe_base::{config, limits, lock, ranks};
 pub use roxe_engine::counter_files::counter_files;

@@ -4,15 +4,12 @@
 //! Touches that folder.
 
 use crate::bundled::{LIBRARY, SHIM};
-use crate::library::{self, LINKS};
+use crate::library::{self, BARE_LINKS, LINKS};
 use crate::private_dir::{place, place_link};
 use std::error::Error;
 use std::fs;
 use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
-
-/// Names by which programs load the libraries at run time.
-const BARE_LINKS: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
 /// What `roxe install-lib` was asked to do.
 #[derive(Debug, clap::Args)]

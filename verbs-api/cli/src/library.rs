@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 /// The names that programs were linked with.
 pub(crate) const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// Names by which programs load the libraries at run time.
+pub(crate) const BARE_LINKS: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
 /// Why there is no library. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +31,8 @@ pub(crate) enum LibraryError {
     Bad { path: PathBuf, cause: io::Error },
 }
 
-/// The library, with all links resolved: the one that ROXE_LIB names, else one that lies beside this
-/// program as it is built or installed, else the one in this program.
+/// The library, with all links resolved: the one that ROXE_LIB names, else one beside this
+/// program, as it is built or installed, else the one in this program.
 pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
@@ -82,7 +84,7 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     let base = base_folder()?;
     let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
-    for name in LINKS {
+    for name in LINKS.into_iter().chain(BARE_LINKS) {
         place_link(&folder, name, library).map_err(|cause| FolderError::Unusable { path: folder.clone(), cause })?;
     }
     Ok(folder)

@@ -6,9 +6,9 @@
 //!
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
 //!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
-//!   with the program; `private_dir.rs`, files that only this user can write; `checkers.rs`,
-//!   valgrind and the sanitizers; `stats.rs`, counters of processes that were killed; `view.rs` and
-//!   `view/`, `/sys/class/infiniband`
+//!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
+//!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
+//!   killed; `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
@@ -26,6 +26,7 @@ mod demo;
 mod devices;
 mod doctor;
 mod dump;
+mod elf;
 mod env;
 mod install_lib;
 mod library;

@@ -11,7 +11,8 @@ use crate::bundled::SHIM;
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
-use crate::{checkers, stats, view};
+use crate::view::{self, Shown};
+use crate::{checkers, stats};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use std::ffi::{OsStr, OsString};
@@ -139,25 +140,41 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
     let mut command = Command::new(program);
     command.args(rest);
-    set_variables(&args.options, &mut command)?;
-    if program::find(program).is_some_and(|path| program::is_static(&path)) {
-        let name = Path::new(program).display();
-        eprintln!("roxe run: {name} is linked statically, so it does not load libibverbs and does not see roxe");
-    }
+    let library = set_variables(&args.options, &mut command)?;
     if !args.options.explain && stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
         command.env("ROXE_EXPLAIN", "line");
     }
     if args.options.stats {
         leave_stats(&mut command)?;
     }
+    let file = program::find(program);
+    let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        show_view(args.options.netdev.as_deref(), &mut command)?;
+        shown = show_view(args.options.netdev.as_deref(), &library, file.as_deref(), &mut command)?;
+    }
+    if let Some(why) = file.and_then(|file| misses_roxe(&file, shown, args.options.preload)) {
+        eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
     Ok(command)
 }
 
-/// Gives `command` the variables that lead it to roxe, and those that hand it the options.
-pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<(), RunError> {
+/// Why a program does not come to roxe, as far as its file tells.
+fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
+    if program::is_static(program) {
+        return Some("it is linked statically, so it does not load libibverbs".to_owned());
+    }
+    if shown.library || preload && !program::gains_rights(program) {
+        return None;
+    }
+    program::goes_its_own_way(program).or_else(|| {
+        let copy = view::copy_of_python(program)?;
+        Some(format!("it may load {}; `roxe run --preload` leads it to roxe", copy.display()))
+    })
+}
+
+/// Gives `command` the variables that lead it to roxe, and those that hand it the options. The
+/// library.
+pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<PathBuf, RunError> {
     let library = library::find()?;
     let folder = library::link_folder(&library)?;
     command.env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
@@ -166,7 +183,8 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
     }
     let checkers = checkers::variables(&folder, options.preload || options.rsocket);
     command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
-    set_options(options, command)
+    set_options(options, command)?;
+    Ok(library)
 }
 
 /// Hands the options to the library in the program. What is wrong is said here: the program would
@@ -234,14 +252,20 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
     }
 }
 
-/// Shows the program our devices in the places where others look for hardware.
-fn show_view(netdevs: Option<&str>, command: &mut Command) -> Result<(), RunError> {
+/// Shows the program our devices in the places where others look for hardware, and our library in
+/// those where others look for theirs.
+fn show_view(
+    netdevs: Option<&str>,
+    library: &Path,
+    program: Option<&Path>,
+    command: &mut Command,
+) -> Result<Shown, RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
-    let report = |error| eprintln!("roxe run: {error}");
-    if view::enter(netdevs, command.get_program(), &scratch, report) {
+    let shown = view::enter(netdevs, library, program, &scratch, |error| eprintln!("roxe run: {error}"));
+    if shown.counters {
         command.env("ROXE_COUNTERS", view::CLASS);
     }
-    Ok(())
+    Ok(shown)
 }
 
 /// Sees to it that what processes have counted is printed however they end. Who cannot have that
