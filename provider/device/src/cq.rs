@@ -14,7 +14,7 @@ use crate::event::AsyncEventKind;
 use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
-use roxe_base::limits::{MAX_CQE, NUM_COMP_VECTORS};
+use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
@@ -453,16 +453,18 @@ impl Drop for Cq {
 }
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
-    match cqe {
-        1..=MAX_CQE => Ok(cqe as usize),
-        _ => Err(Error::invalid(format!("a completion queue takes 1 to {MAX_CQE} entries, not {cqe}"))),
+    let most = limits::in_force().max_cqe;
+    if cqe == 0 || cqe > most {
+        return Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}")));
     }
+    Ok(cqe as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing;
+    use roxe_base::limits::MAX_CQE;
 
     fn cqe(wr_id: u64) -> Cqe {
         Cqe { wr_id, ..Cqe::default() }

@@ -119,7 +119,7 @@ pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
 pub use roxe_base::privilege::has_capabilities;
 pub use roxe_base::uses::{ObjectId, Use};
-pub use roxe_base::{config, limits, lock, ranks};
+pub use roxe_base::{config, limits, lock, profile, ranks};
 pub use roxe_engine::counter_files::counter_files;
 pub use roxe_engine::flow_counters::{CounterKind, FlowCounters};
 pub use roxe_engine::port::{GID_TABLE_LEN, GidEntry, PortAttr};

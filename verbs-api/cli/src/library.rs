@@ -70,10 +70,10 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
 
 /// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the
 /// newest; beside the program, where it puts another link when asked for the library itself; in
-/// `../lib`, when installed.
+/// `../lib/roxe` or `../lib`, when installed.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
-    ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
+    ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
 /// The folder with the links to `library`, made if need be.
@@ -98,7 +98,12 @@ mod tests {
     #[test]
     fn library_is_looked_for_beside_the_program_then_in_lib() {
         let places = candidates(Path::new("/opt/bin/roxe"));
-        let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
+        let expected = [
+            "/opt/bin/deps/libroxe.so",
+            "/opt/bin/libroxe.so",
+            "/opt/bin/../lib/roxe/libroxe.so",
+            "/opt/bin/../lib/libroxe.so",
+        ];
         assert_eq!(places, expected.map(PathBuf::from));
     }
 

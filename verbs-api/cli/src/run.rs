@@ -27,6 +27,10 @@ pub(crate) struct Options {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     pub(crate) netdev: Option<String>,
+    /// Take on the vendor, the part number and the limits of a card: cx3, cx5, cx6, cx6lx, qedr or
+    /// rxe (docs/profiles.md).
+    #[arg(long, value_name = "CARD")]
+    profile: Option<String>,
     /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules
     /// (docs/faults.md).
     #[arg(long, value_name = "RULES")]
@@ -103,6 +107,8 @@ pub(crate) enum RunError {
          `;` stands between rules. docs/faults.md tells all of it."
     )]
     Faults(ConfigError),
+    #[error("wrong --profile: {0}")]
+    Profile(ConfigError),
     #[error("wrong --check: {0}")]
     Check(String),
     #[error(
@@ -192,6 +198,10 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
 fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
     if let Some(netdev) = &options.netdev {
         command.env("ROXE_NETDEV", netdev);
+    }
+    if let Some(card) = &options.profile {
+        check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
+        command.env("ROXE_PROFILE", card);
     }
     if let Some(rules) = &options.faults {
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
@@ -340,6 +350,8 @@ mod tests {
         let mut wrong = |args: Options| set_options(&args, &mut command).unwrap_err().to_string();
         let text = wrong(Options { faults: Some("drop 3".into()), ..Options::default() });
         assert!(text.starts_with("wrong --faults") && text.contains("drop 3%"), "{text}");
+        let text = wrong(Options { profile: Some("cx99".into()), ..Options::default() });
+        assert!(text.starts_with("wrong --profile") && text.contains("cx5"), "{text}");
         let text = wrong(Options { capture: Some("/no/such/folder/x.pcapng".into()), ..Options::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
