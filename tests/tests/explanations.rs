@@ -19,7 +19,7 @@ const CASES: [(&str, &[&str]); 26] = [
     ("retry-no-queue-pair", &["(12)", "has no queue pair"]),
     ("retry-not-connected", &["(12)", "is in state Init, which takes no such packets"]),
     ("retry-in-error", &["(12)", "is in state Err, which takes no such packets"]),
-    ("retry-psn", &["(12)", "its rq_psn 0x500000 is not the sq_psn of its peer"]),
+    ("retry-psn", &["(12)", "its rq_psn 0x500000 is not the sq_psn of its peer", "state RTS", "timeout; PSN 7"]),
     ("retry-gid", &["(12)", "compare the GIDs of both ends"]),
     ("retry-died", &["(12)", "has died"]),
     ("retry-stopped", &["(12)", "is stopped"]),
@@ -32,7 +32,7 @@ const CASES: [(&str, &[&str]); 26] = [
     ("invalid-too-long", &["(9)", "longer than the receive that was posted"]),
     ("invalid-misaligned", &["(9)", "not a multiple of 8"]),
     ("operation-list", &["(11)", "the list of the receive that it would land in cannot be written"]),
-    ("rnr", &["(13)", "had no receive posted"]),
+    ("rnr", &["(13)", "had no receive posted", "RNR NAK received; PSN 7", "state ERR"]),
     ("local-key", &["(4)", "there is no region or window with this key"]),
     ("local-range", &["(4)", "not all of it is inside the region"]),
     ("local-domain", &["(4)", "the key belongs to another protection domain"]),
@@ -55,6 +55,9 @@ fn judge(case: &str, words: &[&str], link: &str) -> Verdict {
         return Verdict::Skipped(why);
     }
     match misuse::program().and_then(|program| run(program, case, link)) {
+        Ok(output) if output.matches("last events").count() != output.matches(") failed: ").count() => {
+            Verdict::Failed(format!("not each queue pair that failed tells its last events, once:\n{output}"))
+        }
         Ok(output) if words.iter().all(|word| output.contains(word)) => Verdict::Passed,
         Ok(output) => Verdict::Failed(format!("{words:?} are not all in:\n{output}")),
         Err(why) => Verdict::Failed(why),

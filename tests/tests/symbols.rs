@@ -1,9 +1,11 @@
 //! The finished shared object, as the dynamic loader sees it: every symbol of `exports.map` is
 //! there under its version, and that version is the default one.
 
-use roxe_tests::build;
+use roxe_tests::{build, cc};
 use std::ffi::{CString, c_void};
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 /// A symbol and the version node that it belongs to.
 struct Export {
@@ -36,17 +38,62 @@ fn open(path: &Path) -> *mut c_void {
     handle
 }
 
+/// The version script of the library.
+const MAP: &str = include_str!("../../verbs-api/capi/exports.map");
+
+/// The private node, and what it is called in the releases that distributions ship.
+const PRIVATE: &str = "IBVERBS_PRIVATE_65";
+const EARLIER_PRIVATE: [&str; 4] =
+    ["IBVERBS_PRIVATE_34", "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_64"];
+
 #[test]
 fn every_symbol_has_its_version() {
-    let exports = exports(include_str!("../../verbs-api/capi/exports.map"));
-    assert_eq!(exports.len(), 75 + 71 + 68, "public and private symbols of libibverbs, those of librdmacm");
+    let exports = exports(MAP);
+    assert_eq!(exports.len(), 95 + 96 + 74, "public and private symbols of libibverbs, those of librdmacm");
     let library = open(&build::roxe().with_file_name("libroxe.so"));
-    for Export { name, node } in exports {
-        let (c_name, c_node) = (CString::new(name.as_str()).unwrap(), CString::new(node.as_str()).unwrap());
+    let versioned = |name: &str, node: &str| {
+        let (name, node) = (CString::new(name).unwrap(), CString::new(node).unwrap());
         // SAFETY: a loaded library and two C strings.
-        let (versioned, default) =
-            unsafe { (libc::dlvsym(library, c_name.as_ptr(), c_node.as_ptr()), libc::dlsym(library, c_name.as_ptr())) };
-        assert!(!versioned.is_null(), "{name}@{node} is missing");
-        assert_eq!(versioned, default, "{name}@@{node} is not the default version");
+        unsafe { libc::dlvsym(library, name.as_ptr(), node.as_ptr()) }
+    };
+    for Export { name, node } in exports {
+        let found = versioned(&name, &node);
+        assert!(!found.is_null(), "{name}@{node} is missing");
+        let c_name = CString::new(name.as_str()).unwrap();
+        // SAFETY: a loaded library and a C string.
+        let default = unsafe { libc::dlsym(library, c_name.as_ptr()) };
+        assert_eq!(found, default, "{name}@@{node} is not the default version");
+        for earlier in EARLIER_PRIVATE.iter().filter(|_| node == PRIVATE) {
+            assert!(!versioned(&name, earlier).is_null(), "{name}@{earlier} is missing");
+        }
     }
+}
+
+#[test]
+fn a_program_that_names_every_public_symbol_links_and_loads() {
+    if let Some(why) = cc::missing() {
+        eprintln!("skipped: {why}");
+        return;
+    }
+    let names = exports(MAP).into_iter().filter(|export| export.node != PRIVATE).map(|export| export.name);
+    let names: Vec<String> = names.collect();
+    let declared: String = names.iter().map(|name| format!("extern char {name}[];\n")).collect();
+    let listed: String = names.iter().map(|name| format!("{name}, ")).collect();
+    // The addresses are written down, so that the loader has to find each of them.
+    let source = format!(
+        "#include <stdio.h>\n{declared}static char *volatile all[] = {{ {listed} }};\n\
+         int main(void) {{ unsigned found = 0; for (unsigned i = 0; i < sizeof all / sizeof *all; i++) \
+         found += all[i] != NULL; printf(\"%u\\n\", found); return 0; }}\n"
+    );
+    let folder = std::env::temp_dir().join(format!("roxe-symbols-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (file, program) = (folder.join("all.c"), folder.join("all"));
+    std::fs::write(&file, source).unwrap();
+    // By the name that the program's loader is to look for.
+    symlink(build::roxe().with_file_name("libroxe.so"), folder.join("libibverbs.so.1")).unwrap();
+    let search = format!("-L{}", folder.display());
+    cc::compile("gcc", &[&search], &[file], &[":libibverbs.so.1"], &program).unwrap();
+    let output = Command::new(build::roxe()).args(["run", "--"]).arg(&program).output().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), names.len().to_string(), "{output:?}");
 }

@@ -4,14 +4,24 @@
 //! in `src/exports.rs`, because the compiler passes the linker an anonymous version script of its
 //! own that would otherwise win.
 
+use std::io::{Error, ErrorKind};
 use std::path::PathBuf;
+
+/// The private node of `exports.map`, and the numbers that it has in earlier releases of rdma-core:
+/// 34 to 56, 57 and 58, 59 to 63, 64. Provider libraries of those releases import nothing that the
+/// last one has not.
+const PRIVATE_NODE: &str = "IBVERBS_PRIVATE_65";
+const EARLIER_PRIVATE_NODES: [&str; 4] =
+    ["IBVERBS_PRIVATE_34", "IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_64"];
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=exports.map");
-    // A copy in the output directory: Cargo keeps that path right when checkout or target directory
-    // move.
+    let map = std::fs::read_to_string("exports.map")?;
+    let node = map.split_once(PRIVATE_NODE).and_then(|(_, rest)| rest.split_once("\n\n"));
+    let (node, _) = node.ok_or_else(|| Error::new(ErrorKind::InvalidData, "exports.map has no private node"))?;
+    let earlier = EARLIER_PRIVATE_NODES.map(|name| format!("\n{name}{node}\n")).concat();
     let copy = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("exports.map");
-    std::fs::copy("exports.map", &copy)?;
+    std::fs::write(&copy, map + &earlier)?;
     println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", copy.display());
     // A program may unload us while our thread runs (UCX unloads its transports at exit); the code
     // has to stay.

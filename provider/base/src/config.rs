@@ -135,6 +135,11 @@ pub const KNOBS: &[Knob] = &[
         default: "none",
         help: "File (pcapng) to write every packet to; %p in its name stands for the process id.",
     },
+    Knob {
+        name: "ROXE_TRACE",
+        default: "none",
+        help: "File (Trace Event JSON) to write a time line of queue pairs to; processes share it, or %p in its name stands for the process id.",
+    },
 ];
 
 /// A variable holds something it may not.
@@ -261,6 +266,8 @@ pub struct Config {
     pub faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
+    /// Where to write the time line, with `%p` for the process id.
+    pub trace: Option<PathBuf>,
 }
 
 /// The knobs with the value of each as it is set in this environment (`None`: not set).
@@ -348,6 +355,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
         faults: read_faults(&get)?,
         capture: file("ROXE_CAPTURE")?,
+        trace: file("ROXE_TRACE")?,
     })
 }
 
@@ -426,7 +434,7 @@ mod tests {
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
-        assert_eq!((config.counters, config.stats_files), (None, None));
+        assert_eq!((config.counters, config.stats_files, config.trace), (None, None, None));
     }
 
     #[test]
@@ -445,6 +453,7 @@ mod tests {
         assert_eq!(with("ROXE_COUNTERS", "/x").unwrap().counters, Some("/x".into()));
         assert_eq!(with("ROXE_STATS_FILES", "/x").unwrap().stats_files, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
+        assert_eq!(with("ROXE_TRACE", "a.json").unwrap().trace, Some("a.json".into()));
     }
 
     #[test]

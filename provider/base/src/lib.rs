@@ -19,6 +19,7 @@
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
 //! - [`privilege`]: the user and the privileges of the process
+//! - [`private_file`]: files that the user names for captures and traces
 //!
 //! # The life of a lock
 //!
@@ -45,6 +46,7 @@ pub mod exit;
 pub mod limits;
 #[allow(unsafe_code)]
 pub mod lock;
+pub mod private_file;
 #[allow(unsafe_code)]
 pub mod privilege;
 pub mod profile;

@@ -19,6 +19,11 @@ impl ObjectId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
+
+    /// For those who read it.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
 }
 
 /// How many objects use this one.

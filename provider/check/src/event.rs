@@ -6,9 +6,10 @@
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, RetryCounts, Service};
+use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, QpState, RetryCounts, Service};
 use roxe_transport::wr::{Access, Bind, Cqe, RecvRequest, SendData, SendRequest, Sge};
 use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
+use std::fmt::Debug;
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug)]
@@ -193,6 +194,29 @@ pub enum Event<'a> {
         /// How often, and how that was seen.
         counts: RetryCounts,
     },
+    /// The card has moved a queue pair to another state, because something failed.
+    StateChanged {
+        /// The queue pair.
+        qp: ObjectId,
+        /// Its state now.
+        state: QpState,
+    },
+    /// An asynchronous event waits for the program.
+    Raised {
+        /// What it happened to.
+        source: ObjectId,
+        /// What happened.
+        kind: &'a dyn Debug,
+    },
+    /// An event of the connection manager waits for the program.
+    Connection {
+        /// The identifier.
+        id: ObjectId,
+        /// What happened.
+        kind: &'a dyn Debug,
+        /// How it ended.
+        status: i32,
+    },
     /// An argument was refused that no card accepts.
     Garbage {
         /// The function.
@@ -326,6 +350,9 @@ impl<'a> Event<'a> {
                 | Self::TooManyReads { .. }
                 | Self::MessageWaits { .. }
                 | Self::Retried { .. }
+                | Self::StateChanged { .. }
+                | Self::Raised { .. }
+                | Self::Connection { .. }
                 | Self::Announced { .. }
                 | Self::Held { .. }
                 | Self::Overrun { .. }

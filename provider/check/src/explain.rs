@@ -4,7 +4,9 @@
 //! standard error if the user wants it (`ROXE_EXPLAIN`), never into the program's own output. What
 //! is said repeatedly is said once. Touches standard error.
 
+use roxe_base::clock;
 use roxe_base::config::{Explain, config};
+use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{QpAttr, Service};
@@ -13,10 +15,17 @@ use roxe_wire::Qpn;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{Write, stderr};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Explanations that a process gives; what comes then is more of the same.
 const LIMIT: usize = 50;
 
+/// How long the end of the process waits for explanations at most.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Explanations that are still to be given.
+static OWED: AtomicU32 = AtomicU32::new(0);
 static TOLD: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
 /// How much the user wants to hear.
@@ -30,8 +39,44 @@ pub fn refused(errno: i32, why: impl FnOnce() -> String) {
     // These mean that there is nothing yet, which programs ask for all the time.
     if explains() > Explain::Off && !matches!(errno, libc::EAGAIN | libc::EINTR) {
         let name = std::io::Error::from_raw_os_error(errno);
-        say(&format!("roxe: a verb failed: {} [{name}]\n", why()));
+        say(&format!("roxe: a verb failed: {} [{name}]\n", why()), "");
     }
+}
+
+/// Says that an explanation is to come, before the program can see the failure: it may end at once.
+/// The process does not end before the answer is dropped, unless that takes long.
+pub fn owe() -> Owed {
+    at_exit(Stage::Report, || _ = is_paid_within(PATIENCE));
+    OWED.fetch_add(1, Ordering::Relaxed);
+    Owed(())
+}
+
+/// An explanation that is to come.
+#[derive(Debug)]
+pub struct Owed(());
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        // The child of a fork owes nothing.
+        let _ = OWED.fetch_update(Ordering::Release, Ordering::Relaxed, |owed| owed.checked_sub(1));
+    }
+}
+
+/// Waits until nothing is owed.
+fn is_paid_within(limit: Duration) -> bool {
+    let start = clock::now();
+    while OWED.load(Ordering::Acquire) > 0 {
+        if clock::now().since(start) >= limit {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// In the child of a fork: the parent explains what it has begun.
+pub(crate) fn abandon() {
+    OWED.store(0, Ordering::Relaxed);
 }
 
 /// A request that a queue pair ended in error by, and what its end of the connection knows.
@@ -51,6 +96,8 @@ pub struct Failure<'a> {
     pub local: Option<String>,
     /// What the other end has said of it, or of itself; empty if nothing is known.
     pub peer: Vec<String>,
+    /// What happened to the queue pair before, oldest first.
+    pub history: Vec<String>,
 }
 
 /// Says why a request failed.
@@ -62,8 +109,10 @@ pub fn failed(failure: &Failure<'_>) {
     let mut text = line(failure);
     if wanted == Explain::Full {
         details(failure, &mut text);
+        say(&text, &history(failure));
+    } else {
+        say(&text, "");
     }
-    say(&text);
 }
 
 /// The line that users of middleware ask for: who, to whom, what, how it ended, and why.
@@ -101,6 +150,12 @@ fn details(failure: &Failure<'_>, text: &mut String) {
         line("attributes", &format!("timeout {timeout} ({wait}), retry_cnt {retries}, rnr_retry {rnr}"));
     }
     line("what to do", &advice(cqe.status));
+}
+
+/// The last events of the queue pair.
+fn history(failure: &Failure<'_>) -> String {
+    let labels = std::iter::once("last events").chain(std::iter::repeat(""));
+    failure.history.iter().zip(labels).map(|(event, label)| format!("    {label:<14} {event}\n")).collect()
 }
 
 /// What can be said where nothing is known but the status.
@@ -172,7 +227,7 @@ const fn operation(cqe: &Cqe) -> &'static str {
 }
 
 /// As `ibv_wc_status_str` calls it.
-fn name(status: WcStatus) -> &'static str {
+pub(crate) fn name(status: WcStatus) -> &'static str {
     WC_STATUS_TEXTS.get(status as usize).and_then(|text| text.to_str().ok()).unwrap_or("unknown")
 }
 
@@ -181,13 +236,13 @@ pub(crate) fn lock() -> &'static dyn Lockable {
     &TOLD
 }
 
-/// Writes a text that was not written before, while there are not too many.
-fn say(text: &str) {
+/// Writes a text that was not written before, while there are not too many, and what belongs to it.
+fn say(text: &str, more: &str) {
     let mut told = TOLD.lock();
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
         // Under the lock, so that no text is torn by another one. Nobody else can be told.
-        let _ = stderr().write_all(text.as_bytes());
+        let _ = stderr().write_all(format!("{text}{more}").as_bytes());
     }
 }
 
@@ -199,7 +254,7 @@ mod tests {
         let cqe = Cqe { wr_id: 7, status, ..Cqe::default() };
         let peer = peer.iter().map(|said| (*said).to_owned()).collect();
         let (qpn, service, side) = (Qpn::new(0x11), Service::Rc, Side::Send);
-        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer })
+        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer, history: Vec::new() })
     }
 
     #[test]
@@ -210,6 +265,19 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(failure(&attr, WcStatus::RetryExcErr, &["it is in ERR"]).ends_with(": it is in ERR\n"));
+    }
+
+    #[test]
+    fn the_end_of_the_process_waits_for_what_is_owed() {
+        let owed = owe();
+        assert!(!is_paid_within(Duration::ZERO));
+        let teller = std::thread::spawn(move || drop(owed));
+        assert!(is_paid_within(Duration::from_secs(60)));
+        teller.join().unwrap();
+        let owed = owe();
+        abandon();
+        drop(owed);
+        assert!(is_paid_within(Duration::ZERO));
     }
 
     #[test]

@@ -10,16 +10,18 @@
 //! a rule is a pure function of the events, and its tests are lists of events. A rule looks at the
 //! objects and requests of the program ([`world`](self)) and writes reports.
 //!
-//! Beside it, for programs that are not checked: [`explain`], why a verb or a work request failed.
+//! Beside it: [`trace`], which listens to the same events and writes them down as a time line, and
+//! [`explain`], why a verb or a work request failed.
 //!
 //! Off, which is the default, an event costs one load and a branch that is never taken, and is not
 //! even put together. On, one lock is held while the rules look at it. Touches the environment's
-//! settings, call stacks, standard error and the report file; knows no packets and no sockets.
+//! settings, call stacks, standard error, the report file and that of the trace; knows no sockets.
 #![forbid(unsafe_code)]
 
 mod attributes;
 mod event;
 pub mod explain;
+mod listeners;
 mod report;
 mod rule;
 mod rules;
@@ -28,10 +30,12 @@ mod stack;
 mod suppressions;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 mod tracked;
 mod world;
 
 pub use event::{Arrived, Event, Made, Memory, Pair};
+pub use listeners::{is_checking, is_on};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
 pub use tracked::{Tracked, for_library};
@@ -47,13 +51,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{Write, stderr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use world::World;
 
 /// The exit status of a program that ended well and in which a rule of severity error fired.
 pub const EXIT_STATUS: i32 = 66;
 
-static ON: AtomicBool = AtomicBool::new(false);
 static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
 static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
 
@@ -64,13 +66,7 @@ struct Checker {
     rules: Rules,
 }
 
-/// Whether the checker is on.
-#[inline]
-pub fn is_on() -> bool {
-    ON.load(Ordering::Relaxed)
-}
-
-/// Tells the rules what happened, if the checker is on.
+/// Tells whoever listens what happened.
 #[inline]
 pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_on() {
@@ -82,32 +78,48 @@ pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
 #[cold]
 #[inline(never)]
 fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
-    observe(&event());
+    let event = event();
+    if trace::is_on() {
+        trace::observe(&event);
+    }
+    if is_checking() {
+        observe(&event);
+    }
 }
 
 /// To be called before `main`, where that can be done: then whatever the program itself does at its
 /// end comes before the last look at its objects, and before the exit status is decided.
 pub fn on_load() {
-    if variable("ROXE_CHECK").is_some() {
+    if variable("ROXE_CHECK").is_some() || variable("ROXE_TRACE").is_some() {
         exit::install();
     }
 }
 
-/// Turns the checker on, once, if the settings say so. EINVAL: they cannot be understood, or name
-/// a file that cannot be used.
+/// Turns on what the settings ask for, once. EINVAL: they cannot be understood, or name a file that
+/// cannot be used.
 pub fn start() -> Result<(), Error> {
     let config = config()?;
-    let Some(text) = &config.check else { return Ok(()) };
-    let mut checker = CHECKER.lock();
-    if checker.is_some() {
-        return Ok(());
+    let checks = start_checker(config)?;
+    let traces = trace::start(config)?;
+    if checks || traces {
+        at_exit(Stage::Report, end);
     }
-    *SINK.lock() = Some(open(config, text)?);
-    *checker = Some(Checker::default());
-    drop(checker);
-    at_exit(Stage::Report, end);
-    ON.store(true, Ordering::Relaxed);
+    for (listens, who) in [(checks, listeners::CHECK), (traces, listeners::TRACE)] {
+        if listens {
+            listeners::add(who);
+        }
+    }
     Ok(())
+}
+
+fn start_checker(config: &Config) -> Result<bool, Error> {
+    let Some(text) = &config.check else { return Ok(false) };
+    let mut checker = CHECKER.lock();
+    if checker.is_none() {
+        *SINK.lock() = Some(open(config, text)?);
+        *checker = Some(Checker::default());
+    }
+    Ok(true)
 }
 
 fn open(config: &Config, text: &str) -> Result<Sink, Error> {
@@ -163,11 +175,12 @@ fn end() {
     if let Some(text) = SINK.try_lock().and_then(|sink| sink.as_ref().and_then(Sink::summary)) {
         let _ = stderr().write_all(text.as_bytes());
     }
+    trace::end();
 }
 
-/// The locks of the checker, for a fork.
-pub fn locks() -> [&'static dyn Lockable; 3] {
-    [&CHECKER, &SINK, explain::lock()]
+/// The locks of the checker and of the trace, for a fork.
+pub fn locks() -> impl Iterator<Item = &'static dyn Lockable> {
+    [&CHECKER as &dyn Lockable, &SINK, explain::lock()].into_iter().chain(trace::locks())
 }
 
 /// In the child of a fork: what there is belongs to the parent.
@@ -175,6 +188,8 @@ pub fn abandon() {
     if let Some(checker) = CHECKER.try_lock().as_deref_mut().and_then(Option::as_mut) {
         *checker = Checker::default();
     }
+    trace::abandon();
+    explain::abandon();
 }
 
 #[cfg(test)]

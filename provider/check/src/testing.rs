@@ -49,9 +49,7 @@ impl Card {
     pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
         self.made += 1;
         let Self { context, pd, cq, .. } = *self;
-        let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let (qpn, sq_sig_all, srq) = (Qpn::new(self.made), false, None);
-        let pair = Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 };
+        let pair = Pair { context, pd, send_cq: cq, recv_cq: cq, ..pair(self.made, service) };
         let id = ObjectId::next();
         self.tell(Event::Created(id, Made::Qp(pair)));
         id
@@ -96,6 +94,14 @@ impl Card {
         let (cq, cqe) = (self.cq, self.cqe(qp, wr_id));
         self.tell(Event::Polled { cq, cqe: &cqe })
     }
+}
+
+/// A queue pair of objects that nobody else has.
+pub(crate) fn pair(qpn: u32, service: Service) -> Pair {
+    let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
+    let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let (qpn, sq_sig_all, srq) = (Qpn::new(qpn), false, None);
+    Pair { context, pd, qpn, service, caps, sq_sig_all, send_cq: cq, recv_cq: cq, srq, port_mtu: 1024 }
 }
 
 /// A packet of `kind` with `len` bytes for a queue pair that expects PSN `expected`.

@@ -8,7 +8,7 @@ use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Made, Tracked};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_engine::adapter::PortObserver;
 use roxe_engine::engine::Engine;
 use roxe_engine::port::{GidEntry, PortAttr, PortChange};
@@ -146,6 +146,7 @@ impl Context {
 
     /// Queues an asynchronous event of the object `source`, whose token is `user`.
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
+        tell(|| Event::Raised { source, kind: &kind });
         self.events.push(Raised { event: AsyncEvent { kind, user }, source });
     }
 

@@ -8,13 +8,15 @@
 //! - `host`, `host_state`: what the state machine reaches of this process: memory, completions,
 //!   flow control
 //! - `credits`: credit for datagrams that senders on this host wait for
-//! - `failure`, `watch`, `told`: why requests failed; what the checker is told
+//! - `failure`, `history`, `watch`, `told`: why requests failed, and what came before; what the
+//!   checker is told
 //! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
 //! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
 mod core;
 mod credits;
 mod failure;
+mod history;
 mod host;
 mod host_state;
 mod init;

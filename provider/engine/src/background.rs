@@ -23,6 +23,7 @@ use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
+use roxe_check::trace;
 use roxe_net::runtime_dir;
 use roxe_transport::time::Instant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,6 +43,15 @@ impl Sleep {
     fn muted(until: Option<Instant>, now: Instant, tick: Duration) -> Self {
         let until = until.into_iter().chain([now.after(tick)]).min();
         Self { watch: Watch::Quiet, until, now }
+    }
+
+    /// The same, not so long that the trace waits to be written, which it is now.
+    fn for_trace(self) -> Self {
+        if !trace::is_on() {
+            return self;
+        }
+        trace::write_out();
+        Self { until: self.until.into_iter().chain([self.now.after(trace::INTERVAL)]).min(), ..self }
     }
 }
 
@@ -65,6 +75,7 @@ pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
     while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(thread.poller(), woken, &mut experience))) {
         woken = thread.poller().sleep(sleep.watch, sleep.until, sleep.now);
     }
+    trace::write_out();
 }
 
 impl Engine {
@@ -80,11 +91,13 @@ impl Engine {
             runtime_dir::sweep_after_death();
             self.round(experience)
         };
-        catch_unwind(AssertUnwindSafe(awake)).unwrap_or_else(|_| {
-            // A bug of ours must not silence the device; the packet that met it is lost.
-            self.counters().panics.add(1);
-            Sleep::muted(None, clock::now(), TICK)
-        })
+        catch_unwind(AssertUnwindSafe(awake))
+            .unwrap_or_else(|_| {
+                // A bug of ours must not silence the device; the packet that met it is lost.
+                self.counters().panics.add(1);
+                Sleep::muted(None, clock::now(), TICK)
+            })
+            .for_trace()
     }
 
     /// One round: serve what there is, unless the program does it, and decide how to sleep.

@@ -1,4 +1,5 @@
-//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`) and faults (`ROXE_FAULTS`).
+//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`), the packets of a trace
+//! (`ROXE_TRACE`) and faults (`ROXE_FAULTS`).
 //!
 //! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
 //! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
@@ -9,10 +10,11 @@ mod held;
 mod packet_comment;
 pub mod process;
 mod recorder;
+mod recording;
 
 pub(crate) use held::{Held, Incoming, MAX_HELD};
 pub(crate) use packet_comment::{Fate, Origin, PacketComment};
-pub(crate) use recorder::Recording;
+pub(crate) use recording::Recording;
 
 use crate::counters::Counters;
 use faults::Faults;
@@ -21,6 +23,7 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
+use roxe_check::trace;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::NetHeader;
 
@@ -43,7 +46,7 @@ impl Interceptor {
     /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        if config.capture.is_none() && config.faults.is_none() {
+        if config.capture.is_none() && config.faults.is_none() && !trace::is_on() {
             return Ok(None);
         }
         let (recorder, faults) = process::open(config)?;
@@ -66,7 +69,9 @@ impl Interceptor {
 
     /// Begins to record a batch of packets; `None`: they are not recorded.
     pub(crate) fn record(&self) -> Option<Recording<'_>> {
-        self.recorder.map(|(recorder, interface)| recorder.record(interface))
+        let capture = self.recorder.map(|(recorder, interface)| (recorder.record(), interface));
+        let traced = trace::is_on().then(Vec::new);
+        (capture.is_some() || traced.is_some()).then_some(Recording { capture, traced })
     }
 
     /// The queue pair `ordinal` is gone or starts anew.

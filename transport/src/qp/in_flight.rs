@@ -114,7 +114,6 @@ impl InFlight {
     }
 
     /// Bytes held.
-    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn held(&self) -> u32 {
         self.unacked + self.ahead + self.acked
     }

@@ -31,7 +31,6 @@ mod local;
 mod migration;
 mod modify;
 mod outgoing;
-#[cfg(any(test, feature = "sim"))]
 pub mod probe;
 mod queue_pair;
 mod raw;

@@ -1,4 +1,5 @@
-//! A look inside, for judges: where both roles of a queue pair stand. Changes nothing.
+//! A look inside, for judges and for those who explain failures: where both roles of a queue pair
+//! stand. Changes nothing.
 
 use super::queue_pair::Qp;
 use roxe_wire::Psn;

@@ -9,7 +9,7 @@ use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
-use roxe_check::{Event, is_on, tell};
+use roxe_check::{Event, is_checking, is_on, tell};
 use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
 use roxe_provider::{PostError, Qp, Service};
 use roxe_transport::cx::Side;
@@ -67,7 +67,7 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
 
 /// Whether a program may not look at more than four fields (`man ibv_poll_cq`), which shows.
 pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
-    is_on() && cqe.status != WcStatus::Success
+    is_checking() && cqe.status != WcStatus::Success
 }
 
 /// The completion with four good fields.

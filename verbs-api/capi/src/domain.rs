@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: a device that reaches all memory may go
+/// on using plain memory.
+const MASK_UNPROTECTED: u32 = 4;
 
 /// The use of the parent domain `handle` by a completion queue; EINVAL if it is no parent domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
@@ -28,7 +31,7 @@ pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
 
 fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> {
     let given = |bit| attr.comp_mask & bit != 0;
-    if attr.comp_mask & !(MASK_ALLOCATORS | MASK_PD_CONTEXT) != 0 {
+    if attr.comp_mask & !(MASK_ALLOCATORS | MASK_PD_CONTEXT | MASK_UNPROTECTED) != 0 {
         return Err(EINVAL);
     }
     if !given(MASK_ALLOCATORS) {

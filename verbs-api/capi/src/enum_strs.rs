@@ -51,7 +51,8 @@ names! {
         c"RDMA_CM_EVENT_UNREACHABLE", c"RDMA_CM_EVENT_REJECTED", c"RDMA_CM_EVENT_ESTABLISHED",
         c"RDMA_CM_EVENT_DISCONNECTED", c"RDMA_CM_EVENT_DEVICE_REMOVAL",
         c"RDMA_CM_EVENT_MULTICAST_JOIN", c"RDMA_CM_EVENT_MULTICAST_ERROR",
-        c"RDMA_CM_EVENT_ADDR_CHANGE", c"RDMA_CM_EVENT_TIMEWAIT_EXIT"];
+        c"RDMA_CM_EVENT_ADDR_CHANGE", c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        c"RDMA_CM_EVENT_ADDRINFO_RESOLVED", c"RDMA_CM_EVENT_ADDRINFO_ERROR"];
 }
 
 #[cfg(test)]
@@ -72,6 +73,6 @@ mod tests {
         assert_eq!(text(ibv_event_type_str(18)), "GID table change");
         assert_eq!(text(ibv_node_type_str(0)), "unknown");
         assert_eq!(text(rdma_event_str(9)), "RDMA_CM_EVENT_ESTABLISHED");
-        assert_eq!(text(rdma_event_str(16)), "UNKNOWN EVENT");
+        assert_eq!(text(rdma_event_str(18)), "UNKNOWN EVENT");
     }
 }

@@ -9,18 +9,19 @@
 
 use core::arch::global_asm;
 
-/// One symbol: `name@@node` is a label with a jump to `function`; `jump` is the instruction, and
-/// `type` what begins the name of a type in the assembler of this processor.
+/// One symbol: `name@node` is a label with a jump to `function`; `$at` is `@@@` for the default
+/// version of the name and `@` for another, `jump` is the instruction, and `type` what begins the
+/// name of a type in the assembler of this processor.
 macro_rules! label {
-    ($node:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
+    ($node:literal, $at:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
         global_asm!(
-            concat!(".pushsection .text.roxe_export_", stringify!($name), ",\"ax\",", $type, "progbits"),
-            concat!(".globl roxe_export_", stringify!($name)),
-            concat!(".type roxe_export_", stringify!($name), ",", $type, "function"),
-            concat!("roxe_export_", stringify!($name), ":"),
+            concat!(".pushsection .text.roxe_export_", $node, stringify!($name), ",\"ax\",", $type, "progbits"),
+            concat!(".globl roxe_export_", $node, stringify!($name)),
+            concat!(".type roxe_export_", $node, stringify!($name), ",", $type, "function"),
+            concat!("roxe_export_", $node, stringify!($name), ":"),
             concat!($jump, " {f}"),
-            concat!(".size roxe_export_", stringify!($name), ", . - roxe_export_", stringify!($name)),
-            concat!(".symver roxe_export_", stringify!($name), ", ", stringify!($name), "@@@", $node),
+            concat!(".size roxe_export_", $node, stringify!($name), ", . - roxe_export_", $node, stringify!($name)),
+            concat!(".symver roxe_export_", $node, stringify!($name), ", ", stringify!($name), $at, $node),
             ".popsection",
             f = sym $function
         );
@@ -28,18 +29,29 @@ macro_rules! label {
 }
 
 macro_rules! symbol {
-    ($node:literal, $name:ident, $function:path) => {
+    ($node:literal, $at:literal, $name:ident, $function:path) => {
         #[cfg(target_arch = "x86_64")]
-        label!($node, $name, $function, "jmp", "@");
+        label!($node, $at, $name, $function, "jmp", "@");
         #[cfg(target_arch = "aarch64")]
-        label!($node, $name, $function, "b", "%");
+        label!($node, $at, $name, $function, "b", "%");
+    };
+}
+
+/// A symbol of the private nodes.
+macro_rules! private_symbol {
+    ($name:ident, $function:path) => {
+        symbol!("IBVERBS_PRIVATE_34", "@", $name, $function);
+        symbol!("IBVERBS_PRIVATE_57", "@", $name, $function);
+        symbol!("IBVERBS_PRIVATE_59", "@", $name, $function);
+        symbol!("IBVERBS_PRIVATE_64", "@", $name, $function);
+        symbol!("IBVERBS_PRIVATE_65", "@@@", $name, $function);
     };
 }
 
 /// Functions exported under their own names: `"NODE", module: name name ...`.
 macro_rules! export {
     ($($node:literal, $module:ident: $($name:ident)+;)+) => {
-        $($(symbol!($node, $name, crate::$module::$name);)+)+
+        $($(symbol!($node, "@@@", $name, crate::$module::$name);)+)+
     };
 }
 
@@ -47,11 +59,18 @@ macro_rules! export {
 /// `unsupported.rs`.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
-        $($(symbol!($node, $name, crate::unsupported::$answer);)+)+
+        $($(symbol!($node, "@@@", $name, crate::unsupported::$answer);)+)+
 
         /// Names that have no other answer.
         #[cfg(test)]
         pub(crate) const REFUSED: &[&str] = &[$($(stringify!($name)),+),+];
+    };
+}
+
+/// Names of the private nodes that share one answer: `function: name name ...`.
+macro_rules! refuse_private {
+    ($($answer:ident: $($name:ident)+;)+) => {
+        $($(private_symbol!($name, crate::unsupported::$answer);)+)+
     };
 }
 
@@ -86,7 +105,10 @@ export! {
     "IBVERBS_1.13", dm: ibv_import_dm ibv_unimport_dm;
     "IBVERBS_1.13", memory: ibv_is_fork_initialized;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
-    "IBVERBS_PRIVATE_34", query: ibv_query_gid_type;
+    "IBVERBS_1.15", buffer: ibv_reg_mr_ex;
+    "IBVERBS_1.16", query: ibv_query_port_speed;
+    "IBVERBS_1.17", buffer: ibv_alloc_buf ibv_free_buf ibv_reg_buf_mr;
+    "IBVERBS_1.18", buffer: ibv_export_buf_dmabuf_fd;
     "RDMACM_1.0", enum_strs: rdma_event_str;
     "RDMACM_1.0", rdmacm: rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect rdma_create_ep
         rdma_create_event_channel rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
@@ -100,36 +122,68 @@ export! {
     "RDMACM_1.1", rdmacm: rdma_join_multicast_ex;
     "RDMACM_1.2", rdmacm: rdma_establish rdma_init_qp_attr;
     "RDMACM_1.3", rdmacm: rdma_get_remote_ece rdma_reject_ece rdma_set_local_ece;
+    "RDMACM_1.4", rdmacm: rdma_query_addrinfo rdma_resolve_addrinfo rdma_write_cm_event;
+    "RDMACM_1.5", rsocket: repoll_create repoll_ctl repoll_wait;
 }
+
+private_symbol!(ibv_query_gid_type, crate::query::ibv_query_gid_type);
 
 refuse! {
     "IBVERBS_1.1", minus_one: ibv_resolve_eth_l2_from_gid;
-    "IBVERBS_PRIVATE_34", null: _verbs_init_and_alloc_context verbs_open_device;
-    "IBVERBS_PRIVATE_34", nothing: __ioctl_final_num_attrs __verbs_log verbs_init_cq verbs_register_driver_34
-        verbs_set_ops verbs_uninit_context;
-    "IBVERBS_PRIVATE_34", minus_one: ibv_read_ibdev_sysfs_file;
-    "IBVERBS_PRIVATE_34", status: execute_ioctl ibv_cmd_advise_mr ibv_cmd_alloc_dm ibv_cmd_alloc_mw ibv_cmd_alloc_pd
-        ibv_cmd_attach_mcast ibv_cmd_close_xrcd ibv_cmd_create_ah ibv_cmd_create_counters ibv_cmd_create_cq
-        ibv_cmd_create_cq_ex ibv_cmd_create_flow ibv_cmd_create_flow_action_esp ibv_cmd_create_qp ibv_cmd_create_qp_ex
-        ibv_cmd_create_qp_ex2 ibv_cmd_create_rwq_ind_table ibv_cmd_create_srq ibv_cmd_create_srq_ex ibv_cmd_create_wq
-        ibv_cmd_dealloc_mw ibv_cmd_dealloc_pd ibv_cmd_dereg_mr ibv_cmd_destroy_ah ibv_cmd_destroy_counters
-        ibv_cmd_destroy_cq ibv_cmd_destroy_flow ibv_cmd_destroy_flow_action ibv_cmd_destroy_qp
-        ibv_cmd_destroy_rwq_ind_table ibv_cmd_destroy_srq ibv_cmd_destroy_wq ibv_cmd_detach_mcast ibv_cmd_free_dm
-        ibv_cmd_get_context ibv_cmd_modify_cq ibv_cmd_modify_flow_action_esp ibv_cmd_modify_qp ibv_cmd_modify_qp_ex
-        ibv_cmd_modify_srq ibv_cmd_modify_wq ibv_cmd_open_qp ibv_cmd_open_xrcd ibv_cmd_poll_cq ibv_cmd_post_recv
-        ibv_cmd_post_send ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr
-        ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr
-        ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq;
+    "IBVERBS_1.1", nothing: ibv_register_driver;
+    "IBVERBS_1.15", null: ibv_alloc_dmah;
+    "IBVERBS_1.15", status: ibv_dealloc_dmah;
+    "IBVERBS_1.16", minus_one: ibv_dm_export_dmabuf_fd;
+    "IBVERBS_1.18", null: ibv_create_comp_cntr;
+    "IBVERBS_1.18", status: _ibv_query_comp_cntr_caps ibv_destroy_comp_cntr ibv_inc_comp_cntr ibv_inc_err_comp_cntr
+        ibv_qp_attach_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr;
 }
 
-// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries
-// read; always false.
-global_asm!(
-    ".pushsection .bss.roxe_export_verbs_allow_disassociate_destroy,\"aw\",%nobits",
-    ".globl roxe_export_verbs_allow_disassociate_destroy",
-    ".type roxe_export_verbs_allow_disassociate_destroy,%object",
-    "roxe_export_verbs_allow_disassociate_destroy: .zero 1",
-    ".size roxe_export_verbs_allow_disassociate_destroy, 1",
-    ".symver roxe_export_verbs_allow_disassociate_destroy, verbs_allow_disassociate_destroy@@@IBVERBS_PRIVATE_34",
-    ".popsection",
-);
+refuse_private! {
+    null: _verbs_init_and_alloc_context ibv_dmabuf_heap_alloc ibv_wr_opcode_str verbs_open_device;
+    nothing: __ioctl_final_num_attrs __verbs_log ibv_dmabuf_heap_destroy ibv_dmabuf_heap_free verbs_init_cq
+        verbs_register_driver_34 verbs_register_driver_57 verbs_register_driver_59 verbs_register_driver_64
+        verbs_register_driver_65 verbs_set_ops verbs_uninit_context;
+    minus_one: ibv_read_ibdev_sysfs_file;
+    status: execute_ioctl ibv_cmd_advise_mr ibv_cmd_alloc_dm ibv_cmd_alloc_dmah ibv_cmd_alloc_mw
+        ibv_cmd_alloc_pd ibv_cmd_attach_mcast ibv_cmd_close_xrcd ibv_cmd_create_ah ibv_cmd_create_comp_cntr
+        ibv_cmd_create_counters ibv_cmd_create_cq ibv_cmd_create_cq_ex ibv_cmd_create_cq_ex2 ibv_cmd_create_flow
+        ibv_cmd_create_flow_action_esp ibv_cmd_create_qp ibv_cmd_create_qp_ex ibv_cmd_create_qp_ex2
+        ibv_cmd_create_rwq_ind_table ibv_cmd_create_srq ibv_cmd_create_srq_ex ibv_cmd_create_wq
+        ibv_cmd_dealloc_mw ibv_cmd_dealloc_pd ibv_cmd_dereg_mr ibv_cmd_destroy_ah ibv_cmd_destroy_comp_cntr
+        ibv_cmd_destroy_counters ibv_cmd_destroy_cq ibv_cmd_destroy_flow ibv_cmd_destroy_flow_action
+        ibv_cmd_destroy_qp ibv_cmd_destroy_rwq_ind_table ibv_cmd_destroy_srq ibv_cmd_destroy_wq
+        ibv_cmd_detach_mcast ibv_cmd_export_dmabuf_fd ibv_cmd_free_dm ibv_cmd_free_dmah ibv_cmd_get_context
+        ibv_cmd_inc_comp_cntr ibv_cmd_inc_err_comp_cntr ibv_cmd_modify_cq ibv_cmd_modify_flow_action_esp
+        ibv_cmd_modify_qp ibv_cmd_modify_qp_ex ibv_cmd_modify_srq ibv_cmd_modify_wq ibv_cmd_open_qp
+        ibv_cmd_open_xrcd ibv_cmd_poll_cq ibv_cmd_post_recv ibv_cmd_post_send ibv_cmd_post_srq_recv
+        ibv_cmd_qp_attach_comp_cntr ibv_cmd_query_comp_cntr_caps ibv_cmd_query_context ibv_cmd_query_device_any
+        ibv_cmd_query_mr ibv_cmd_query_port ibv_cmd_query_port_speed ibv_cmd_query_qp ibv_cmd_query_srq
+        ibv_cmd_read_comp_cntr ibv_cmd_read_counters ibv_cmd_read_err_comp_cntr ibv_cmd_reg_dm_mr
+        ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_reg_mr_ex ibv_cmd_req_notify_cq ibv_cmd_rereg_mr
+        ibv_cmd_resize_cq ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr ibv_dmabuf_heap_cc_shared_init;
+}
+
+/// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries
+/// read; always false.
+macro_rules! variable {
+    ($($node:literal, $at:literal;)+) => {
+        $(global_asm!(
+            ".pushsection .bss.roxe_export_verbs_allow_disassociate_destroy,\"aw\",%nobits",
+            concat!(".globl roxe_export_disassociate_", $node),
+            concat!(".type roxe_export_disassociate_", $node, ",%object"),
+            concat!("roxe_export_disassociate_", $node, ": .zero 1"),
+            concat!(".size roxe_export_disassociate_", $node, ", 1"),
+            concat!(".symver roxe_export_disassociate_", $node, ", verbs_allow_disassociate_destroy", $at, $node),
+            ".popsection",
+        );)+
+    };
+}
+
+variable! {
+    "IBVERBS_PRIVATE_34", "@";
+    "IBVERBS_PRIVATE_57", "@";
+    "IBVERBS_PRIVATE_59", "@";
+    "IBVERBS_PRIVATE_64", "@";
+    "IBVERBS_PRIVATE_65", "@@@";
+}

@@ -13,7 +13,7 @@
 //!   program's allocators: `allocator.rs`
 //! - opening a device; the functions that the headers call through a context: `device.rs`,
 //!   `context.rs`
-//! - a control call: the file of its object: `domain.rs`, `memory.rs`, `window.rs`, `dm.rs`,
+//! - a control call: the file of its object: `domain.rs`, `memory.rs`, `buffer.rs`, `window.rs`, `dm.rs`,
 //!   `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`, `query.rs`;
 //!   by extended attributes: `create_ex.rs`
 //! - posting and polling: `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with
@@ -33,6 +33,7 @@ mod abi;
 mod advise;
 mod ah;
 mod allocator;
+mod buffer;
 mod context;
 mod counters;
 mod cq;

@@ -321,7 +321,7 @@ impl<E: Exposed> Object<E> {
     /// # Safety
     /// `handle` is NULL or came from [`Object::publish`] of this type and is alive.
     pub(crate) unsafe fn trusted<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
-        if handle.is_null() || (roxe_check::is_on() && is_destroyed(handle.addr())) {
+        if handle.is_null() || (roxe_check::is_checking() && is_destroyed(handle.addr())) {
             return None;
         }
         // SAFETY: this function's contract.
@@ -362,7 +362,7 @@ impl<E: Exposed> Drop for Retired<E> {
         let block = self.0.as_ptr();
         let handle = self.handle().addr();
         match self.allocator {
-            None if roxe_check::is_on() => {
+            None if roxe_check::is_checking() => {
                 roxe_check::tell(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
                 // SAFETY: owned; the Rust part is not used after this, and the structure has none
                 // to drop.
@@ -444,7 +444,7 @@ impl Unacked {
     /// Waits until every event handed out is acknowledged.
     pub(crate) fn wait(&self) {
         let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
-        if roxe_check::is_on() {
+        if roxe_check::is_checking() {
             self.acked.wait_while_for(&mut count, |count| *count > 0, PATIENCE);
             let left = *count;
             if left > 0 {

@@ -21,10 +21,10 @@ const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 /// Page faults are the operating system's, so every access of every service may meet one:
-/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC and SRQ_RECV from bit 0
-/// on, as far as the service does them.
+/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and
+/// ATOMIC_WRITE from bit 0 on, as far as the service does them.
 const ODP_CAPS: ibv_odp_caps =
-    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b11_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
+    ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b1111_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
 /// What services of XRC do when a page is missing: their receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
@@ -168,6 +168,32 @@ pub(crate) unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: the caller says how large its structure is.
     status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
+}
+
+/// `man ibv_query_port_speed`, in units of 100 Mbit/s: lanes times the speed of one.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    status(|| {
+        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| EINVAL)?)?;
+        // SAFETY: NULL or a variable of the program.
+        let speed = unsafe { speed.as_mut() }.ok_or(EINVAL)?;
+        *speed = lanes(attr.active_width) * lane_speed(attr.active_speed);
+        Ok(())
+    })
+}
+
+/// How many lanes a width code means (IBA §14.2.5.6, PortInfo:LinkWidthActive).
+fn lanes(code: u8) -> u64 {
+    if code == 2 { 4 } else { 1 }
+}
+
+/// What a lane of a speed code carries, in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and
+/// LinkSpeedExtActive): SDR, QDR, EDR are those that a port may have here.
+fn lane_speed(code: u8) -> u64 {
+    match code {
+        1 => 25,
+        4 => 100,
+        _ => 250,
+    }
 }
 
 /// `man ibv_query_gid`: an empty entry is all zero.

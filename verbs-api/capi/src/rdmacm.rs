@@ -36,7 +36,7 @@ pub(crate) use connect::{
 pub(crate) use devices::{rdma_free_devices, rdma_get_devices};
 pub(crate) use ece::{rdma_get_remote_ece, rdma_set_local_ece};
 pub(crate) use endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
-pub(crate) use event::{rdma_ack_cm_event, rdma_get_cm_event};
+pub(crate) use event::{rdma_ack_cm_event, rdma_get_cm_event, rdma_write_cm_event};
 pub(crate) use lifecycle::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 pub(crate) use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 pub(crate) use options::rdma_set_option;
@@ -45,5 +45,6 @@ pub(crate) use queues::{
     rdma_init_qp_attr,
 };
 pub(crate) use resolve::{
-    rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_listen, rdma_resolve_addr, rdma_resolve_route,
+    rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_listen, rdma_query_addrinfo, rdma_resolve_addr,
+    rdma_resolve_addrinfo, rdma_resolve_route,
 };

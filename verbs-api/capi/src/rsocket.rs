@@ -11,7 +11,10 @@ mod control;
 mod data;
 mod open;
 
-pub(crate) use control::{rfcntl, rgetsockopt, riomap, riounmap, riowrite, rpoll, rselect, rsetsockopt, rshutdown};
+pub(crate) use control::{
+    repoll_create, repoll_ctl, repoll_wait, rfcntl, rgetsockopt, riomap, riounmap, riowrite, rpoll, rselect,
+    rsetsockopt, rshutdown,
+};
 pub(crate) use data::{rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwrite, rwritev};
 pub(crate) use open::{raccept, rbind, rclose, rconnect, rgetpeername, rgetsockname, rlisten, rsocket};
 

@@ -38,6 +38,10 @@ pub(crate) struct Options {
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Write a time line of the queue pairs to this file, for ui.perfetto.dev or chrome://tracing
+    /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print what every device counted when the program ends (ROXE_STATS).
     #[arg(long)]
     stats: bool,
@@ -112,10 +116,10 @@ pub(crate) enum RunError {
     #[error("wrong --check: {0}")]
     Check(String),
     #[error(
-        "wrong --capture: there is no folder {} for {}.\n  Make it, or name another file.",
+        "wrong {option}: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()
     )]
-    Capture { folder: PathBuf, file: PathBuf },
+    NoFolder { option: &'static str, folder: PathBuf, file: PathBuf },
     #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
     View(String),
     #[error(transparent)]
@@ -207,9 +211,12 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
         command.env("ROXE_FAULTS", rules);
     }
-    if let Some(file) = &options.capture {
-        check_capture(file)?;
-        command.env("ROXE_CAPTURE", file);
+    let files = [("--capture", "ROXE_CAPTURE", &options.capture), ("--trace", "ROXE_TRACE", &options.trace)];
+    for (option, name, file) in files {
+        if let Some(file) = file {
+            check_folder(option, file)?;
+            command.env(name, file);
+        }
     }
     if options.explain {
         command.env("ROXE_EXPLAIN", "full");
@@ -229,11 +236,11 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
     Ok(())
 }
 
-/// Whether the folder of a capture is there; one with a `%p` in its name cannot be known yet.
-fn check_capture(file: &Path) -> Result<(), RunError> {
+/// Whether the folder of a file is there; one with a `%p` in its name cannot be known yet.
+fn check_folder(option: &'static str, file: &Path) -> Result<(), RunError> {
     match file.parent() {
         Some(folder) if folder != Path::new("") && !folder.is_dir() && !folder.to_string_lossy().contains("%p") => {
-            Err(RunError::Capture { folder: folder.into(), file: file.into() })
+            Err(RunError::NoFolder { option, folder: folder.into(), file: file.into() })
         }
         _ => Ok(()),
     }
@@ -355,7 +362,7 @@ mod tests {
         let text = wrong(Options { capture: Some("/no/such/folder/x.pcapng".into()), ..Options::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
-            assert!(check_capture(Path::new(file)).is_ok(), "{file}");
+            assert!(check_folder("--capture", Path::new(file)).is_ok(), "{file}");
         }
     }
 }

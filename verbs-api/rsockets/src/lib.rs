@@ -43,8 +43,8 @@
 //! - streams: from a connection to bytes: `stream/`; `phase.rs` first, then `opening.rs`,
 //!   `open.rs`, `listening.rs`, `transfer.rs`
 //! - datagrams: `datagram/`
-//! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`; events of completion
-//!   queues: `completions.rs`
+//! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`, `epoll.rs`; events of
+//!   completion queues: `completions.rs`
 //! - the one background thread, which exists as long as somebody listens, has a datagram socket or
 //!   asked for keepalives: `service.rs`; for streams `stream/service.rs`
 //! - what programs and administrators set: `options.rs` and `settings.rs` in `stream/` and
@@ -58,6 +58,7 @@ mod addr;
 mod completions;
 mod config;
 mod datagram;
+mod epoll;
 mod errno;
 mod lock;
 mod poll;
@@ -69,6 +70,7 @@ mod sys;
 mod table;
 mod wait;
 
+pub use epoll::{epoll_create, epoll_ctl, epoll_wait};
 pub use poll::{PollFd, poll, select};
 pub use socket::Socket;
 pub use table::{accept, close, find, open};

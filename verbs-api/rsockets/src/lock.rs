@@ -2,6 +2,10 @@
 //! the provider ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
+    /// `epoll`: sets by descriptor.
+    EpollSets,
+    /// `epoll`: the members of one set.
+    EpollMembers,
     /// `table`: sockets by descriptor.
     Table,
     /// `stream`: whose turn it is to send.

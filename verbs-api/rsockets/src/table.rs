@@ -1,6 +1,7 @@
 //! Numbers to sockets: the calls that make and end them. A socket's number is that of a descriptor
 //! it owns, so it never collides with a file.
 
+use crate::epoll;
 use crate::lock::Table;
 use crate::socket::Socket;
 use crate::sys;
@@ -31,12 +32,15 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     Ok((insert(socket), peer))
 }
 
-/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child
+/// Closes a socket or a set ([`epoll_create`](crate::epoll_create)): `rclose`. A connected stream delivers first what was sent. In a forked child
 /// only the number is given up, and the connection goes on in the parent.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> io::Result<()> {
+    if epoll::close(fd) {
+        return Ok(());
+    }
     let socket = remove(fd)?;
     if !socket.is_own() {
         // Of the parent, who goes on using it: here only the number is given up. The rest stays as

@@ -152,6 +152,10 @@ crate::ranks! { pub, 10_000.. ;
     ThreadHandle,
     /// `engine`: the background thread, so that whoever holds any lock may wake it.
     Thread,
+    /// `check::trace`: the file of the trace, held while it is written.
+    TraceFile,
+    /// `check::trace`: what is not in the file yet, and what its tracks show.
+    Trace,
     /// `check`: what the checker knows of the program.
     Checker,
     /// `check`: where its reports go, held while one is written.

@@ -41,11 +41,15 @@ pub enum EventKind {
     AddrChange = 14,
     /// No packet of the connection is on the way any more.
     TimewaitExit = 15,
+    /// [`Id::write_event`](super::Id::write_event): names were resolved to addresses.
+    AddrinfoResolved = 16,
+    /// [`Id::write_event`](super::Id::write_event): the program tells itself something.
+    User = 18,
 }
 
 impl EventKind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::AddrResolved,
         Self::AddrError,
         Self::RouteResolved,
@@ -62,6 +66,8 @@ impl EventKind {
         Self::MulticastError,
         Self::AddrChange,
         Self::TimewaitExit,
+        Self::AddrinfoResolved,
+        Self::User,
     ];
 }
 
@@ -75,6 +81,8 @@ pub enum EventData {
     Conn(ConnParam),
     /// Of a datagram service.
     Ud(UdParam),
+    /// What the program tells itself.
+    Arg(u64),
     /// Of a group.
     Group {
         /// What the program calls its membership.

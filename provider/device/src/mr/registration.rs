@@ -11,7 +11,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Memory, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Memory, Tracked, is_checking, tell};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping};
 use roxe_memory::region::{Region, Role, Users};
@@ -279,7 +279,7 @@ impl Keys {
     fn split(region: Region) -> Option<(Region, Region)> {
         let Users::Domain(pd) = region.users else { return None };
         let lists = Region { access: region.access & !OF_PEERS, ..region };
-        is_on().then_some((lists, Region { users: Users::Peers(pd), ..region }))
+        is_checking().then_some((lists, Region { users: Users::Peers(pd), ..region }))
     }
 
     fn has_two(self) -> bool {

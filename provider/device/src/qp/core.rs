@@ -6,6 +6,7 @@
 
 use super::credits::Credits;
 use super::failure;
+use super::history::{Entry, History};
 use super::host::QpHost;
 use super::host_state::QpHostState;
 use super::init::QpInit;
@@ -23,7 +24,7 @@ use roxe_engine::tx::{TxCache, TxPath};
 use roxe_net::frames::FrameSender;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::TxState;
-use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, Service};
+use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCounts, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::{Header, NetHeader, Qpn};
 use std::sync::Arc;
@@ -121,22 +122,33 @@ impl QpCore {
         }
     }
 
-    /// Counts a packet with `len` bytes of payload that the state machine did not want.
+    /// Counts a packet with `len` bytes of payload that the state machine did not want; `history`
+    /// is that of the queue pair, unless somebody else has hold of it.
     #[inline]
     pub(super) fn count_packet(
         &self,
         result: Result<(), DropReason>,
         machine: &Machine,
+        history: Option<&mut History>,
         (net, header, len): (&NetHeader, &Header, usize),
     ) {
         if let Err(reason) = result {
-            self.count_dropped(reason, machine, (net, header, len));
+            self.count_dropped(reason, machine, history, (net, header, len));
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn count_dropped(&self, reason: DropReason, machine: &Machine, (net, header, len): (&NetHeader, &Header, usize)) {
+    fn count_dropped(
+        &self,
+        reason: DropReason,
+        machine: &Machine,
+        history: Option<&mut History>,
+        (net, header, len): (&NetHeader, &Header, usize),
+    ) {
+        if let Some(history) = history {
+            history.note(clock::now(), Entry::Dropped(reason, header.bth.psn));
+        }
         tell(|| {
             let (src, dst, header, expected) = (net.src, net.dst, *header, machine.expected_psn());
             let packet = Some(Arrived { src, dst, header, len, expected });
@@ -160,7 +172,7 @@ impl QpCore {
         let mut credits = Credits::default();
         early.hand_over(machine, &mut host, |machine, early, result| {
             let packet = early.packet();
-            self.count_packet(result, machine, (&early.net, &packet.header, packet.payload.len()));
+            self.count_packet(result, machine, None, (&early.net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
         credits.return_all(&self.resources);
@@ -267,13 +279,22 @@ impl QpCore {
             self.engine().counters().count_congestion(met);
         }
         if let Some(met) = inner.machine.take_retry_counts() {
-            tell(|| Event::Retried { qp: self.resources.id, counts: met });
-            self.engine().counters().count_retries(met);
-            if met.local_ack_timeout_err > 0 {
-                self.engine().note_unanswered(clock::now());
-            }
+            self.note_retries(inner, met);
         }
         VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into())
+    }
+
+    /// Packets were lost, or a peer was not ready.
+    #[cold]
+    #[inline(never)]
+    fn note_retries(&self, inner: &mut Inner, met: RetryCounts) {
+        let (now, probe) = (clock::now(), inner.machine.probe());
+        inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
+        tell(|| Event::Retried { qp: self.resources.id, counts: met });
+        self.engine().counters().count_retries(met);
+        if met.local_ack_timeout_err > 0 {
+            self.engine().note_unanswered(now);
+        }
     }
 
     /// Tells the program what a visit brought, without the lock.
@@ -288,31 +309,44 @@ impl QpCore {
         if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
             self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
             if report.contains(VisitOutcome::FAILED) {
-                self.explain_failure();
+                self.tell_failure();
             }
         }
     }
 
-    /// Says why a request failed.
+    /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
-    fn explain_failure(&self) {
+    fn tell_failure(&self) {
         let (failed, attr) = {
             let mut inner = self.inner.lock();
-            (inner.state.failed.take(), *inner.machine.attr())
+            self.tell_state(&mut inner);
+            let failed = inner.state.failed.take();
+            let history = if failed.is_some() { inner.state.history.tell() } else { Vec::new() };
+            (failed.zip(Some(history)), *inner.machine.attr())
         };
-        if let Some(failed) = failed {
-            failed.explain(&self.resources, &attr);
+        if let Some((failed, history)) = failed {
+            failed.explain(&self.resources, &attr, history);
         }
+    }
+
+    /// Tells the state into which the card may have moved the queue pair.
+    fn tell_state(&self, inner: &mut Inner) {
+        inner.state.history.note_state(clock::now(), inner.machine.state());
+        tell(|| Event::StateChanged { qp: self.resources.id, state: inner.machine.state() });
     }
 
     /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
     /// those that came.
     #[cold]
     fn raise(&self, events: QpEvents) {
-        let inner = self.inner.lock();
-        for (_, kind) in EVENTS.iter().filter(|(flag, _)| events.contains(*flag) && !inner.is_cut_off) {
+        let mut inner = self.inner.lock();
+        self.tell_state(&mut inner);
+        let is_cut_off = inner.is_cut_off;
+        let raised = EVENTS.iter().filter(|(flag, _)| events.contains(*flag));
+        for (_, kind) in raised.filter(|_| !is_cut_off) {
             // A work queue has no other event than that it cannot report its completions.
             let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };
+            inner.state.history.note(clock::now(), Entry::Raised(kind));
             self.resources.context.raise(kind, self.resources.user, self.resources.id);
         }
     }

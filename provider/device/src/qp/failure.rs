@@ -5,12 +5,12 @@
 
 use super::resources::QpResources;
 use roxe_base::config::Explain;
-use roxe_check::explain::{self, Failure, explains};
+use roxe_check::explain::{self, Failure, Owed, explains};
 use roxe_engine::reasons;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{DropReason, QpAttr, QpState, Service};
-use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
+use roxe_transport::wr::{Access, Cqe, Sge};
 use roxe_wire::RKey;
 
 /// The first failure of a queue pair since it was reset; what comes behind it follows from it.
@@ -20,6 +20,8 @@ pub(super) struct Failed {
     local: Option<String>,
     /// The completion, once there is one.
     cqe: Option<(Side, Cqe)>,
+    /// Until it is explained.
+    owed: Option<Owed>,
 }
 
 /// A local list could not be used.
@@ -33,24 +35,24 @@ pub(super) fn note_local(failed: &mut Option<Box<Failed>>, sges: &[Sge], access:
     }
 }
 
-/// A request ends in error. Whether there is something to say.
-pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) -> bool {
-    let says = explains() > Explain::Off && cqe.status != WcStatus::WrFlushErr;
-    if says {
-        failed.get_or_insert_default().cqe.get_or_insert((side, *cqe));
+/// A request ends in error, and not because of one before it.
+pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
+    if explains() > Explain::Off {
+        let failed = failed.get_or_insert_default();
+        failed.cqe.get_or_insert((side, *cqe));
+        failed.owed.get_or_insert_with(explain::owe);
     }
-    says
 }
 
 impl Failed {
-    /// Says why.
-    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr) {
+    /// Says why; `history` is what happened to the queue pair before.
+    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr, history: Vec<String>) {
         let Some((side, cqe)) = self.cqe else { return };
         let is_connected = !matches!(qp.service, Service::Ud | Service::Raw);
         let asks = is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some();
         let peer = if asks { reasons::of(ifindex(qp), attr.dest_qpn) } else { Vec::new() };
         let (qpn, service) = (qp.qpn, qp.service);
-        explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, local: self.local, peer });
+        explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, local: self.local, peer, history });
     }
 }
 

@@ -7,7 +7,7 @@
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
-use roxe_check::{Event, is_on, tell};
+use roxe_check::{Event, is_checking, is_on, tell};
 use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
@@ -210,7 +210,7 @@ impl Memory for QpHost<'_> {
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        if is_on() {
+        if is_checking() {
             self.note_scatter(side, sges, offset);
         }
         // clause: SRQ-DOMAIN
@@ -263,7 +263,7 @@ impl Memory for QpHost<'_> {
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
         let len = data.len() as u64;
-        if is_on() {
+        if is_checking() {
             self.note_write(rkey, va, len);
         }
         let done = match data {
@@ -276,7 +276,7 @@ impl Memory for QpHost<'_> {
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        if is_on() {
+        if is_checking() {
             self.note_write(rkey, va, 8);
         }
         let done = self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op));
@@ -284,7 +284,7 @@ impl Memory for QpHost<'_> {
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        if is_on() {
+        if is_checking() {
             self.note_write(rkey, va, 8);
         }
         let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));

@@ -3,6 +3,7 @@
 //! Under the lock of the queue pair. Touches the flow control of the engine.
 
 use super::failure::Failed;
+use super::history::History;
 use super::watch::Watch;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
@@ -28,6 +29,8 @@ pub(super) struct QpHostState {
     pub(super) has_turn: bool,
     /// Completions of sends that nobody has polled.
     pub(super) unpolled: Unpolled,
+    /// What happened to it last.
+    pub(super) history: History,
     /// What failed first, while nobody has said why.
     pub(super) failed: Option<Box<Failed>>,
     /// Of an XRC target that has met queues of other processes.
@@ -91,6 +94,7 @@ impl QpHostState {
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
         self.failed = None;
+        self.history.reset();
         self.watch = Watch::default();
     }
 

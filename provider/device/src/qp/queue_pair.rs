@@ -71,7 +71,8 @@ impl QueuePair for QpCore {
                 true => machine.handle_packet_starved(&mut host, &net, packet),
                 false => machine.handle_packet(&mut host, &net, packet),
             };
-            self.count_packet(result, machine, (&net, &packet.header, packet.payload.len()));
+            let history = Some(&mut host.state.history);
+            self.count_packet(result, machine, history, (&net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, creditor, net.dst, packet);
         }
         credits.return_all(&self.resources);
@@ -123,7 +124,8 @@ impl QueuePair for QpCore {
             };
             let net = NetHeader { ident: index as u16, ..net };
             let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
-            self.count_packet(result, machine, (&net, &packet.header, len));
+            let history = Some(&mut host.state.history);
+            self.count_packet(result, machine, history, (&net, &packet.header, len));
         }
         let report = host.end();
         self.end_receiving(&mut inner, report, now)

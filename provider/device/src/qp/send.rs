@@ -7,7 +7,7 @@ use super::core::{Inner, QpCore};
 use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
-use roxe_check::{Event, is_on, tell};
+use roxe_check::{Event, is_checking, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
@@ -52,13 +52,13 @@ impl SendGuard<'_> {
         if is_on() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
     }
 
-    /// As [`SendGuard::push_to_srq`] while the checker is on.
+    /// As [`SendGuard::push_to_srq`] while somebody listens.
     #[cold]
     #[inline(never)]
     fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let posted = self.queue_send(srqn, request);
         let resources = &self.core.resources;
-        if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
+        if let (true, Ok(()), Some(inner)) = (is_checking(), posted, &mut self.inner) {
             inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
         }
         tell(|| Event::of_posted_send(resources.id, request, &posted));

@@ -5,12 +5,13 @@
 
 use super::core::QpCore;
 use super::failure;
+use super::history::Entry;
 use super::host::QpHost;
 use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::wr::{Access, Cqe, Sge};
+use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
 impl QpHost<'_> {
@@ -19,14 +20,16 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
+        self.state.history.note(self.now, Entry::LocalFault(side, error));
         failure::note_local(&mut self.state.failed, sges, access, error);
     }
 
     /// A peer could not get at memory.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_remote(&self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
+    pub(super) fn tell_remote(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
+        self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
         failure::note_remote(self.qp, (rkey, va, len), access, error);
     }
 
@@ -34,7 +37,11 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
-        if failure::note(&mut self.state.failed, side, &cqe) {
+        let is_flushed = cqe.status == WcStatus::WrFlushErr;
+        let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
+        self.state.history.note(self.now, entry);
+        if !is_flushed {
+            failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
         }
     }

@@ -16,7 +16,7 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_check::{Event, Made, Pair, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::RecvRequest;
@@ -55,7 +55,7 @@ impl Pd {
     /// EADDRINUSE if another user has the port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // A program that relies on more than it asked for hears of it.
-        let least = if is_on() { 0 } else { limits::MIN_INLINE_DATA };
+        let least = if is_checking() { 0 } else { limits::MIN_INLINE_DATA };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
@@ -160,12 +160,17 @@ impl Qp {
         if is_on() { self.post_recv_watched(request) } else { self.queue_recv(request, |_| ()) }
     }
 
-    /// As [`Qp::post_recv`] while the checker is on.
+    /// As [`Qp::post_recv`] while somebody listens.
     #[cold]
     #[inline(never)]
     fn post_recv_watched(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let qp = &self.core.resources;
-        let posted = self.queue_recv(request, |inner| inner.state.watch.posted_recv(qp.lists(), request));
+        let watch = |inner: &mut Inner| {
+            if is_checking() {
+                inner.state.watch.posted_recv(qp.lists(), request);
+            }
+        };
+        let posted = self.queue_recv(request, watch);
         tell(|| Event::of_posted_recv(qp.id, request, &posted));
         posted
     }
@@ -213,7 +218,11 @@ impl Qp {
             // would believe it lost.
             self.core.serve(now);
         }
-        let result = self.core.visit(now, |machine, host| machine.modify(host, attr, mask));
+        let result = self.core.visit(now, |machine, host| {
+            let result = machine.modify(host, attr, mask);
+            host.state.history.note_state(now, machine.state());
+            result
+        });
         self.core.engine().leave_after_send(now);
         result.map_err(|e| Error::invalid(e.to_string()))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {

@@ -2,6 +2,7 @@
 //!
 //! Touches nothing but memory; the engine carries out what is due.
 
+use super::packet_comment::PacketComment;
 use roxe_net::link::RxMeta;
 use roxe_wire::{NetHeader, Qpn};
 
@@ -18,7 +19,7 @@ pub(crate) enum Held {
         /// BTH to ICRC.
         bytes: Vec<u8>,
         /// What a capture says about it.
-        packet_comment: String,
+        packet_comment: PacketComment<String>,
     },
     /// It shall be handed in.
     Incoming(Incoming),

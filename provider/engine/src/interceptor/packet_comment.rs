@@ -10,11 +10,11 @@ use std::fmt;
 
 /// What is said about a packet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PacketComment<'a> {
+pub(crate) struct PacketComment<F> {
     /// Where it comes from.
     pub origin: Origin,
-    /// What happens to it.
-    pub fate: Option<Fate<'a>>,
+    /// What happens to it: a [`Fate`], or its text.
+    pub fate: Option<F>,
 }
 
 /// Where a packet comes from.
@@ -50,10 +50,10 @@ impl Fate<'_> {
     }
 }
 
-impl fmt::Display for PacketComment<'_> {
+impl<F: fmt::Display> fmt::Display for PacketComment<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.origin)?;
-        self.fate.map_or(Ok(()), |fate| write!(f, " | {fate}"))
+        self.fate.as_ref().map_or(Ok(()), |fate| write!(f, " | {fate}"))
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     fn a_remark_is_one_line_of_who_why_and_what() {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
-        assert_eq!(PacketComment { origin: sent, fate: None }.to_string(), "qp 0x11 wr_id 7 first");
+        assert_eq!(PacketComment { origin: sent, fate: None::<Fate<'_>> }.to_string(), "qp 0x11 wr_id 7 first");
         let rule: Rule = "drop 3%".parse().unwrap();
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };

@@ -10,14 +10,13 @@
 use crate::notice;
 use roxe_base::cancel::uncancelled;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
-use roxe_base::privilege::effective_uid;
+use roxe_base::private_file::{self, names_process, with_process_id};
+use roxe_wire::NetHeader;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::cm::Mad;
-use roxe_wire::{NetHeader, Packet};
 use std::fmt::{Display, Write as _};
-use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -73,9 +72,9 @@ impl Recorder {
         u32::try_from(number).unwrap_or(0)
     }
 
-    /// Begins a batch of packets of an interface. Whoever records waits until it is dropped.
-    pub(crate) fn record(&self, interface: u32) -> Recording<'_> {
-        Recording { state: self.state.lock(), interface }
+    /// Begins a batch of packets. Whoever records waits until it is dropped.
+    pub(super) fn record(&self) -> Batch<'_> {
+        Batch(self.state.lock())
     }
 
     /// In the child of a fork: the file belongs to the parent.
@@ -133,97 +132,61 @@ impl State {
 
 /// A batch of packets on their way into the file.
 #[derive(Debug)]
-pub(crate) struct Recording<'a> {
-    state: MutexGuard<'a, rank::Capture, State>,
-    interface: u32,
-}
+pub(super) struct Batch<'a>(MutexGuard<'a, rank::Capture, State>);
 
-impl Recording<'_> {
-    /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
-    pub(crate) fn packet(
+impl Batch<'_> {
+    /// Adds a packet of an interface that passes now. `payload` reaches from the BTH to the ICRC,
+    /// `message` is what the connection manager says in it.
+    pub(super) fn packet(
         &mut self,
-        direction: Direction,
-        net: &NetHeader,
-        payload: &[u8],
+        interface: u32,
+        (direction, net, payload): (Direction, &NetHeader, &[u8]),
         packet_comment: &dyn Display,
+        message: Option<&Mad>,
     ) {
-        let State { blocks, comment, .. } = &mut *self.state;
+        let State { blocks, comment, .. } = &mut *self.0;
         comment.clear();
         // Writing to a string cannot fail.
         let _ = write!(comment, "{packet_comment}");
-        if let Some(mad) = connection_message(payload) {
+        if let Some(mad) = message {
             let _ = write!(comment, " | {mad}");
         }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let timestamp_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-        let packet = Outgoing { interface: self.interface, timestamp_ns, direction, net: *net, payload, comment };
-        write_packet(blocks, &packet);
+        write_packet(blocks, &Outgoing { interface, timestamp_ns, direction, net: *net, payload, comment });
     }
 
-    /// Where the next packet will be put, for [`Recording::rewind`].
-    pub(crate) fn mark(&self) -> usize {
-        self.state.blocks.len()
+    /// Where the next packet will be put, for [`Batch::rewind`].
+    pub(super) fn mark(&self) -> usize {
+        self.0.blocks.len()
     }
 
     /// Takes back what was added since.
-    pub(crate) fn rewind(&mut self, mark: usize) {
-        self.state.blocks.truncate(mark);
+    pub(super) fn rewind(&mut self, mark: usize) {
+        self.0.blocks.truncate(mark);
     }
 }
 
-/// What the connection manager says in a packet, if it does.
-fn connection_message(payload: &[u8]) -> Option<Mad> {
-    Mad::of_packet(&Packet::parse(payload).ok()?)?.ok()
-}
-
-impl Drop for Recording<'_> {
+impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        self.state.write_out();
+        self.0.write_out();
     }
 }
 
-/// Opens `path` empty; `None` if another process is writing it. Captures hold what programs send
-/// each other and the keys of their memory, so a new one is for its owner only, and none is written
-/// where somebody else could have put a file or a link.
+/// Opens `path` empty; `None` if another process is writing it.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    // Before it is opened: to open a pipe that nobody reads would wait.
-    match fs::symlink_metadata(path) {
-        Ok(meta) => check_is_ours(&meta)?,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
-        Err(cause) => return Err(cause),
-    }
     // Not truncated yet: it may be in use.
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(path)?;
-    let meta = file.metadata()?;
-    check_is_ours(&meta)?;
+    let file = private_file::open(OpenOptions::new().write(true).truncate(false), path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(None),
         // Some file systems have no locks; then there is nothing to wait for.
         Err(TryLockError::Error(_)) => {}
     }
-    if meta.is_file() {
+    if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
     Ok(Some(file))
-}
-
-/// Whether packets may be written to a file that was there. EPERM: it is a link, has another name
-/// as well, or belongs to another user; devices may belong to anybody.
-fn check_is_ours(meta: &Metadata) -> io::Result<()> {
-    let kind = meta.file_type();
-    let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-    if kind.is_symlink() {
-        refuse("it is a link, which a capture does not follow; name the file itself".to_owned())
-    } else if kind.is_file() && meta.nlink() > 1 {
-        refuse("the file has several names; remove this one, or choose another".to_owned())
-    } else if !kind.is_char_device() && meta.uid() != effective_uid() {
-        refuse(format!("it belongs to user {}; remove it, or choose another name", meta.uid()))
-    } else {
-        Ok(())
-    }
 }
 
 /// Opens a file of this process next to the one that was asked for, and says so.
@@ -246,25 +209,13 @@ fn beside(path: &Path) -> PathBuf {
     path.with_extension(extension.map_or_else(|| id.clone(), |extension| format!("{id}.{extension}")))
 }
 
-fn names_process(path: &Path) -> bool {
-    path.to_string_lossy().contains("%p")
-}
-
-/// The process id in place of `%p`.
-fn with_process_id(path: &Path) -> PathBuf {
-    if !names_process(path) {
-        return path.into();
-    }
-    path.to_string_lossy().replace("%p", &std::process::id().to_string()).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use roxe_wire::capture::frames;
-    use roxe_wire::cm::{CommId, MAD_LEN, PrivateData, Rtu, TransactionId, gsi_header};
-    use roxe_wire::{Psn, icrc};
-    use std::os::unix::fs::{chown, symlink};
+    use roxe_wire::cm::{CommId, PrivateData, Rtu, TransactionId};
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, chown, symlink};
 
     /// A file name of its own, removed with what was written beside it.
     struct Scratch(PathBuf);
@@ -285,9 +236,10 @@ mod tests {
 
     fn record(recorder: &Recorder, remarks: &[&str]) {
         let number = recorder.interface("roxe0");
-        let mut recording = recorder.record(number);
+        let mut batch = recorder.record();
         for packet_comment in remarks {
-            recording.packet(Direction::Outbound, &NetHeader::default(), b"some bytes", packet_comment);
+            let packet = (Direction::Outbound, &NetHeader::default(), &b"some bytes"[..]);
+            batch.packet(number, packet, packet_comment, None);
         }
     }
 
@@ -300,15 +252,11 @@ mod tests {
     fn messages_of_the_connection_manager_are_told() {
         let rtu = Rtu { local_comm_id: CommId(1), remote_comm_id: CommId(2), private_data: PrivateData::EMPTY };
         let mad = Mad { tid: TransactionId(3), modifier: 0, message: rtu.into() };
-        let header = gsi_header(Psn::new(4));
-        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
-        let end = packet.len() - icrc::LEN;
-        header.emit(MAD_LEN, &mut packet[..end]).unwrap().copy_from_slice(&mad.to_bytes());
-
         let scratch = Scratch::new("message");
         let recorder = Recorder::create(&scratch.0).unwrap();
         let number = recorder.interface("roxe0");
-        recorder.record(number).packet(Direction::Inbound, &NetHeader::default(), &packet, &"qp 0x1 received");
+        let packet = (Direction::Inbound, &NetHeader::default(), &b""[..]);
+        recorder.record().packet(number, packet, &"qp 0x1 received", Some(&mad));
         assert_eq!(remarks(&scratch.0), ["qp 0x1 received | CM RTU comm=0x1 peer=0x2"]);
     }
 
@@ -319,11 +267,11 @@ mod tests {
         assert_eq!((recorder.interface("roxe0"), recorder.interface("roxe1"), recorder.interface("roxe0")), (0, 1, 0));
         record(&recorder, &["a", "b"]);
         assert_eq!(remarks(&scratch.0), ["a", "b"]);
-        let mut recording = recorder.record(0);
-        let mark = recording.mark();
-        recording.packet(Direction::Inbound, &NetHeader::default(), b"", &"never sent");
-        recording.rewind(mark);
-        drop(recording);
+        let mut batch = recorder.record();
+        let mark = batch.mark();
+        batch.packet(0, (Direction::Inbound, &NetHeader::default(), &[]), &"never sent", None);
+        batch.rewind(mark);
+        drop(batch);
         record(&recorder, &["c"]);
         assert_eq!(remarks(&scratch.0), ["a", "b", "c"]);
     }
@@ -387,10 +335,8 @@ mod tests {
     }
 
     #[test]
-    fn names_hold_the_process_id_where_asked_for() {
+    fn a_second_file_has_the_process_id_in_front_of_its_extension() {
         let id = std::process::id();
-        assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
-        assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
         assert_eq!(beside(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
         assert_eq!(beside(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
     }

@@ -3,7 +3,7 @@
 
 use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
-use crate::interceptor::{self, Held, Incoming, Interceptor, Origin, PacketComment};
+use crate::interceptor::{self, Fate, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
 use crate::run::{Run, header_of};
 use crate::rx_state::RxState;
@@ -74,7 +74,7 @@ impl Interceptor {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
             let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
-            let packet_comment = PacketComment { origin, fate: None };
+            let packet_comment = PacketComment { origin, fate: None::<Fate<'_>> };
             recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }

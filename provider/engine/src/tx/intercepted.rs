@@ -71,7 +71,7 @@ impl Batch {
     }
 
     /// What a capture says of packet `at`.
-    fn packet_comment<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<PacketComment<'a>> {
+    fn packet_comment<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<PacketComment<Fate<'a>>> {
         self.packets.get(at).map(|entry| PacketComment { origin: Origin::Sent(entry.note), fate })
     }
 }
@@ -142,18 +142,26 @@ impl Exit<'_> {
         net: &NetHeader,
         bytes: &[u8],
         delay: Duration,
-        packet_comment: &PacketComment<'_>,
+        packet_comment: &PacketComment<Fate<'_>>,
         link: &UdpLink,
     ) {
         if delay.is_zero() {
             return self.send_alone(net, bytes, packet_comment, link);
         }
-        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment: packet_comment.to_string() };
+        let PacketComment { origin, fate } = *packet_comment;
+        let packet_comment = PacketComment { origin, fate: fate.map(|fate| fate.to_string()) };
+        let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment };
         self.fabric.hold(self.interceptor, clock::now().after(delay), held);
     }
 
     /// Sends one sealed packet.
-    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display, link: &UdpLink) {
+    fn send_alone<F: Display>(
+        &mut self,
+        net: &NetHeader,
+        bytes: &[u8],
+        packet_comment: &PacketComment<F>,
+        link: &UdpLink,
+    ) {
         self.record(net, bytes, packet_comment);
         if let Some(ring) = &mut self.ring {
             return put(ring, net, [bytes], self.fabric.counters());
@@ -162,7 +170,7 @@ impl Exit<'_> {
         send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.fabric.counters());
     }
 
-    fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &dyn Display) {
+    fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment<impl Display>) {
         if let Some(recording) = &mut self.recording {
             recording.packet(
                 Outbound,
@@ -186,14 +194,20 @@ impl Exit<'_> {
 
 impl Fabric {
     /// Sends a packet that was held back.
-    pub(crate) fn send_held(&self, interceptor: &Interceptor, net: &NetHeader, bytes: &[u8], packet_comment: &str) {
+    pub(crate) fn send_held(
+        &self,
+        interceptor: &Interceptor,
+        net: &NetHeader,
+        bytes: &[u8],
+        packet_comment: &PacketComment<String>,
+    ) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
         let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
             let mut exit =
                 Exit { fabric: self, interceptor, recording: interceptor.record(), ring: ring.as_deref_mut() };
-            exit.send_alone(net, bytes, &packet_comment, link);
+            exit.send_alone(net, bytes, packet_comment, link);
         }
         ring.into_iter().for_each(|mut ring| ring.publish());
     }

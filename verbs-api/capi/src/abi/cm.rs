@@ -83,11 +83,12 @@ c_structs! {
     }
 }
 
-/// Which member is valid follows from the port space of the identifier. Both start with the private
-/// data.
+/// Which member is valid follows from the port space of the identifier, of which both start with the
+/// private data; `arg` is that of events that the program writes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union rdma_event_param {
     pub(crate) conn: rdma_conn_param,
     pub(crate) ud: rdma_ud_param,
+    pub(crate) arg: u64,
 }

@@ -10,6 +10,15 @@ c_structs! {
         32 handle: u32, 36 lkey: u32, 40 rkey: u32,
     }
 
+    /// `struct ibv_mr_init_attr`; `buf` came with rdma-core 65.
+    ibv_mr_init_attr(72, 8) {
+        0 length: usize, 8 access: c_int, 16 comp_mask: u64, 24 iova: u64, 32 addr: *mut c_void,
+        40 fd: c_int, 48 fd_offset: u64, 56 dmah: *mut c_void, 64 buf: *mut ibv_buf,
+    }
+
+    /// Opaque to programs.
+    ibv_buf(8, 8) { 0 addr: *mut c_void }
+
     ibv_xrcd(8, 8) { 0 context: *mut ibv_context }
 
     ibv_xrcd_init_attr(12, 4) { 0 comp_mask: u32, 4 fd: c_int, 8 oflags: c_int }

@@ -1,4 +1,4 @@
-//! `rdma_getaddrinfo`: names and services to addresses, by the resolver of the C library.
+//! `rdma_getaddrinfo`, `rdma_resolve_addrinfo`: names and services to addresses, by the resolver of the C library.
 //!
 //! The blocks come from `calloc` and go back by `free`, as programs know it from the library that
 //! this one replaces: some put pointers of their own into the structure. There is no route to
@@ -6,7 +6,7 @@
 
 use super::address::AF_IB;
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
-use crate::errno::{EINVAL, Errno, Result, minus_one, silent};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, silent};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
@@ -18,6 +18,8 @@ pub(crate) const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 1 << 1;
 const NOROUTE: c_int = 1 << 2;
 const FAMILY: c_int = 1 << 3;
+const SA: c_int = 1 << 4;
+const DNS: c_int = 1 << 5;
 /// `enum rdma_port_space`.
 const PS_IPOIB: c_int = PortSpace::Ipoib.code() as c_int;
 const PS_TCP: c_int = PortSpace::Tcp.code() as c_int;
@@ -36,6 +38,19 @@ enum Failure {
     Resolver(c_int),
     /// Returned as -1.
     System(Errno),
+}
+
+impl Failure {
+    /// For calls that only have errno.
+    fn errno(self) -> Errno {
+        match self {
+            Self::System(errno) => errno,
+            Self::Resolver(libc::EAI_MEMORY) => Errno(libc::ENOMEM),
+            Self::Resolver(libc::EAI_AGAIN) => Errno(libc::EAGAIN),
+            Self::Resolver(libc::EAI_NONAME | libc::EAI_SERVICE) => Errno(libc::EADDRNOTAVAIL),
+            Self::Resolver(_) => EINVAL,
+        }
+    }
 }
 
 impl From<Errno> for Failure {
@@ -68,6 +83,51 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
             Err(Failure::System(errno)) => Err(errno),
         }
     })
+}
+
+/// What `rdma_resolve_addrinfo` finds. EOPNOTSUPP for `RAI_SA`, as there is no subnet administrator;
+/// EADDRNOTAVAIL for a name or service that there is not.
+///
+/// # Safety
+/// Strings or NULL, and NULL or hints whose addresses are as long as they say.
+pub(super) unsafe fn resolve(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> Result<AddrInfoList> {
+    // SAFETY: this function's contract.
+    let mut hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
+    if hints.ai_flags & SA != 0 {
+        return Err(if hints.ai_flags & DNS != 0 { EINVAL } else { EOPNOTSUPP });
+    }
+    if node.is_null() && service.is_null() {
+        return Err(EINVAL);
+    }
+    hints.ai_flags &= !DNS;
+    // SAFETY: this function's contract.
+    unsafe { find(node, service, &hints) }.map(AddrInfoList).map_err(Failure::errno)
+}
+
+/// A list of addresses that the program has not taken yet.
+pub(super) struct AddrInfoList(*mut rdma_addrinfo);
+
+// SAFETY: blocks of the C library's allocator, which nobody else knows.
+unsafe impl Send for AddrInfoList {}
+
+impl AddrInfoList {
+    /// The list, which is the caller's from now on.
+    pub(super) fn release(self) -> *mut rdma_addrinfo {
+        let list = self.0;
+        core::mem::forget(self);
+        list
+    }
+}
+
+impl Drop for AddrInfoList {
+    fn drop(&mut self) {
+        // SAFETY: our own blocks, which nobody else knows.
+        unsafe { free_list(self.0) };
+    }
 }
 
 /// # Safety

@@ -156,7 +156,7 @@ fn publish(
 
 fn private_data(data: &EventData) -> &[u8] {
     match data {
-        EventData::None => &[],
+        EventData::None | EventData::Arg(_) => &[],
         EventData::Conn(conn) => &conn.private_data,
         EventData::Ud(ud) => &ud.private_data,
         EventData::Group { .. } => &[],
@@ -169,6 +169,7 @@ fn param(data: &EventData) -> rdma_event_param {
     let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
     match data {
         EventData::None => {}
+        EventData::Arg(arg) => param.arg = *arg,
         EventData::Conn(conn) => param.conn = conn_param(conn),
         EventData::Ud(ud) => param.ud = ud_param(ud),
         EventData::Group { user, ud } => {
@@ -196,6 +197,23 @@ fn ud_param(ud: &UdParam) -> rdma_ud_param {
 /// `man rdma_ack_cm_event`.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     zero(|| give_back(event))
+}
+
+/// `man rdma_write_cm_event`: EINVAL for another event than `RDMA_CM_EVENT_USER`.
+pub(crate) unsafe extern "C" fn rdma_write_cm_event(
+    id: *mut rdma_cm_id,
+    event: c_int,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    zero(|| {
+        let id = id::provided(id)?;
+        if event != EventKind::User as c_int {
+            return Err(EINVAL);
+        }
+        id.write_event(EventKind::User, status, arg);
+        Ok(())
+    })
 }
 
 /// Ends an event; EINVAL if the program does not hold it.

@@ -4,6 +4,7 @@
 //! changed something and when an event is handed out, which is when the library that this one
 //! replaces does. One field they also write: `qp`, which [`live`] reads.
 
+use super::addrinfo::AddrInfoList;
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
 use crate::abi::*;
@@ -56,6 +57,8 @@ pub(super) struct State {
     pub(super) proposal: Depths,
     /// The queue pair that the provider's identifier moves.
     pub(super) qp: QpHandle,
+    /// What `rdma_resolve_addrinfo` found and the program has not taken.
+    pub(super) addrinfo: Option<AddrInfoList>,
 }
 
 /// A pointer that is only compared, and looked up before it is used.

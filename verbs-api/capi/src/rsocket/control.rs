@@ -5,7 +5,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr::NonNull;
 use core::slice;
-use libc::{fd_set, nfds_t, off_t, pollfd, socklen_t, ssize_t, timeval};
+use libc::{epoll_event, fd_set, nfds_t, off_t, pollfd, socklen_t, ssize_t, timeval};
 use roxe_transport::wr::Access;
 
 /// As `man 2 shutdown`.
@@ -30,6 +30,39 @@ pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeo
 /// How many are ready: no more than were asked for.
 fn ready(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+/// As `man 2 epoll_create1`, for rsockets and everything else; `rclose` closes the set.
+pub(crate) unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
+    minus_one(|| Ok(roxe_rsockets::epoll_create(flags)?))
+}
+
+/// As `man 2 epoll_ctl`.
+pub(crate) unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    zero(|| {
+        // SAFETY: NULL or a structure of the program, which is packed and so may lie anywhere.
+        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        Ok(roxe_rsockets::epoll_ctl(epfd, op, fd, event)?)
+    })
+}
+
+/// As `man 2 epoll_wait`. Every state is reported as long as it lasts, also to who asks for edges.
+pub(crate) unsafe extern "C" fn repoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    maxevents: c_int,
+    timeout: c_int,
+) -> c_int {
+    minus_one(|| {
+        let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(EINVAL)?;
+        if events.is_null() {
+            return Err(EFAULT);
+        }
+        let found = roxe_rsockets::epoll_wait(epfd, room, timeout)?;
+        // SAFETY: the program passed an array and its length, and no more is found than that.
+        unsafe { events.copy_from_nonoverlapping(found.as_ptr(), found.len()) };
+        Ok(ready(found.len()))
+    })
 }
 
 /// The words of an `fd_set`.

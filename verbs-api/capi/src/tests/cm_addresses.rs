@@ -1,13 +1,16 @@
 //! `rdma_getaddrinfo`, and what is made of its addresses.
 
+use super::cm_events::Wire;
 use super::*;
-use crate::rdmacm::{rdma_freeaddrinfo, rdma_getaddrinfo};
+use crate::rdmacm::{rdma_destroy_id, rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 use core::ffi::CStr;
 use libc::{sockaddr_in, sockaddr_in6};
 
 const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
+const SA: c_int = 16;
+const DNS: c_int = 32;
 const AF_IB: c_int = 27;
 const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
@@ -140,4 +143,32 @@ fn an_address_that_cannot_be_resolved_has_the_code_of_getaddrinfo() {
     assert_eq!((find(None, None, None).err(), errno()), (Some(-1), libc::EINVAL));
     // SAFETY: NULL is allowed.
     unsafe { rdma_freeaddrinfo(null_mut()) };
+}
+
+#[test]
+fn names_are_resolved_for_an_identifier_and_its_program_takes_the_list() {
+    let wire = Wire::new();
+    let id = wire.id(cm_events::TCP);
+    let mut list = null_mut();
+    // SAFETY: a living identifier, strings, NULL, whole structures and a variable.
+    unsafe {
+        assert_eq!((rdma_query_addrinfo(id, &raw mut list), errno()), (-1, libc::ENOENT));
+        let resolve = |node: &CStr, hints: *const rdma_addrinfo| {
+            (rdma_resolve_addrinfo(id, node.as_ptr(), c"7471".as_ptr(), hints), errno())
+        };
+        let numeric = rdma_addrinfo { ai_flags: NUMERICHOST | DNS, ..hints() };
+        assert_eq!(resolve(c"no number", &raw const numeric), (-1, libc::EADDRNOTAVAIL));
+        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA, ..hints() }), (-1, libc::EOPNOTSUPP));
+        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA | DNS, ..hints() }), (-1, libc::EINVAL));
+        assert_eq!(resolve(c"127.0.0.1", &raw const numeric).0, 0);
+        assert_eq!(wire.hears(cm_events::ADDRINFO_RESOLVED).id, id);
+        assert_eq!(resolve(c"127.0.0.1", ptr::null()), (-1, libc::EBUSY));
+        assert_eq!(rdma_query_addrinfo(id, &raw mut list), 0);
+        let found = Found(list);
+        assert_eq!(v4(found.first().ai_dst_addr).sin_port, 7471_u16.to_be());
+        assert_eq!(resolve(c"127.0.0.1", ptr::null()).0, 0);
+        drop(wire.hears(cm_events::ADDRINFO_RESOLVED));
+        // What nobody takes goes with the identifier.
+        assert_eq!(rdma_destroy_id(id), 0);
+    }
 }

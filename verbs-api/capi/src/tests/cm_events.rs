@@ -14,6 +14,8 @@ pub(super) const CONNECT_RESPONSE: c_int = 5;
 pub(super) const REJECTED: c_int = 8;
 pub(super) const ESTABLISHED: c_int = 9;
 pub(super) const DISCONNECTED: c_int = 10;
+pub(super) const ADDRINFO_RESOLVED: c_int = 16;
+const USER: c_int = 18;
 
 /// An address of the program's.
 pub(super) struct Here(libc::sockaddr_in);
@@ -362,4 +364,20 @@ fn an_identifier_becomes_synchronous_and_back() {
     }
     assert!(read(id).event.is_null() && read(id).channel == wire.channel);
     wire.end(&[id]);
+}
+
+#[test]
+fn a_program_can_write_an_event_to_itself() {
+    let wire = Wire::new();
+    let id = wire.id(TCP);
+    // SAFETY: a living identifier.
+    unsafe {
+        assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
+        assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
+        let event = wire.hears(USER);
+        // SAFETY: the member of events that programs write.
+        assert_eq!((event.id, event.status, event.param.arg), (id, -5, u64::MAX - 1));
+        drop(event);
+        assert_eq!(rdma_destroy_id(id), 0);
+    }
 }

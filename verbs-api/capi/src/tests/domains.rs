@@ -159,6 +159,18 @@ fn domains_that_are_used_are_busy() {
 }
 
 #[test]
+fn a_parent_domain_may_allow_unprotected_memory() {
+    let rig = Rig::new();
+    let mut attr = ibv_parent_domain_init_attr { pd: rig.pd, comp_mask: 4, ..Default::default() };
+    // SAFETY: a living context and domain, and a whole structure.
+    unsafe {
+        let pd = alloc_parent_domain(rig.context, &raw mut attr);
+        assert!(!pd.is_null());
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+    }
+}
+
+#[test]
 fn domains_from_nothing_are_refused() {
     let rig = Rig::new();
     let attr = |pd, td, comp_mask| ibv_parent_domain_init_attr {
@@ -173,7 +185,7 @@ fn domains_from_nothing_are_refused() {
         attr(null_mut(), null_mut(), 0),
         attr(rig.pd, foreign(), 0),
         attr(rig.pd, null_mut(), 1),
-        attr(rig.pd, null_mut(), 4),
+        attr(rig.pd, null_mut(), 8),
     ];
     // SAFETY: living handles, handles that are looked up first, and whole structures.
     unsafe {

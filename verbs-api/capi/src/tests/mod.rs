@@ -3,6 +3,7 @@
 
 mod advise;
 mod async_events;
+mod buffers;
 mod builders;
 mod cm_addresses;
 mod cm_assigned;

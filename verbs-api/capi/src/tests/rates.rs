@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::qp::modify_qp_rate_limit;
+use crate::query::ibv_query_port_speed;
 use crate::query::query_device_ex;
 
 /// `IBV_QP_RATE_LIMIT`.
@@ -70,4 +71,19 @@ fn the_static_rate_of_a_path_is_told_back_and_one_that_is_none_means_nothing() {
     connect_as(b, ibv_qp_attr { ah_attr, ..towards(number(a)) });
     assert_eq!(query(b).ah_attr.static_rate, 0);
     destroy(&[a, b]);
+}
+
+#[test]
+fn the_speed_of_a_port_is_what_its_codes_say() {
+    let rig = Rig::new();
+    let mut speed = 0;
+    // SAFETY: a living context, a variable, and NULL, which is looked at first.
+    unsafe {
+        // 4 lanes of 25 Gbit/s, which the loopback interface counts as.
+        assert_eq!((ibv_query_port_speed(rig.context, 1, &raw mut speed), speed), (0, 1000));
+        for port in [0, 2, 257] {
+            assert_eq!(ibv_query_port_speed(rig.context, port, &raw mut speed), libc::EINVAL);
+        }
+        assert_eq!(ibv_query_port_speed(rig.context, 1, null_mut()), libc::EINVAL);
+    }
 }

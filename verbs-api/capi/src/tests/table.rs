@@ -36,7 +36,7 @@ fn symbols() -> Ways {
     let names = nodes.filter_map(|node| Some(node.split_once("global:")?.1.split_once('}')?.0));
     let names = names.flat_map(|names| names.split(';').map(str::trim)).filter(|name| !name.is_empty());
     let ways: Ways = names.map(|name| (name.to_owned(), !exports::REFUSED.contains(&name))).collect();
-    assert_eq!(ways.len(), 75 + 68);
+    assert_eq!(ways.len(), 95 + 74);
     // The headers call these two by names without the underscore.
     ways.into_iter().map(|(name, filled)| (format!("symbol {}", name.trim_start_matches('_')), filled)).collect()
 }

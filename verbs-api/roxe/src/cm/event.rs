@@ -71,7 +71,7 @@ impl CmEvent {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,
             cm::EventData::Ud(param) => &param.private_data,
-            cm::EventData::Group { .. } | cm::EventData::None => &[],
+            cm::EventData::Group { .. } | cm::EventData::Arg(_) | cm::EventData::None => &[],
         }
     }
 

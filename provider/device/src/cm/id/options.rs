@@ -2,6 +2,7 @@
 
 use super::state::{Id, State};
 use crate::cm::address::Address;
+use crate::cm::event::{EventData, EventKind};
 use crate::cm::options::IdOption;
 use crate::cm::route::Path;
 use crate::device::Device;
@@ -16,6 +17,12 @@ impl Id {
     /// Names it anew.
     pub fn set_user(&self, user: u64) {
         self.user.store(user, Ordering::Relaxed);
+    }
+
+    /// Puts an event into the channel that no peer has caused (`rdma_write_cm_event`).
+    pub fn write_event(&self, kind: EventKind, status: i32, arg: u64) {
+        let inner = self.lock();
+        self.raise_in(&inner, kind, status, EventData::Arg(arg));
     }
 
     /// Sets an option. EINVAL: not (any more) possible.

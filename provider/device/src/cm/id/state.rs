@@ -26,6 +26,7 @@ use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
+use roxe_check::{Event as Told, tell};
 use roxe_transport::cm::{CmError, Ece, ListenId};
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
@@ -233,6 +234,7 @@ impl Id {
     /// Tells the program what happened; `inner` is what the id's lock guards.
     pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
+            tell(|| Told::Connection { id: self.name, kind: &kind, status });
             self.channel.lock().push(Event { kind, status, id, listener: None, data });
         }
     }
@@ -249,6 +251,7 @@ impl Id {
         let (kind, id, channel) = (EventKind::ConnectRequest, Arc::clone(id), self.channel());
         // The new id's events come where those of the listener do, which may have moved.
         *id.channel.lock() = Arc::clone(&channel);
+        tell(|| Told::Connection { id: id.name, kind: &kind, status: 0 });
         channel.push(Event { kind, status: 0, id, listener: Some(me), data });
         true
     }

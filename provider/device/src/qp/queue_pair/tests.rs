@@ -8,8 +8,8 @@ use crate::testing::{self, PAGE, Pages};
 use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
-use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, Sge};
-use roxe_wire::{Bth, Deth, Header, Kind, Psn, Qkey, icrc};
+use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
+use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Psn, Qkey, icrc};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -183,4 +183,30 @@ fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
 #[test]
 fn the_engine_prefetches_a_queue_pair_as_far_as_its_first_lines_go() {
     assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
+}
+
+#[test]
+fn the_last_events_hold_the_retries_that_were_in_vain() {
+    let pd = testing::pd();
+    let (qp, cq) = create(&pd, Service::Rc);
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };
+    // Nobody has this number.
+    let dest_qpn = Qpn::new(qp.qpn().get() ^ 1);
+    let init = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+    let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn, path_mtu: PathMtu::Mtu1024, ..init };
+    let rts = QpAttr { state: QpState::Rts, timeout: 1, retry_cnt: 3, sq_psn: Psn::new(7), ..rtr };
+    testing::connect(&qp, [init, rtr, rts]);
+    let (op, data) = (SendOp::Send, SendData::Inline(&[]));
+    qp.post_send(&[SendRequest { wr_id: 5, op, flags: SendFlags::SIGNALED, data, ud: None }]).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
+    }
+    assert_eq!(done, [WcStatus::RetryExcErr]);
+    let told = qp.core.inner.lock().state.history.tell();
+    let count = |what: &str| told.iter().filter(|line| line.contains(what)).count();
+    assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{told:#?}");
+    assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{told:#?}");
+    assert_eq!(count("send request with wr_id 0x5 ended: transport retry counter exceeded"), 1, "{told:#?}");
 }

@@ -1,0 +1,130 @@
+//! Buffers that the library allocates, and the registration call that takes all kinds of memory.
+
+use super::*;
+use crate::buffer::{ibv_alloc_buf, ibv_export_buf_dmabuf_fd, ibv_free_buf, ibv_reg_buf_mr, ibv_reg_mr_ex};
+use crate::domain::ibv_dealloc_pd;
+use std::os::fd::FromRawFd;
+
+/// `IBV_REG_MR_MASK_*`.
+const IOVA: u64 = 1;
+const ADDR: u64 = 1 << 1;
+const FD: u64 = 1 << 2;
+const FD_OFFSET: u64 = 1 << 3;
+const DMAH: u64 = 1 << 4;
+const BUF: u64 = 1 << 5;
+
+fn alloc(pd: *mut ibv_pd, size: usize) -> (*mut c_void, *mut ibv_buf) {
+    let mut buf = null_mut();
+    // SAFETY: a living domain and a variable.
+    let addr = unsafe { ibv_alloc_buf(pd, size, &raw mut buf) };
+    (addr, buf)
+}
+
+/// What the registration comes to: keys, or errno.
+fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: a living domain and a whole structure.
+    let mr = unsafe { ibv_reg_mr_ex(pd, &raw mut attr) };
+    if mr.is_null() { Err(errno()) } else { Ok(mr) }
+}
+
+/// WRITEs the first word of the rig's memory to `addr` of a region, and deregisters it.
+fn write_to(rig: &Rig, qp: *mut ibv_qp, mr: *mut ibv_mr, addr: u64) -> u32 {
+    let sges = [rig.sge(0, 1)];
+    let mut wr = send_wr(1, 0, &sges);
+    // SAFETY: a living region.
+    let rkey = unsafe { (*mr).rkey };
+    wr.wr = wr_union { rdma: wr_rdma { remote_addr: addr, rkey } };
+    assert_eq!(rig.post_send(qp, &mut wr).0, 0);
+    let status = rig.completions(1)[0].status;
+    // SAFETY: a living region, named once.
+    assert_eq!(unsafe { ibv_dereg_mr(mr) }, 0);
+    status
+}
+
+#[test]
+fn a_buffer_is_registered_by_either_call_and_takes_writes() {
+    let mut rig = Rig::new();
+    let [qp, peer] = rig.rc_pair();
+    rig.set(0, 0x0123_4567_89ab_cdef);
+    let (addr, buf) = alloc(rig.pd, 8192);
+    assert!(addr.addr().is_multiple_of(4096));
+    let within = addr.wrapping_byte_add(4096);
+    // SAFETY: a living domain and a buffer of it.
+    let by_buf = unsafe { ibv_reg_buf_mr(rig.pd, buf, within, 64, ALL_ACCESS) };
+    let attr = ibv_mr_init_attr {
+        length: 64,
+        access: ALL_ACCESS,
+        comp_mask: ADDR | BUF,
+        addr: within,
+        buf,
+        ..Default::default()
+    };
+    for mr in [by_buf, reg(rig.pd, attr).unwrap()] {
+        assert_eq!(write_to(&rig, qp, mr, within.addr() as u64), 0);
+        // SAFETY: inside the buffer; the completion says that it is written.
+        assert_eq!(unsafe { within.cast::<u64>().replace(0) }, 0x0123_4567_89ab_cdef);
+    }
+    // SAFETY: a buffer, freed once.
+    unsafe { ibv_free_buf(buf) };
+    destroy(&[qp, peer]);
+}
+
+#[test]
+fn a_buffer_is_of_its_domain_and_no_longer_than_it_is() {
+    let rig = Rig::new();
+    // SAFETY: a living context.
+    let other = unsafe { ibv_alloc_pd(rig.context) };
+    let (addr, buf) = alloc(other, 4096);
+    // SAFETY: living objects; each call looks at its arguments first.
+    unsafe {
+        for (pd, addr, length) in [(rig.pd, addr, 64), (other, addr.wrapping_byte_add(1), 4096), (other, null_mut(), 1)]
+        {
+            assert_eq!((ibv_reg_buf_mr(pd, buf, addr, length, 0), errno()), (null_mut(), libc::EINVAL));
+        }
+        assert_eq!((ibv_export_buf_dmabuf_fd(buf), errno()), (-1, libc::ENODATA));
+        assert_eq!(ibv_dealloc_pd(other), libc::EBUSY);
+        ibv_free_buf(buf);
+        ibv_free_buf(buf);
+        assert_eq!(ibv_dealloc_pd(other), 0);
+        assert_eq!(alloc(rig.pd, 0).0, null_mut());
+        assert_eq!(ibv_alloc_buf(rig.pd, 1, null_mut()), null_mut());
+    }
+}
+
+#[test]
+fn the_mask_says_what_is_registered_and_under_which_address() {
+    let mut rig = Rig::new();
+    let [qp, peer] = rig.rc_pair();
+    rig.set(0, 5);
+    let memory: *mut c_void = rig.memory.as_mut_ptr().wrapping_add(512).cast();
+    let attr =
+        ibv_mr_init_attr { length: 64, access: ALL_ACCESS, addr: memory, iova: 0x1000, fd: -1, ..Default::default() };
+    let plain = reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR, ..attr }).unwrap();
+    assert_eq!(write_to(&rig, qp, plain, memory.addr() as u64), 0);
+    let named = reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR | IOVA, ..attr }).unwrap();
+    assert_eq!(write_to(&rig, qp, named, 0x1000), 0);
+    assert_eq!(rig.word(512), 5);
+    // SAFETY: a new descriptor, owned here.
+    let file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC)) };
+    file.set_len(8192).unwrap();
+    let of_fd = ibv_mr_init_attr { fd: std::os::fd::AsRawFd::as_raw_fd(&file), fd_offset: 4096, ..attr };
+    let shared = reg(rig.pd, ibv_mr_init_attr { comp_mask: FD | FD_OFFSET | IOVA, ..of_fd }).unwrap();
+    assert_eq!(write_to(&rig, qp, shared, 0x1000), 0);
+    let mut word = [0; 8];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, 4096).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 5);
+    destroy(&[qp, peer]);
+}
+
+#[test]
+fn masks_that_contradict_themselves_are_refused() {
+    let rig = Rig::new();
+    let memory: *mut c_void = rig.memory.as_ptr().cast_mut().cast();
+    let attr = ibv_mr_init_attr { length: 64, access: ALL_ACCESS, addr: memory, ..Default::default() };
+    for comp_mask in [0, IOVA, ADDR | FD, ADDR | FD_OFFSET, FD | BUF, ADDR | BUF, ADDR | 1 << 6] {
+        assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask, ..attr }), Err(libc::EINVAL), "{comp_mask:#x}");
+    }
+    assert_eq!(reg(rig.pd, ibv_mr_init_attr { comp_mask: ADDR | DMAH, ..attr }), Err(libc::EOPNOTSUPP));
+    // SAFETY: a living domain; NULL is looked at first.
+    assert_eq!((unsafe { ibv_reg_mr_ex(rig.pd, null_mut()) }, errno()), (null_mut(), libc::EINVAL));
+}

@@ -1,0 +1,175 @@
+//! `repoll`: sets of rsockets and other descriptors that are waited for together, as `epoll(7)`.
+//!
+//! A set is kept here, not in the kernel, and a wait is a [`poll`](crate::poll) of its members. The
+//! number of a set is that of an event counter, so that no file has it.
+//! Every state is reported as long as it lasts: an edge-triggered member may hear more than it
+//! asked for, which `epoll(7)` allows.
+
+use crate::errno::os;
+use crate::lock::{EpollMembers, EpollSets};
+use crate::poll::{PollFd, poll};
+use crate::sys;
+use crate::wait::{Waker, Watchers, millis_left, waiting_for};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
+use roxe_provider::lock::{Mutex, RwLock};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<Set>>>> = LazyLock::new(RwLock::default);
+
+/// A set: its members, and those who wait for them.
+#[derive(Debug)]
+struct Set {
+    /// What the set's number belongs to; nothing is ever counted there.
+    number: OwnedFd,
+    members: Mutex<EpollMembers, Members>,
+}
+
+/// Descriptors by number, where the next report begins, and who has to hear of changes.
+#[derive(Debug, Default)]
+struct Members {
+    by_fd: BTreeMap<RawFd, Member>,
+    next: RawFd,
+    watchers: Watchers,
+}
+
+/// What is asked for on a descriptor: `struct epoll_event`.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    events: u32,
+    data: u64,
+}
+
+impl Member {
+    /// The bits of `poll(2)` are those of `epoll(7)`; what comes above them says how to report.
+    fn asks(self) -> i16 {
+        (self.events as u16).cast_signed()
+    }
+}
+
+impl Members {
+    /// What to poll, from the member on whose turn it is.
+    fn entries(&self) -> Vec<PollFd> {
+        let later = self.by_fd.range(self.next..);
+        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| member.asks() != 0);
+        all.map(|(&fd, member)| PollFd { fd, events: member.asks(), revents: 0 }).collect()
+    }
+
+    /// What is found of `entries`, at most `room`. A descriptor that was closed leaves the set.
+    fn report(&mut self, entries: &[PollFd], room: usize) -> Vec<epoll_event> {
+        let mut found = Vec::new();
+        for entry in entries.iter().filter(|entry| entry.revents != 0) {
+            if entry.revents & libc::POLLNVAL != 0 {
+                self.by_fd.remove(&entry.fd);
+                continue;
+            }
+            if found.len() == room {
+                break;
+            }
+            let Some(member) = self.by_fd.get_mut(&entry.fd) else { continue };
+            found.push(epoll_event { events: entry.revents.cast_unsigned().into(), u64: member.data });
+            if member.events & EPOLLONESHOT.cast_unsigned() != 0 {
+                member.events &= !0xffff;
+            }
+            self.next = entry.fd.saturating_add(1);
+        }
+        found
+    }
+}
+
+/// Makes a set and returns its number: `repoll_create`. `flags` may be `EPOLL_CLOEXEC`; the number
+/// is closed at exec anyway.
+///
+/// # Errors
+/// EINVAL for other flags; EMFILE.
+pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
+    if flags & !libc::EPOLL_CLOEXEC != 0 {
+        return Err(os(libc::EINVAL));
+    }
+    let set = Set { number: sys::eventfd()?, members: Mutex::default() };
+    let number = set.number.as_raw_fd();
+    SETS.write().insert(number, Arc::new(set));
+    Ok(number)
+}
+
+/// Closes a set: `rclose`. False if the number is none of a set.
+pub(crate) fn close(epfd: RawFd) -> bool {
+    SETS.write().remove(&epfd).is_some()
+}
+
+fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
+    SETS.read().get(&epfd).cloned().ok_or_else(|| os(libc::EBADF))
+}
+
+/// Adds, changes or removes a member: `repoll_ctl`. `op` is `EPOLL_CTL_ADD`, `_MOD` or `_DEL`;
+/// `event` what to wait for and the data to report.
+///
+/// # Errors
+/// EBADF for a number that is no set, EEXIST and ENOENT for a member that is there or not, EINVAL
+/// for another `op`, EFAULT without an event that is needed.
+pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) -> io::Result<()> {
+    let set = find(epfd)?;
+    let mut members = set.members.lock();
+    let is_there = members.by_fd.contains_key(&fd);
+    match op {
+        EPOLL_CTL_ADD if is_there => return Err(os(libc::EEXIST)),
+        EPOLL_CTL_MOD | EPOLL_CTL_DEL if !is_there => return Err(os(libc::ENOENT)),
+        EPOLL_CTL_ADD | EPOLL_CTL_MOD => {
+            let event = event.ok_or_else(|| os(libc::EFAULT))?;
+            members.by_fd.insert(fd, Member { events: event.events, data: event.u64 });
+        }
+        EPOLL_CTL_DEL => {
+            members.by_fd.remove(&fd);
+        }
+        _ => return Err(os(libc::EINVAL)),
+    }
+    members.watchers.wake();
+    Ok(())
+}
+
+/// Waits until a member has what it asks for: `repoll_wait`. At most `room` events; none when
+/// `timeout` milliseconds have passed, which is for ever if negative. Members take turns.
+///
+/// # Errors
+/// EBADF for a number that is no set; EINTR when a signal came.
+pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epoll_event>> {
+    let set = find(epfd)?;
+    let found = set.look(room, None, 0)?;
+    if !found.is_empty() || timeout == 0 {
+        return Ok(found);
+    }
+    let wait = u64::try_from(timeout).ok().map(Duration::from_millis);
+    let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+    // One of its own: that of the thread is taken back by every poll.
+    let waker = Waker::new()?;
+    set.members.lock().watchers.add(&waker);
+    let result = set.sleep(room, &waker, deadline);
+    set.members.lock().watchers.remove(&waker);
+    result
+}
+
+impl Set {
+    /// What is found within `timeout` milliseconds, or until the waker is woken.
+    fn look(&self, room: usize, waker: Option<&Waker>, timeout: i32) -> io::Result<Vec<epoll_event>> {
+        let mut entries = self.members.lock().entries();
+        entries.extend(waker.map(|waker| waiting_for(waker.fd())));
+        poll(&mut entries, timeout)?;
+        if let Some(waker) = waker {
+            entries.pop();
+            waker.clear();
+        }
+        Ok(self.members.lock().report(&entries, room))
+    }
+
+    fn sleep(&self, room: usize, waker: &Waker, deadline: Option<Instant>) -> io::Result<Vec<epoll_event>> {
+        loop {
+            let found = self.look(room, Some(waker), millis_left(deadline))?;
+            if !found.is_empty() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(found);
+            }
+        }
+    }
+}
