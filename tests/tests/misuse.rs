@@ -2,6 +2,7 @@
 //! forbids, and one that does the same work as it has to be done (`tests/clients/misuse`). Each
 //! wrong twin is reported, with the place in its source; no right twin is. With the link of one
 //! host and with sockets. Programs of the field that are right stay without a report of an error.
+//! Two programs at once write one file of reports, which is a valid document.
 //!
 //! `cargo test -p roxe-tests --test misuse -- WORD...` runs the checks whose name contains a word.
 
@@ -30,7 +31,11 @@ fn main() -> ExitCode {
         ["auto", "udp"]
             .map(|link| Check::new(format!("clean: {}, link {link}", pair[1]), move || judge_clean(pair, link)))
     });
-    report::main(twins.chain(clean).collect())
+    let documents = [("sarif", judge_sarif as fn(&str) -> Result<(), String>), ("xml", judge_junit)];
+    let documents = documents.map(|(end, judge)| {
+        Check::new(format!("report: two processes, one file .{end}"), move || judge_document(end, judge))
+    });
+    report::main(twins.chain(clean).chain(documents).collect())
 }
 
 /// A server and a client of the field without a mistake that any card would meet.
@@ -113,4 +118,72 @@ fn names_the_source(report: &Value) -> bool {
             call["file"].as_str().is_some_and(|file| file.contains("clients/misuse/")) && call["line"].is_u64()
         })
     })
+}
+
+/// Two wrong programs at the same time, and what is in the file then.
+fn judge_document(end: &str, judge: fn(&str) -> Result<(), String>) -> Verdict {
+    if let Some(why) = cc::missing() {
+        return Verdict::Skipped(why);
+    }
+    match misuse::program().and_then(|program| run_both(&program, end)).and_then(|text| judge(&text)) {
+        Ok(()) => Verdict::Passed,
+        Err(why) => Verdict::Failed(why),
+    }
+}
+
+fn run_both(program: &str, end: &str) -> Result<String, String> {
+    let reports = std::env::temp_dir().join(format!("roxe-document-{}.{end}", std::process::id()));
+    let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
+    let place = Place { options, ..Place::default() };
+    let [first, second] = ["key-stale", "leak"].map(|rule| Program::parse(&format!("{program} {rule} wrong")));
+    let outcomes = pair::run_pair_at([(&first, &place), (&second, &place)], end, || true, LIMIT);
+    let outcomes = outcomes.map_err(|e| e.to_string())?.map(|outcome| outcome.output).join("\n");
+    let text = fs::read_to_string(&reports).map_err(|e| format!("{e}\n{outcomes}"));
+    let _ = fs::remove_file(&reports);
+    text
+}
+
+/// What the standard requires of a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
+fn judge_sarif(text: &str) -> Result<(), String> {
+    let document: Value = serde_json::from_str(text).map_err(|e| format!("{e}\n{text}"))?;
+    let lists = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
+    let runs = lists(&document, "runs");
+    let [run] = &runs[..] else { return Err(format!("there is not one run in\n{text}")) };
+    let driver = &run["tool"]["driver"];
+    let described = |rule: &Value| rule["id"].is_string() && rule["help"]["text"].is_string();
+    let rules = lists(driver, "rules");
+    let head = document["version"] == "2.1.0" && driver["name"].is_string() && rules.iter().all(described);
+    let is_level = |level: &Value| ["error", "warning", "note"].iter().any(|known| level == known);
+    let in_source = |place: &Value| {
+        let place = &place["physicalLocation"];
+        let uri = place["artifactLocation"]["uri"].as_str().unwrap_or_default();
+        uri.contains("clients/misuse/") && place["region"]["startLine"].as_u64().is_some_and(|line| line > 0)
+    };
+    let is_whole = |result: &Value| {
+        rules.iter().any(|rule| rule["id"] == result["ruleId"])
+            && is_level(&result["level"])
+            && result["message"]["text"].is_string()
+            && lists(result, "locations").iter().all(in_source)
+            && result["partialFingerprints"].is_object()
+    };
+    let results = lists(run, "results");
+    let found = |rule| results.iter().any(|result| result["ruleId"] == rule && !lists(result, "locations").is_empty());
+    let has_related = results.iter().any(|result| lists(result, "relatedLocations").iter().any(in_source));
+    let good = head && results.iter().all(is_whole) && found("key-stale") && found("leak") && has_related;
+    if good { Ok(()) } else { Err(text.to_owned()) }
+}
+
+/// The error is a failure, the warning is none, and what begins ends.
+fn judge_junit(text: &str) -> Result<(), String> {
+    let failed = r#"<testcase classname="roxe" name="key-stale">"#.to_owned() + "\n<failure type=\"key-stale\"";
+    let warned = r#"<testcase classname="roxe" name="leak">"#.to_owned() + "\n<system-out>";
+    let closed = |element: &str| text.matches(&format!("</{element}>")).count();
+    let opened = |element: &str| text.matches(&format!("<{element} ")).count() - text.matches("\"/>").count();
+    let good = text.contains(&failed)
+        && text.contains(&warned)
+        && text.contains("failures=\"1\"")
+        && closed("failure") == 1
+        && opened("testcase") == closed("testcase")
+        && text.ends_with("</testsuites>\n");
+    if good { Ok(()) } else { Err(text.to_owned()) }
 }

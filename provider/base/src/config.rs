@@ -6,10 +6,11 @@
 
 use crate::privilege::is_privileged_start;
 use crate::profile::{self, Profile};
+use crate::weakest::Wanted;
 use roxe_transport::fault::Rules;
 use std::borrow::Cow;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// One environment variable that changes how the card behaves.
@@ -93,7 +94,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_STATS",
         default: "off",
-        help: "Print what every device counted to standard error when the process ends: on or off.",
+        help: "Print what every device counted to standard error when the process ends: off, on, or words for a legend too; `roxe run --stats` sets it.",
     },
     Knob {
         name: "ROXE_STATS_FILES",
@@ -115,15 +116,21 @@ pub const KNOBS: &[Knob] = &[
         default: "off",
         help: "Report misuse of verbs: all, or rules separated by commas, -RULE for all but one, warn to leave the exit status alone.",
     },
+    Knob { name: "ROXE_CHECK_REPORT", default: "none", help: "File to add the reports of ROXE_CHECK to." },
     Knob {
-        name: "ROXE_CHECK_REPORT",
-        default: "none",
-        help: "File to append the reports of ROXE_CHECK to, as JSON lines.",
+        name: "ROXE_CHECK_REPORT_FORMAT",
+        default: "by the file's name",
+        help: "How ROXE_CHECK_REPORT is written: json (lines), sarif or junit; a file FILE.sarif or FILE.xml needs not say it.",
     },
     Knob {
         name: "ROXE_CHECK_SUPPRESSIONS",
         default: "none",
         help: "File with reports of ROXE_CHECK that are not wanted: lines of a rule, a pattern and a reason.",
+    },
+    Knob {
+        name: "ROXE_WEAKEST",
+        default: "off",
+        help: "Be no stronger than the standard asks: a seed or on, and names to have only these weaknesses, or -NAME to leave one out.",
     },
     Knob {
         name: "ROXE_FAULTS",
@@ -218,6 +225,50 @@ impl DeviceName {
     }
 }
 
+/// How a file of reports is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportFormat {
+    /// A line of JSON for each report.
+    Lines,
+    /// SARIF 2.1.0.
+    Sarif,
+    /// The XML in which test runners tell their results.
+    Junit,
+}
+
+impl ReportFormat {
+    /// By the name that the user gives it.
+    fn named(text: &str) -> Option<Self> {
+        match text {
+            "json" => Some(Self::Lines),
+            "sarif" => Some(Self::Sarif),
+            "junit" => Some(Self::Junit),
+            _ => None,
+        }
+    }
+
+    /// That which a file's name asks for.
+    pub fn of(path: &Path) -> Self {
+        match path.extension().and_then(|end| end.to_str()) {
+            Some("sarif") => Self::Sarif,
+            Some("xml") => Self::Junit,
+            _ => Self::Lines,
+        }
+    }
+}
+
+/// How much to print of what was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stats {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Names and values, in one line.
+    Line,
+    /// The same, and what each counts.
+    Words,
+}
+
 /// The values in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -249,7 +300,7 @@ pub struct Config {
     /// Whether queue pairs limit their rate when the network is congested.
     pub dcqcn: bool,
     /// Whether to print the counters when the process ends.
-    pub stats: bool,
+    pub stats: Stats,
     /// Where every process leaves what it would print, in case it cannot.
     pub stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
@@ -260,8 +311,12 @@ pub struct Config {
     pub check: Option<String>,
     /// Where reports go besides standard error.
     pub check_report: Option<PathBuf>,
+    /// How they are written there; `None`: as its name says.
+    pub check_report_format: Option<ReportFormat>,
     /// Which reports are not wanted.
     pub check_suppressions: Option<PathBuf>,
+    /// In which ways the card is weak; `None`: in none.
+    pub weakest: Option<Wanted>,
     /// What to do to packets; `None`: nothing.
     pub faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
@@ -341,7 +396,10 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         gro: switch("ROXE_GRO", true)?,
         rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
-        stats: switch("ROXE_STATS", false)?,
+        stats: parse_with(&get, "ROXE_STATS", "it must be off, on or words", Stats::Off, |text| match text {
+            "words" => Some(Stats::Words),
+            _ => parse_switch(text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
+        })?,
         stats_files: file("ROXE_STATS_FILES")?,
         counters: file("ROXE_COUNTERS")?,
         explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| match text {
@@ -352,11 +410,27 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         })?,
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
+        check_report_format: parse_with(
+            &get,
+            "ROXE_CHECK_REPORT_FORMAT",
+            "it must be json, sarif or junit",
+            None,
+            |text| ReportFormat::named(text).map(Some),
+        )?,
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
+        weakest: read_weakest(&get)?,
         faults: read_faults(&get)?,
         capture: file("ROXE_CAPTURE")?,
         trace: file("ROXE_TRACE")?,
     })
+}
+
+/// What `ROXE_WEAKEST` asks for; what is wrong with it is the parser's to say.
+fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, ConfigError> {
+    let name = "ROXE_WEAKEST";
+    let Some(value) = get(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let wanted = value.parse::<Wanted>().map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
+    Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
 
 /// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the
@@ -428,13 +502,20 @@ mod tests {
     }
 
     #[test]
+    fn counters_are_printed_with_words_or_without() {
+        let stats = |value| with("ROXE_STATS", value).map(|config| config.stats);
+        assert_eq!((stats("0"), stats("on"), stats("words")), (Ok(Stats::Off), Ok(Stats::Line), Ok(Stats::Words)));
+        assert!(stats("some").unwrap_err().to_string().contains("off, on or words"));
+    }
+
+    #[test]
     fn nothing_set_gives_the_defaults() {
         let config = parse(|_| None).unwrap();
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
-        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
-        assert_eq!((config.counters, config.stats_files, config.trace), (None, None, None));
+        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, Stats::Off, None, None));
+        assert_eq!((config.counters, config.stats_files, config.trace, config.weakest), (None, None, None, None));
     }
 
     #[test]
@@ -454,6 +535,14 @@ mod tests {
         assert_eq!(with("ROXE_STATS_FILES", "/x").unwrap().stats_files, Some("/x".into()));
         assert_eq!(with("ROXE_CAPTURE", "a.pcapng").unwrap().capture, Some("a.pcapng".into()));
         assert_eq!(with("ROXE_TRACE", "a.json").unwrap().trace, Some("a.json".into()));
+    }
+
+    #[test]
+    fn a_file_of_reports_is_written_as_asked_or_as_its_name_says() {
+        assert_eq!(with("ROXE_CHECK_REPORT_FORMAT", "junit").unwrap().check_report_format, Some(ReportFormat::Junit));
+        let named = ["a.sarif", "b.xml", "c.json", "d"].map(|name| ReportFormat::of(Path::new(name)));
+        let lines = ReportFormat::Lines;
+        assert_eq!(named, [ReportFormat::Sarif, ReportFormat::Junit, lines, lines]);
     }
 
     #[test]
@@ -479,6 +568,8 @@ mod tests {
             ("ROXE_SPIN_US", "10001"),
             ("ROXE_GSO", "maybe"),
             ("ROXE_LINK", "tcp"),
+            ("ROXE_WEAKEST", "7,-luck"),
+            ("ROXE_CHECK_REPORT_FORMAT", "html"),
             ("ROXE_FAULTS", "lose 3%"),
             ("ROXE_FAULTS", "@/nonexistent/rules"),
         ] {

@@ -16,6 +16,8 @@
 //! - [`timers`], [`queue`], [`ready`], [`table`]: deadlines, a queue that is mostly empty, flags of
 //!   waiting work, values under unguessable keys
 //! - [`uses`]: use counts, quotas of objects, and identities
+//! - [`instruments`], [`weakest`]: whether anything watches or changes what the card does; the
+//!   weakest legal card and the choices of its seed
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
 //! - [`privilege`]: the user and the privileges of the process
@@ -43,6 +45,7 @@ pub mod config;
 pub mod error;
 #[allow(unsafe_code)]
 pub mod exit;
+pub mod instruments;
 pub mod limits;
 #[allow(unsafe_code)]
 pub mod lock;
@@ -56,3 +59,4 @@ pub mod sync;
 pub mod table;
 pub mod timers;
 pub mod uses;
+pub mod weakest;

@@ -4,9 +4,12 @@
 //! key's index (its upper 24 bits) say where its value is; the others are compared, so that the key
 //! of a table with few values is as hard to guess as that of one with many. When the table doubles,
 //! one more bit of the index counts, and half of the values move. Finding a slot is one bounds
-//! check and one comparison. Touches nothing but the random source.
+//! check and one comparison. Touches nothing but the random source, or the seed of the weakest
+//! legal card.
 
 use crate::error::Error;
+use crate::weakest::{Choices, Subject, Weakness, has, seed};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Slots of the smallest table.
 const FIRST_SIZE: usize = 1024;
@@ -62,9 +65,12 @@ impl<T> Slots<T> {
             return Err(Error::new(libc::ENOMEM, format!("the table is full: {} entries", self.max)));
         }
         self.grow();
-        let at = self.random.next()? as usize % self.free.len();
+        // On the weakest legal card the place that became free last, under the key that it had.
+        let again = has(Weakness::NUMBERS);
+        let at = if again { self.free.len() - 1 } else { self.random.next()? as usize % self.free.len() };
         let place = self.free.get(at).copied().unwrap_or_default();
-        let key = self.new_key(place)?;
+        let last = self.slots[place as usize].key;
+        let key = if again && last != 0 { last } else { self.new_key(place)? };
         self.free.swap_remove(at);
         self.slots[place as usize] = Slot { key, value: Some(value) };
         Ok(key)
@@ -161,10 +167,20 @@ impl<T> Slots<T> {
 #[derive(Debug, Default)]
 struct Random {
     block: Vec<u32>,
+    /// On the weakest legal card: those of its seed.
+    chosen: Option<Choices>,
 }
 
 impl Random {
+    fn choose() -> Choices {
+        static TABLES: AtomicU64 = AtomicU64::new(0);
+        Choices::new(seed(), Subject::Keys, TABLES.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn next(&mut self) -> Result<u32, Error> {
+        if has(Weakness::NUMBERS) {
+            return Ok(self.chosen.get_or_insert_with(Self::choose).number() as u32);
+        }
         if self.block.is_empty() {
             let mut bytes = [0; 256];
             getrandom::fill(&mut bytes)

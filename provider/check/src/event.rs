@@ -282,6 +282,8 @@ pub enum Event<'a> {
         /// Events that the program took and did not acknowledge.
         left: u64,
     },
+    /// The program forks.
+    Fork,
     /// Events were acknowledged that the program had not taken.
     AckedTooMany {
         /// The object, if it is one that the checker knows.

@@ -1,4 +1,5 @@
-//! Explanations: why a verb was refused, or a work request failed, in words.
+//! Explanations: why a verb was refused, a work request failed or a connection did not come to be,
+//! in words.
 //!
 //! A completion says one of twenty numbers, a verb an errno; what is known beyond that goes to
 //! standard error if the user wants it (`ROXE_EXPLAIN`), never into the program's own output. What
@@ -113,6 +114,38 @@ pub fn failed(failure: &Failure<'_>) {
     } else {
         say(&text, "");
     }
+}
+
+/// An attempt to connect that failed.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Between which ends.
+    pub what: String,
+    /// The event that the program gets.
+    pub event: &'static str,
+    /// Its status.
+    pub status: i32,
+    /// Why.
+    pub cause: String,
+    /// The private data of the other end.
+    pub said: Option<String>,
+    /// What to change.
+    pub advice: &'static str,
+}
+
+/// Says why an attempt to connect failed.
+pub fn not_connected(connection: &Connection) {
+    let wanted = explains();
+    if wanted == Explain::Off {
+        return;
+    }
+    let Connection { what, event, status, cause, said, advice } = connection;
+    let said = said.as_ref().map_or_else(String::new, |said| format!(": private data {said}"));
+    let mut text = format!("roxe: {what} failed: {event}, status {status}: {cause}{said}\n");
+    if wanted == Explain::Full {
+        let _ = writeln!(text, "    {:<14} {advice}", "what to do");
+    }
+    say(&text, "");
 }
 
 /// The line that users of middleware ask for: who, to whom, what, how it ended, and why.

@@ -21,6 +21,7 @@
 mod attributes;
 mod event;
 pub mod explain;
+mod fork_support;
 mod listeners;
 mod report;
 mod rule;
@@ -35,21 +36,21 @@ mod tracked;
 mod world;
 
 pub use event::{Arrived, Event, Made, Memory, Pair};
+pub use fork_support::note_fork_support;
 pub use listeners::{is_checking, is_on};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
 pub use tracked::{Tracked, for_library};
 
-use roxe_base::config::{Config, config, variable};
+use report::file::ReportFile;
+use roxe_base::config::{Config, ReportFormat, config, variable};
 use roxe_base::error::Error;
 use roxe_base::exit::{self, Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use rules::Rules;
 use sink::Sink;
 use stack::Stack;
-use std::fs::{File, OpenOptions};
 use std::io::{Write, stderr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use world::World;
 
@@ -137,15 +138,12 @@ fn open(config: &Config, text: &str) -> Result<Sink, Error> {
     };
     let file = match &config.check_report {
         None => None,
-        Some(path) => Some(open_report(path).map_err(|why| unusable("ROXE_CHECK_REPORT", path, &why))?),
+        Some(path) => {
+            let format = config.check_report_format.unwrap_or_else(|| ReportFormat::of(path));
+            Some(ReportFile::open(path, format).map_err(|why| unusable("ROXE_CHECK_REPORT", path, &why))?)
+        }
     };
     Ok(Sink::new(selection, suppressions, file))
-}
-
-/// Several processes of a run append to it. Never through a link, which somebody else may have put
-/// in a folder that all can write.
-fn open_report(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
 #[cold]
@@ -190,23 +188,4 @@ pub fn abandon() {
     }
     trace::abandon();
     explain::abandon();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::os::unix::fs::{MetadataExt, symlink};
-
-    #[test]
-    fn a_report_file_is_for_its_owner_only_and_never_opened_through_a_link() {
-        let folder = std::env::temp_dir().join(format!("roxe-check-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let (file, link) = (folder.join("file"), folder.join("link"));
-        drop(open_report(&file).unwrap());
-        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
-        symlink(&file, &link).unwrap();
-        assert_eq!(open_report(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
-        fs::remove_dir_all(folder).unwrap();
-    }
 }

@@ -1,5 +1,6 @@
 //! Who listens to events. Touches nothing.
 
+use roxe_base::instruments;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The checker.
@@ -31,6 +32,7 @@ pub fn is_tracing() -> bool {
 /// From now on it listens.
 pub(crate) fn add(listener: u8) {
     LISTENERS.fetch_or(listener, Ordering::Relaxed);
+    instruments::turn_on();
 }
 
 /// No longer.

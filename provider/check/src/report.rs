@@ -1,7 +1,12 @@
-//! One report: what is wrong, with which objects, where, what to do; as text and as JSON.
+//! One report: what is wrong, with which objects, where, what to do; as text and as JSON, and by
+//! its submodules as part of a document.
 //!
 //! Stands alone: who reads it needs nothing else. Pure but for the names of functions, which are
 //! looked up when it is written.
+
+pub(crate) mod file;
+mod junit;
+mod sarif;
 
 use crate::rule::Rule;
 use crate::stack::{Frame, Stack};

@@ -151,6 +151,9 @@ rules! {
     DestroyWithOutstanding "destroy-with-outstanding" Warning
         "A queue pair was destroyed while requests had not completed: their buffers may still be in use."
         "IBA 10.2.4.2; man ibv_destroy_qp: move it to the error state and poll its completions first";
+    ForkInFlight "fork-in-flight" Warning
+        "The program forked while requests were under way, and has not prepared for it."
+        "man ibv_fork_init: before Linux 5.12 a page that a card uses may move to the child";
     DestroyOrder "destroy-order" Error
         "An object was to be destroyed before those that use it."
         "man ibv_dealloc_pd, man ibv_destroy_cq: EBUSY";

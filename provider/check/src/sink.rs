@@ -1,13 +1,13 @@
-//! Where reports go: standard error, a file of JSON lines, and the exit status.
+//! Where reports go: standard error, a file, and the exit status.
 //!
 //! Repeated reports are counted instead of printed. Touches standard error and the file.
 
 use crate::report::Report;
+use crate::report::file::ReportFile;
 use crate::rule::{Rule, Selection, Severity};
 use crate::stack::Stack;
 use crate::suppressions::Suppressions;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{Write, stderr};
 
 /// Reports of one rule that are printed, from different places of the program.
@@ -18,7 +18,7 @@ const LIMIT: u32 = 10;
 pub(crate) struct Sink {
     selection: Selection,
     suppressions: Suppressions,
-    file: Option<File>,
+    file: Option<ReportFile>,
     /// How often each came.
     seen: HashMap<(Rule, Option<Stack>), u64>,
     /// Printed, by rule.
@@ -28,7 +28,7 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    pub(crate) fn new(selection: Selection, suppressions: Suppressions, file: Option<File>) -> Self {
+    pub(crate) fn new(selection: Selection, suppressions: Suppressions, file: Option<ReportFile>) -> Self {
         let (seen, printed) = (HashMap::new(), HashMap::new());
         Self { selection, suppressions, file, seen, printed, suppressed: 0, errors: 0 }
     }
@@ -58,7 +58,7 @@ impl Sink {
         // Who cannot be told by one of them is told by the other.
         let _ = stderr().write_all(named.text().as_bytes());
         if let Some(file) = &mut self.file {
-            let _ = file.write_all(format!("{}\n", named.json()).as_bytes());
+            let _ = file.add(&named);
         }
     }
 

@@ -5,6 +5,7 @@
 //! channel and the engine.
 
 mod moderation;
+mod weak;
 
 pub use moderation::Moderation;
 
@@ -17,6 +18,8 @@ use roxe_base::error::Error;
 use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_base::weakest::{Weakness, has};
+use roxe_base::{clock, instruments};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
@@ -27,6 +30,7 @@ use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use weak::WeakCq;
 
 /// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge
 /// queue that is polled in time stays small, and a queue in steady state allocates nothing.
@@ -75,6 +79,8 @@ struct State {
     moderator: Moderator,
     ignore_overrun: bool,
     overrun: bool,
+    /// Of the weakest legal card.
+    weak: Option<Box<WeakCq>>,
 }
 
 impl State {
@@ -99,8 +105,11 @@ impl State {
     }
 
     /// Whether an entry that came since the last event, and that nobody has polled, fires the event
-    /// that was just armed.
+    /// that was just armed. The standard does not ask for that.
     fn fires_for_missed(&mut self) -> Verdict {
+        if has(Weakness::EVENTS) {
+            return Verdict::Wait;
+        }
         let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
         let known = usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped;
         let missed = match self.armed {
@@ -111,6 +120,17 @@ impl State {
         // With moderation it starts the period, if it is not the last that is waited for.
         let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
         self.disarm_if(verdict)
+    }
+
+    /// Shows the `count` oldest entries of those that are not shown yet: for a program they come
+    /// now.
+    fn show(&mut self, count: usize) -> Verdict {
+        let Some(weak) = &mut self.weak else { return Verdict::Wait };
+        let first = self.ring.len().saturating_sub(weak.hidden);
+        weak.hidden -= count.min(weak.hidden);
+        let shown: Vec<Cqe> = self.ring.iter().skip(first).take(count).copied().collect();
+        let or_before = |before, now| if now == Verdict::Wait { before } else { now };
+        shown.iter().fold(Verdict::Wait, |before, cqe| or_before(before, self.fires(cqe)))
     }
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
@@ -156,6 +176,8 @@ impl State {
         });
         self.dropped.append(&mut before);
         self.pass(0);
+        let left = self.ring.len();
+        self.weak.iter_mut().for_each(|weak| weak.hidden = weak.hidden.min(left));
     }
 }
 
@@ -215,6 +237,7 @@ impl Context {
                 moderator: Moderator::default(),
                 ignore_overrun: init.ignore_overrun,
                 overrun: false,
+                weak: WeakCq::of_new(),
             }),
         }))
     }
@@ -256,21 +279,27 @@ impl Cq {
         if !self.has_entries.load(Ordering::Acquire) {
             return 0;
         }
-        let mut state = self.state.lock();
-        if is_on() {
-            self.tell_polled(&state, max);
-        }
+        let (mut state, mut verdict) = (self.state.lock(), Verdict::Wait);
+        let max = if instruments::any() { self.look_watched(&mut state, max, &mut verdict) } else { max };
         let n = state.take(max, f);
         self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
+        drop(state);
+        if verdict != Verdict::Wait && self.announces(verdict) {
+            self.notify();
+        }
         n
     }
 
-    /// The entries that are about to be handed out. Once for all of them, so that the loop that
-    /// hands them out asks nothing.
+    /// How many entries are about to be handed out; the checker is told of them. Once for all of
+    /// them, so that the loop that hands them out asks nothing.
     #[cold]
     #[inline(never)]
-    fn tell_polled(&self, state: &State, max: usize) {
+    fn look_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
+        let held = state.ring.len();
+        let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
+        *verdict = state.show(shown);
         state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
+        max
     }
 
     /// Asks for one event on the next entry, or on the next solicited one. An entry that came since
@@ -278,7 +307,9 @@ impl Cq {
     /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
-        tell(|| Event::Armed { cq: self.id, any: !solicited_only && !self.is_moderated() });
+        // With moderation an event may stand for several completions, or come late.
+        let is_plain = || self.state.lock().moderator.rule == Moderation::default();
+        tell(|| Event::Armed { cq: self.id, any: !solicited_only && is_plain() });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -292,11 +323,6 @@ impl Cq {
             self.notify();
         }
         self.engine().arm();
-    }
-
-    /// Whether an event may stand for several completions, or come late.
-    fn is_moderated(&self) -> bool {
-        self.state.lock().moderator.rule != Moderation::default()
     }
 
     /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
@@ -372,12 +398,23 @@ impl Cq {
         state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
         self.has_entries.store(true, Ordering::Release);
-        let verdict = state.fires(&cqe);
-        if is_on() {
-            self.tell_held(&state);
-        }
+        let verdict = if instruments::any() { self.show_watched(&mut state, &cqe) } else { state.fires(&cqe) };
         drop(state);
         Ok(self.announces(verdict))
+    }
+
+    /// The entry that was just appended, while something watches or changes what the card does.
+    #[cold]
+    #[inline(never)]
+    fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
+        self.tell_held(state);
+        if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
+            return state.fires(cqe);
+        }
+        if let Some(after) = state.weak.as_mut().and_then(|weak| weak.deadline()) {
+            self.engine().add_deadline(clock::now().after(after), Weak::clone(&self.me) as _);
+        }
+        Verdict::Wait
     }
 
     /// A queue without a limit has none to be compared with.
@@ -437,6 +474,8 @@ impl Deadline for Cq {
         let mut state = self.state.lock();
         let verdict = state.moderator.on_deadline(deadline);
         let verdict = state.disarm_if(verdict);
+        let shown = state.weak.as_mut().map_or(0, |weak| weak.on_deadline());
+        let verdict = if shown > 0 { state.show(shown) } else { verdict };
         drop(state);
         if self.announces(verdict) {
             self.notify();

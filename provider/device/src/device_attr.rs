@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::device::Device;
 use roxe_base::config::config;
 use roxe_base::limits;
+use roxe_base::weakest::{Weakness, has};
 
 impl Device {
     /// What it is and takes.
@@ -68,7 +69,8 @@ pub struct DeviceAttr {
     pub max_res_rd_atom: u32,
     /// READs and atomics a QP has under way.
     pub max_qp_init_rd_atom: u32,
-    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own.
+    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own; on the weakest legal card 1:
+    /// `IBV_ATOMIC_HCA`.
     pub atomic_cap: u32,
     /// Multicast groups of one process.
     pub max_mcast_grp: u32,
@@ -147,7 +149,7 @@ impl DeviceAttr {
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
-            atomic_cap: 2,
+            atomic_cap: if has(Weakness::ATOMICS) { 1 } else { 2 },
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,
@@ -159,7 +161,7 @@ impl DeviceAttr {
             local_ca_ack_delay: 15,
             phys_port_cnt: limits::PORTS,
             num_comp_vectors: limits::NUM_COMP_VECTORS,
-            max_inline_data: limits::MAX_INLINE_DATA,
+            max_inline_data: limits::max_inline_data(),
             max_dm_size: limits::MAX_DM_SIZE,
         }
     }

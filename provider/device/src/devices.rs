@@ -1,15 +1,17 @@
 //! The devices of this process: the list that [`devices`] gives out.
 //!
-//! Touches the interfaces of the system.
+//! Touches the interfaces of the system, and standard error for a seed.
 
 use crate::device::Device;
 use crate::stats;
-use roxe_base::config::{config, parse_netdevs};
+use roxe_base::config::{Config, Stats, config, parse_netdevs};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::weakest;
 use roxe_engine::port::Netdev;
-use std::sync::Arc;
+use std::io::{Write, stderr};
+use std::sync::{Arc, Once};
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
 static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
@@ -22,7 +24,8 @@ static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;
-    if config.stats || config.counters.is_some() {
+    start_weakness(config)?;
+    if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
@@ -35,6 +38,21 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     });
     *known = found.collect();
     Ok(known.clone())
+}
+
+/// Makes the card of this process a weak one, once, if the settings say so. A seed that they do not
+/// name is told.
+fn start_weakness(config: &Config) -> Result<(), Error> {
+    static STARTED: Once = Once::new();
+    let Some(wanted) = config.weakest else { return Ok(()) };
+    let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok).map_err(|e| Error::os("cannot draw a seed", &e))?;
+    STARTED.call_once(|| {
+        if wanted.seed.is_none() {
+            let _ = writeln!(stderr(), "roxe: weakest: seed {seed}");
+        }
+        weakest::turn_on(seed, wanted.weaknesses);
+    });
+    Ok(())
 }
 
 /// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this

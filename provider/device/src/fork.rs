@@ -21,6 +21,7 @@ use crate::ib_cm::{interface_change, ports};
 use crate::runtime::{ENGINES, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
+use roxe_check::{Event, tell};
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_engine::reasons;
@@ -61,6 +62,7 @@ fn install() {
 }
 
 extern "C" fn before() {
+    tell(|| Event::Fork);
     let engines = lock_engines();
     in_order(outside(&engines)).for_each(Lockable::lock_raw);
     let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();

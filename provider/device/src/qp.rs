@@ -10,6 +10,8 @@
 //! - `credits`: credit for datagrams that senders on this host wait for
 //! - `failure`, `history`, `watch`, `told`: why requests failed, and what came before; what the
 //!   checker is told
+//! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in
+//!   memory yet, and what it does instead
 //! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
 //! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
@@ -20,6 +22,7 @@ mod history;
 mod host;
 mod host_state;
 mod init;
+mod placement;
 mod queue_pair;
 mod raw;
 mod remote_target;
@@ -30,6 +33,8 @@ mod steering;
 mod told;
 mod verbs;
 mod watch;
+mod weak;
+mod weakly;
 mod xrc_requests;
 mod xrc_target;
 

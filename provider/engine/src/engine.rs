@@ -15,10 +15,12 @@ use crate::table::QpTable;
 use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::weakest::{self, Subject, Weakness};
 use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::Slot;
+use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
 use roxe_transport::cm::Route;
 use roxe_transport::qp::Service;
@@ -26,11 +28,13 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, Qpn};
 use std::fmt::Debug;
-use std::io;
 use std::ops::Deref;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Queue pairs made in this process.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// What the engine hands to the crate above: messages of connection managers, requests for XRC
 /// queues of this process, changes of the interface. Every call gets the engine that it is about.
@@ -58,15 +62,23 @@ pub trait Services: Debug + Send + Sync {
     fn interface_changed(&self, engine: &Engine);
 }
 
+/// What the background thread hears besides packets, as far as the system lets it.
+#[derive(Debug)]
+pub(crate) struct Ears {
+    /// Changes of the interface.
+    pub link_events: Option<LinkEvents>,
+    /// Questions what the queue pairs do.
+    pub status: Option<StatusSocket>,
+}
+
 /// The engine: the fabric, the receive side, and the queue pairs by number.
 pub struct Engine {
     pub(crate) fabric: Fabric,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
     /// Held while sockets and thread come to exist, while links are added, and while the port
-    /// follows its interface. Guards what the system tells of the interfaces; nothing, where it
-    /// does not.
-    pub(crate) starting: Mutex<rank::Starting, Option<LinkEvents>>,
+    /// follows its interface. Guards what the thread hears; nothing before there is one.
+    pub(crate) starting: Mutex<rank::Starting, Option<Ears>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
     pub(crate) table: QpTable,
@@ -142,7 +154,8 @@ impl Engine {
         } else {
             self.start_with_links()?
         }
-        let random = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &io::Error::other(e)))?;
+        let random = weakest::number_for(Subject::Qpns, &MADE);
+        let random = random.map_err(|e| Error::os("cannot draw a random number", &e))?;
         loop {
             let mut made = None;
             let insert = |qpn| Arc::clone(made.insert(make(qpn))) as Arc<dyn QueuePair>;
@@ -185,6 +198,24 @@ impl Engine {
     /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
         self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
+    }
+
+    /// The process ends: nothing that it has taken in waits any more, and what it owes leaves.
+    pub(crate) fn settle(&self, now: Instant) {
+        if weakest::has(Weakness::all()) {
+            for qp in self.table.list() {
+                qp.settle_memory();
+                qp.serve(now);
+            }
+        }
+    }
+
+    /// A region goes away: what queue pairs have taken in for it is in memory when this returns. No
+    /// queue pair may be locked.
+    pub fn settle_memory(&self) {
+        if weakest::has(Weakness::PLACEMENT) {
+            self.table.list().iter().for_each(|qp| qp.settle_memory());
+        }
     }
 
     pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {

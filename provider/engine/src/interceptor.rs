@@ -1,5 +1,5 @@
 //! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`), the packets of a trace
-//! (`ROXE_TRACE`) and faults (`ROXE_FAULTS`).
+//! (`ROXE_TRACE`) and faults (`ROXE_FAULTS`, and those of the weakest legal card).
 //!
 //! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
 //! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
@@ -23,6 +23,7 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
+use roxe_base::weakest::{self, Weakness};
 use roxe_check::trace;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::NetHeader;
@@ -46,7 +47,8 @@ impl Interceptor {
     /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        if config.capture.is_none() && config.faults.is_none() && !trace::is_on() {
+        let loses = config.faults.is_some() || weakest::has(Weakness::LOSS);
+        if config.capture.is_none() && !loses && !trace::is_on() {
             return Ok(None);
         }
         let (recorder, faults) = process::open(config)?;
@@ -59,12 +61,13 @@ impl Interceptor {
         process::resume()
     }
 
-    /// What shall happen to these packets, one verdict each; `None` stands for what is no packet,
+    /// What shall happen to these packets, which pass now, one verdict each; `None` stands for what is no packet,
     /// and passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
         let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
+        let at = faults.age();
         let mut injector = faults.injector();
-        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&seen))).collect()
+        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
     }
 
     /// Begins to record a batch of packets; `None`: they are not recorded.

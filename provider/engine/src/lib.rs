@@ -10,7 +10,7 @@
 //! # From below
 //!
 //! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a
-//!   port, and what was counted.
+//!   port, and what was counted; `status`: the same, and the queue pairs, for who asks.
 //! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
 //!   of one; `table`: queue pairs by number.
 //! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
@@ -24,7 +24,8 @@
 //!   side, as its lock guards it.
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
-//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`].
+//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; why
+//!   nobody answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
 //!
@@ -59,6 +60,7 @@ mod presence;
 mod progress;
 pub mod queue_pair;
 mod raw_frames;
+pub mod reachability;
 pub mod reasons;
 mod ring_service;
 mod rings;
@@ -70,6 +72,7 @@ pub mod shutdown;
 mod spinning;
 mod start;
 pub mod stats_file;
+mod status;
 mod table;
 #[cfg(test)]
 mod testing;

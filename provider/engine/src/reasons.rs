@@ -3,8 +3,8 @@
 //!
 //! A protocol tells a sender little or nothing, and must not; but on one host both ends belong to
 //! one user. So each process has a file in the folder that only this user can enter: its first line
-//! names the process, each further one a queue pair number and a reason. Its lock (`man flock`)
-//! says that the process is alive. Touches these files.
+//! names the process, each further one a queue pair number and a reason, or the number of a peer
+//! and why it was refused. Its lock (`man flock`) says that the process is alive. Touches these files.
 
 use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
@@ -29,7 +29,7 @@ const TOLD: usize = 3;
 struct Written {
     files: Vec<Own>,
     /// What is in them.
-    lines: HashSet<(Qpn, String)>,
+    lines: HashSet<(String, String)>,
 }
 
 /// The file of one slot of this process.
@@ -77,19 +77,48 @@ fn open(ifindex: u32, slot: Slot) -> io::Result<Own> {
 /// A packet for `qpn`, which is or would be in this process, was not taken. Nothing is put together
 /// unless somebody may ask for the `reason`.
 pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> Option<String>) {
+    write(ifindex, Some(Slot::of(qpn)), || Some((format!("{:x}", qpn.get()), reason()?)));
+}
+
+/// This process has refused to connect to the queue pair `peer`, and its program does not know.
+pub fn note_refusal(ifindex: u32, peer: Qpn, reason: impl FnOnce() -> String) {
+    write(ifindex, None, || Some((refused(peer), reason())));
+}
+
+/// What stands in front of the reason why nobody connects to `peer`.
+fn refused(peer: Qpn) -> String {
+    format!("refused-{:x}", peer.get())
+}
+
+/// Writes a line into the file of `slot`, or of any.
+fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String, String)>) {
     if explains() == Explain::Off {
         return;
     }
-    let Some(reason) = reason() else { return };
+    let Some(line) = line() else { return };
     let mut written = WRITTEN.lock();
     let Some(Written { files, lines }) = &mut *written else { return };
-    let is_its = |own: &&mut Own| (own.ifindex, own.slot) == (ifindex, Slot::of(qpn));
+    let is_its = |own: &&mut Own| own.ifindex == ifindex && slot.is_none_or(|slot| slot == own.slot);
     if lines.len() < LIMIT
         && let Some(Own { file, .. }) = files.iter_mut().find(is_its)
-        && lines.insert((qpn, reason.clone()))
+        && lines.insert(line.clone())
     {
-        let _ = writeln!(file, "{:x} {reason}", qpn.get());
+        let (about, reason) = line;
+        let _ = writeln!(file, "{about} {reason}");
     }
+}
+
+/// Why a process of this host has refused to connect to `qpn`, for a reason that its program does
+/// not know.
+pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
+    let (folder, about) = (runtime_dir().ok()?.join("reasons"), refused(qpn));
+    let files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&format!("{ifindex}-")));
+    let reason = |text: String| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(' ')).filter(|(of, _)| *of == about);
+        lines.next_back().map(|(_, reason)| reason.to_owned())
+    };
+    files.filter_map(|file| fs::read_to_string(file.path()).ok()).find_map(reason)
 }
 
 /// What the process that owns `qpn` on this host, an address of which its address is, has to say of
@@ -159,7 +188,10 @@ mod tests {
             writeln!(file, "{:x} reason {number}", slot.qpn(7).get()).unwrap();
         }
         writeln!(file, "{:x} of another", slot.qpn(8).get()).unwrap();
+        writeln!(file, "{} the backlog is full", refused(slot.qpn(7))).unwrap();
         assert_eq!(of(ifindex, slot.qpn(7)), ["reason 2", "reason 3", "reason 4"]);
+        assert_eq!(of_refusal(ifindex, slot.qpn(7)).as_deref(), Some("the backlog is full"));
+        assert_eq!(of_refusal(ifindex, slot.qpn(8)), None);
         drop(file);
         assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("has died"));
         fs::remove_file(path).unwrap();

@@ -29,6 +29,7 @@ impl Engine {
             if let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
                 self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             }
+            self.settle(clock::now());
             self.services.end_connections(self, LOCK_LIMIT);
             self.deliver_mail();
         }

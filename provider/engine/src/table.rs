@@ -162,6 +162,11 @@ impl QpTable {
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
+    /// All queue pairs.
+    pub(crate) fn list(&self) -> Vec<Arc<dyn QueuePair>> {
+        self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
+    }
+
     /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {

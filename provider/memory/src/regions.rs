@@ -50,6 +50,34 @@ impl Regions<'_> {
         self.find(rkey.0)?.resolve_remote(reach, va, len, Access::empty())
     }
 
+    /// Where `len` bytes of the list `sges` belong, from `offset` bytes into it: addresses, and the
+    /// parts of the data.
+    pub fn locate_list(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u32,
+        len: usize,
+    ) -> Result<Vec<(u64, Range<usize>)>, MemError> {
+        let mut places = vec![];
+        walk(sges, offset, len, |sge, part| {
+            let addr = self.find(sge.lkey.0)?.resolve(pd, sge.addr, part.len() as u64, Access::LOCAL_WRITE)?;
+            places.push((addr, part));
+            Ok(())
+        })?;
+        Ok(places)
+    }
+
+    /// Where `len` bytes belong that a peer writes by the key of a region; not by that of a window,
+    /// which may stand for other memory before long.
+    pub fn locate_write(&self, reach: Reach, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
+        let region = self.find(rkey.0)?;
+        if region.window().is_some() {
+            return Err(MemError::BadKey);
+        }
+        region.resolve_remote(reach, va, len, Access::REMOTE_WRITE)
+    }
+
     /// Copies out of the list `sges`, from `offset` bytes into it.
     #[inline]
     pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
@@ -206,6 +234,36 @@ impl Regions<'_> {
         }
         // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
+    }
+
+    /// As [`Self::atomic_remote`] in three steps, the word read and each half of it written, with
+    /// `pause` between them: whoever calls this keeps other atomics away, and nobody else is.
+    pub fn atomic_in_steps(
+        &self,
+        reach: impl Into<Reach>,
+        rkey: RKey,
+        va: u64,
+        op: AtomicOp,
+        pause: impl Fn(),
+    ) -> Result<u64, MemError> {
+        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
+        if !addr.is_multiple_of(8) {
+            return Err(MemError::Range);
+        }
+        let mut word = [0; 8];
+        guard::read(addr, guard::own_cells(&mut word))?;
+        let old = u64::from_ne_bytes(word);
+        let new = match op {
+            AtomicOp::CompareSwap { compare, swap } if compare == old => swap,
+            AtomicOp::CompareSwap { .. } => old,
+            AtomicOp::FetchAdd { add } => old.wrapping_add(add),
+        };
+        pause();
+        for (at, half) in (addr..).step_by(4).zip(new.to_ne_bytes().as_chunks::<4>().0) {
+            guard::write(at, half)?;
+            pause();
+        }
+        Ok(old)
     }
 
     /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for

@@ -19,6 +19,8 @@
 //!   pair
 //! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
 //!   host are of this user, and dropping packets from others
+//! - [`probe`]: what the network says of a host that does not answer
+//! - [`status`]: a process is asked what its queue pairs do
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
@@ -51,6 +53,7 @@ pub mod link;
 pub mod link_events;
 pub mod named;
 mod port_names;
+pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
 pub mod rx_retention;
@@ -61,6 +64,7 @@ pub mod slot;
 mod socket_file;
 mod source_filter;
 pub mod source_ports;
+pub mod status;
 pub mod steer;
 #[allow(unsafe_code)]
 mod sys;

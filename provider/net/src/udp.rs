@@ -23,7 +23,8 @@ use crate::tx_queue::{Run, TxQueue};
 use crate::tx_retention::TxRetention;
 use libc::c_int;
 use roxe_wire::{Gid, Qpn};
-use socket::{BUFFER, bare_socket, can_segment, name_of, socket_addr};
+use socket::{BUFFER, can_segment, name_of};
+pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
 use std::net::IpAddr;
@@ -59,6 +60,18 @@ pub struct UdpLink {
 struct OwnTxRetention {
     tx_retention: TxRetention,
     _name: NamedSocket,
+}
+
+/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
+/// and identification 0: for who makes whole packets.
+///
+/// # Errors
+/// `EADDRINUSE`: another user has the port there; `EADDRNOTAVAIL`: the address is not of this host.
+pub fn bare_link(gid: Gid) -> io::Result<Socket> {
+    let address = socket_addr(gid, 0);
+    let socket = bare_socket(address, 0, BUFFER)?;
+    socket.bind(&SockAddr::from(address))?;
+    Ok(socket)
 }
 
 impl UdpLink {

@@ -79,7 +79,8 @@ static void dest_mismatch(bool wrong) {
     close_sides(sides);
 }
 
-// NCCL 426: a host with several addresses, and the index of a fixed one.
+// A host with several addresses, and the index of a fixed one.
+// Seen in NVIDIA/nccl#426, NVIDIA/nccl#769.
 static void expect_other_address(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->ah_attr.grh.dgid.raw[15]++;
@@ -92,7 +93,8 @@ static void gid_mismatch(bool wrong) {
     close_sides(sides);
 }
 
-// Ucx 9746: the peer has fewer READs under way than this side starts.
+// The peer has fewer READs under way than this side starts.
+// Seen in openucx/ucx#9746, linux-rdma/perftest#114.
 static void one_read(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->max_rd_atomic = attr->max_dest_rd_atomic = 1;
@@ -150,7 +152,8 @@ static void qkey_mismatch(bool wrong) {
     send_datagram(wrong ? QKEY + 1 : QKEY, 104, !wrong);
 }
 
-// Spead2 134: no room for the GRH.
+// No room for the GRH.
+// Seen in ska-sa/spead2#134.
 static void ud_receive_too_small(bool wrong) {
     send_datagram(QKEY, wrong ? 64 : 104, !wrong);
 }
@@ -191,7 +194,8 @@ static void choose_narrow_interface(void) {
     close(fd);
 }
 
-// rocSHMEM 214: path_mtu is a constant of the program.
+// path_mtu is a constant of the program.
+// Seen in ROCm/rocSHMEM#214.
 static void mtu_over_port(bool wrong) {
     choose_narrow_interface();
     struct side sides[2];
@@ -225,7 +229,8 @@ static void timeout_zero(bool wrong) {
     close_sides(sides);
 }
 
-// Nvshmem 21: a structure that was never set as a whole.
+// A structure that was never set as a whole.
+// Seen in NVIDIA/nvshmem#21, llm-d/llm-d#406.
 static void attr_garbage(bool wrong) {
     struct side sides[2];
     make_side(&sides[0], (struct options){0});

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 // A queue that is smaller than what completes there, on its way to an overrun.
+// Seen in spdk/spdk#1747, ofiwg/libfabric#4250.
 static void cq_too_small(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = wrong ? 10 : 32});
@@ -48,7 +49,8 @@ static void write_one(struct side sides[2]) {
     check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
 }
 
-// Brpc 3415: takes the event, arms, and waits again without a look at the queue.
+// Takes the event, arms, and waits again without a look at the queue.
+// Seen in apache/brpc#3415, ofiwg/libfabric#796, ThinkParQ/beegfs#133.
 static void *sleeper(void *of) {
     struct side *sides = of;
     arm(&sides[0]);
@@ -79,7 +81,8 @@ static void sleep_with_completions(bool wrong) {
     close_sides(sides);
 }
 
-// Ucx 1039, perftest 60: the events of a queue that is destroyed were taken and not acknowledged.
+// The events of a queue that is destroyed were taken and not acknowledged.
+// Seen in openucx/ucx#1039, linux-rdma/perftest#60, spdk/spdk#3347.
 static void *destroyer(void *of) {
     destroy_side(of);
     return NULL;

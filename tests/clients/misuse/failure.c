@@ -1,5 +1,6 @@
 // Requests that fail, each for a reason of its own: what `roxe run --explain` has to tell apart.
 #include "misuse.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -63,6 +64,24 @@ static void other_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 }
 
 static void retry_gid(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_gid); }
+
+// The peer is on another host, where nobody has a card; the environment says which, and whether the
+// own interface goes down meanwhile.
+static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    if (state == IBV_QPS_RTR)
+        inet_pton(AF_INET, getenv("PEER"), &attr->ah_attr.grh.dgid.raw[12]);
+}
+
+static void retry_far(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_side(&sides[0], quick);
+    make_side(&sides[1], quick);
+    connect_side(&sides[0], &sides[1], quick, far);
+    const char *then = getenv("THEN");
+    check(!then || !system(then), "THEN");
+    fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
+}
 
 // The peer is a process of its own, which gets `signal` once both are connected.
 static void lost_peer(int signal) {
@@ -263,6 +282,7 @@ const struct misuse failure_cases[] = {
     {"retry-in-error", retry_in_error},
     {"retry-psn", retry_psn},
     {"retry-gid", retry_gid},
+    {"retry-far", retry_far},
     {"retry-died", retry_died},
     {"retry-stopped", retry_stopped},
     {"access-key", access_key},

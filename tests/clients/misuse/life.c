@@ -2,8 +2,11 @@
 #include "misuse.h"
 #include <errno.h>
 #include <rdma/rdma_cma.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-// Uccl 690: the domain goes before the region in it.
+// The domain goes before the region in it.
+// Seen in uccl-project/uccl#690.
 static void destroy_order(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -20,7 +23,8 @@ static void destroy_order(bool wrong) {
     close_sides(sides);
 }
 
-// Spdk 3859: a send has no receive yet when its queue pair is destroyed.
+// A send has no receive yet when its queue pair is destroyed.
+// Seen in spdk/spdk#3859.
 static void destroy_with_outstanding(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.min_rnr_timer = 20});
@@ -49,8 +53,8 @@ static void use_after_destroy(bool wrong) {
     close_sides(sides);
 }
 
-// Perftest 77: what was made is still there at the end. What librdmacm made for itself is not the
-// program's to destroy.
+// What was made is still there at the end. What librdmacm made for itself is not the program's to
+// destroy. Seen in linux-rdma/perftest#77.
 static void leak(bool wrong) {
     struct rdma_cm_id *id = NULL;
     struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *info;
@@ -69,7 +73,26 @@ static void leak(bool wrong) {
     check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
+// A fork while the card uses memory.
+// Seen in ofiwg/libfabric#6241.
+static void fork_in_flight(bool wrong) {
+    if (!wrong)
+        check(!ibv_fork_init(), "ibv_fork_init");
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    pid_t child = fork();
+    if (!child)
+        _exit(0);
+    check(waitpid(child, NULL, 0) == child, "waitpid");
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 64, 64, &sides[1]), "ibv_post_send");
+    done(&sides[0]);
+    done(&sides[1]);
+    close_sides(sides);
+}
+
 const struct misuse life_cases[] = {
+    {"fork-in-flight", fork_in_flight},
     {"destroy-order", destroy_order},
     {"destroy-with-outstanding", destroy_with_outstanding},
     {"use-after-destroy", use_after_destroy},

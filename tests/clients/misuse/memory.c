@@ -13,7 +13,8 @@ static void write_with(struct side *side, uint64_t from, uint32_t lkey, uint64_t
     completion(side, NULL);
 }
 
-// Rdma-example 4: the peer is sent the lkey.
+// The peer is sent the lkey.
+// Seen in animeshtrivedi/rdma-example#4, ydb-platform/nbs#5707.
 static void key_confused(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -23,7 +24,8 @@ static void key_confused(bool wrong) {
     close_sides(sides);
 }
 
-// Libevpl 89: one cache of regions for connections of several domains.
+// One cache of regions for connections of several domains.
+// Seen in chimera-nas/libevpl#89.
 static void key_of_other_pd(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -54,7 +56,8 @@ static void key_out_of_range(bool wrong) {
     close_sides(sides);
 }
 
-// Libfabric 7236: the region was registered for local use.
+// The region was registered for local use.
+// Seen in open-mpi/ompi#1101, ofiwg/libfabric#7236.
 static void access_missing(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.access = IBV_ACCESS_LOCAL_WRITE | (wrong ? 0 : IBV_ACCESS_REMOTE_WRITE)});
@@ -63,7 +66,9 @@ static void access_missing(bool wrong) {
     close_sides(sides);
 }
 
-// Nbs 5729: the buffer is given up while the message waits for its receiver.
+// The buffer is given up while the message waits for its receiver.
+// Seen in ydb-platform/nbs#5729, ydb-platform/nbs#6290, novitalabs/pegaflow#403,
+// meta-pytorch/monarch#3825.
 static void memory_gone_in_flight(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -81,7 +86,8 @@ static void memory_gone_in_flight(bool wrong) {
     close_sides(sides);
 }
 
-// Mooncake 1903: two receives share a buffer.
+// Two receives share a buffer.
+// Seen in kvcache-ai/Mooncake#1903.
 static void buffer_overlap_in_flight(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -96,6 +102,7 @@ static void buffer_overlap_in_flight(bool wrong) {
 }
 
 // The buffer is filled for the next message while this one waits for its receiver.
+// Seen in ydb-platform/nbs#5729.
 static void buffer_changed_in_flight(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});

@@ -3,7 +3,8 @@
 #include <errno.h>
 #include <unistd.h>
 
-// Tensorpipe 414: every request is posted without a completion.
+// Every request is posted without a completion.
+// Seen in pytorch/tensorpipe#414.
 static void never_signaled(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -20,7 +21,8 @@ static void never_signaled(bool wrong) {
     close_sides(sides);
 }
 
-// Brpc 3132: counts requests by what the peer answers, not by completions.
+// Counts requests by what the peer answers, not by completions.
+// Seen in apache/brpc#3132.
 static void slots_without_completion(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = 256});
@@ -37,6 +39,7 @@ static void slots_without_completion(bool wrong) {
     close_sides(sides);
 }
 
+// Seen in ydb-platform/nbs#2690, ydb-platform/nbs#4533.
 static void post_in_error(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -55,6 +58,7 @@ static void post_in_error(bool wrong) {
 }
 
 // A message, and its receive before it or late.
+// Seen in meta-pytorch/torchcomms#3345.
 static void receive(struct options options, bool late) {
     struct side sides[2];
     make_pair(sides, options);
@@ -74,12 +78,14 @@ static void receive_late(bool wrong) {
     receive((struct options){0}, wrong);
 }
 
-// Nbs 5790: 0 is not the shortest wait, but the longest.
+// 0 is not the shortest wait, but the longest.
+// Seen in ydb-platform/nbs#5790.
 static void rnr_timer_zero(bool wrong) {
     receive((struct options){.min_rnr_timer = -1}, wrong);
 }
 
-// Mori 424: the card of the author gives more room for inline data than was asked for.
+// The card of the author gives more room for inline data than was asked for.
+// Seen in ROCm/mori#424, linux-rdma/perftest#139.
 static void inline_over_grant(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.max_inline_data = wrong ? 16 : 64});

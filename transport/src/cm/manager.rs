@@ -198,6 +198,19 @@ impl Cm {
         self.handle_message(cx, route, &mad).map_err(|_| CmError::State)
     }
 
+    /// The network says that nobody is there whom we ask: gives up, as after the last retry. Comes
+    /// to [`Unreachable`](super::EventKind::Unreachable).
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`]; [`CmError::State`]: it is no request that waits for its answer.
+    pub fn give_up(&mut self, id: CommId) -> Result<(), CmError> {
+        self.with(id, |conn, settings, out| {
+            conn.check_state(&[State::ReqSent])?;
+            conn.give_up(settings, out);
+            Ok(())
+        })
+    }
+
     /// Looks a datagram service up. Comes to [`LookupReply`](super::EventKind::LookupReply) or
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///

@@ -251,7 +251,7 @@ fn salt(rule: &Rule, twins: u64) -> u64 {
 }
 
 /// A number that looks random for each number (the finalizer of SplitMix64).
-const fn mix(number: u64) -> u64 {
+pub const fn mix(number: u64) -> u64 {
     let a = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let c = (b ^ (b >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -76,16 +76,23 @@ impl<T> EarlyPacket<T> {
 pub struct EarlyPackets<T> {
     packets: VecDeque<EarlyPacket<T>>,
     bytes: usize,
+    /// Bytes that may wait.
+    most: usize,
     next_check: Option<Instant>,
 }
 
 impl<T> Default for EarlyPackets<T> {
     fn default() -> Self {
-        Self { packets: VecDeque::new(), bytes: 0, next_check: None }
+        Self { packets: VecDeque::new(), bytes: 0, most: MAX_BYTES, next_check: None }
     }
 }
 
 impl<T> EarlyPackets<T> {
+    /// Where nothing ever waits, as on a card that drops what comes early.
+    pub fn none() -> Self {
+        Self { most: 0, ..Self::default() }
+    }
+
     /// Whether nothing waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -160,7 +167,7 @@ impl<T> EarlyPackets<T> {
     ) -> bool {
         let (header, payload) = (packet.header, packet.payload.to_vec());
         let early = EarlyPacket { net: *net, header, payload, tag, arrived_at: now, max_wait };
-        if self.bytes + early.len() > MAX_BYTES {
+        if self.bytes + early.len() > self.most {
             return false;
         }
         self.bytes += early.len();

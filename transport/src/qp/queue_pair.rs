@@ -67,11 +67,6 @@ impl Qp {
         &self.shared.attr
     }
 
-    /// What was wrong with the last request of the peer that was refused, for a person.
-    pub fn last_refusal(&self) -> Option<&'static str> {
-        self.responder.last_refusal()
-    }
-
     /// What it was created with.
     pub fn config(&self) -> &QpConfig {
         &self.shared.config

@@ -119,6 +119,9 @@ pub(crate) struct Requester {
     pub(crate) room_reserved: bool,
     /// In SQD: nothing that was started is left, and this was told.
     drained: bool,
+    /// The length of the request that failed last, if none of its packets was acknowledged but some
+    /// before it were.
+    pub(super) unanswered: Option<u32>,
 }
 
 impl Requester {
@@ -139,6 +142,7 @@ impl Requester {
             burst: 0,
             room_reserved: false,
             drained: false,
+            unanswered: None,
         }
     }
 
@@ -432,6 +436,8 @@ impl Requester {
     // clause: WC-ORDER
     pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
         if let Some(wqe) = self.sq.pop() {
+            let is_new = self.una_psn == wqe.first_psn && self.una_psn != sh.attr.sq_psn;
+            self.unanswered = is_new.then_some(wqe.length);
             complete(sh, host, &wqe, status);
         }
         match sh.config.service {

@@ -141,6 +141,23 @@ fn retry_cnt_losses_succeed_and_one_more_fails() {
     }
 }
 
+#[test]
+fn a_request_of_which_nothing_arrives_is_remembered_if_others_arrived_before() {
+    for (arrived, expected) in [(0, None), (1, Some(4000))] {
+        let mut p = Pair::new(Setup { retry_cnt: 1, ..Setup::default() });
+        let dst = blank(&mut p, B, 4000);
+        drop_if(&mut p, A, move |n, _| n >= arrived);
+        let source = blank(&mut p, A, 4000);
+        for id in 0..arrived {
+            post(&mut p, A, id, write_to(dst), &[]);
+            p.run();
+        }
+        post(&mut p, A, 7, write_to(dst), &[source.sge(0, 4000)]);
+        p.run();
+        assert_eq!(p.end(A).qp.unanswered(), expected, "{arrived} arrived before");
+    }
+}
+
 // clause: RETRY-COUNT
 #[test]
 fn lost_answers_count_like_lost_requests() {

@@ -149,11 +149,13 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
 
 /// `man ibv_fork_init`: there is nothing to prepare, so it cannot fail.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
+    roxe_check::note_fork_support();
     0
 }
 
 /// `man ibv_is_fork_initialized`.
 pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_int {
+    roxe_check::note_fork_support();
     FORK_UNNEEDED
 }
 

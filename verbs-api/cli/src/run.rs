@@ -12,9 +12,10 @@ use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
-use crate::{checkers, stats};
+use crate::{bypass, checkers, stats};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
 use std::os::unix::process::CommandExt;
@@ -31,8 +32,8 @@ pub(crate) struct Options {
     /// rxe (docs/profiles.md).
     #[arg(long, value_name = "CARD")]
     profile: Option<String>,
-    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules
-    /// (docs/faults.md).
+    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules;
+    /// `roxe run --faults help` tells the language.
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
@@ -42,12 +43,13 @@ pub(crate) struct Options {
     /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
-    /// Say on standard error all that is known of each verb that was refused and of each work
-    /// request that failed; without it `roxe run` gives a line each, if standard error is a
-    /// terminal.
+    /// Say on standard error all that is known of each verb that was refused, of each work request
+    /// and each connection that failed, and why a program does not see roxe; without it a line
+    /// each, if standard error is a terminal.
     #[arg(long)]
     explain: bool,
     /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
@@ -56,13 +58,24 @@ pub(crate) struct Options {
     /// A program that ends well all the same exits with 66 if an error was found.
     #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     check: Option<String>,
-    /// Append the reports of --check to this file, as JSON lines.
+    /// Add the reports of --check to this file: SARIF if it is FILE.sarif, JUnit XML if it is
+    /// FILE.xml, else JSON lines.
     #[arg(long, value_name = "FILE", requires = "check")]
     report: Option<PathBuf>,
+    /// Write the file of --report as json, sarif or junit, whatever its name.
+    #[arg(long, value_name = "FORMAT", requires = "report", value_parser = ["json", "sarif", "junit"])]
+    report_format: Option<String>,
     /// Leave out the reports of --check that this file names: lines of a rule, a pattern of
     /// functions, files or objects, and behind a # the reason.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
+    /// Be the weakest card that the standard allows: all weaknesses with a random seed, or
+    /// SEED[,NAME...], with -NAME to leave one out (docs/weakest.md).
+    ///
+    /// Whatever fails there relies on more than verbs promise. The seed is printed; with the same
+    /// one the card makes the same choices.
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    weakest: Option<String>,
     /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a
     /// fixed library path.
     #[arg(long)]
@@ -87,11 +100,16 @@ pub(crate) struct Args {
     #[arg(long)]
     no_view: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]")]
+    #[arg(trailing_var_arg = true, required_unless_present = "faults", value_name = "PROGRAM [ARGS]")]
     command: Vec<OsString>,
 }
 
 impl Args {
+    /// Whether the rules of faults are asked for, and no program.
+    pub(crate) fn asks_for_fault_rules(&self) -> bool {
+        self.options.faults.as_deref() == Some("help") && self.command.is_empty()
+    }
+
     /// The program and its arguments.
     #[cfg(test)]
     pub(crate) fn command(&self) -> &[OsString] {
@@ -108,13 +126,17 @@ pub(crate) enum RunError {
     Folder(#[from] FolderError),
     #[error(
         "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
-         `;` stands between rules. docs/faults.md tells all of it."
+         `;` stands between rules. `roxe run --faults help` tells all of it."
     )]
     Faults(ConfigError),
     #[error("wrong --profile: {0}")]
     Profile(ConfigError),
     #[error("wrong --check: {0}")]
     Check(String),
+    #[error("wrong --weakest: {0}")]
+    Weakest(String),
+    #[error("no --weakest without a seed: {0}")]
+    Seed(std::io::Error),
     #[error(
         "wrong {option}: there is no folder {} for {}.\n  Make it, or name another file.",
         folder.display(), file.display()
@@ -137,6 +159,11 @@ impl RunError {
     }
 }
 
+/// `roxe run --faults help`: prints the rule language.
+pub(crate) fn tell_fault_rules() -> Result<(), Box<dyn std::error::Error>> {
+    Ok(std::io::Write::write_all(&mut std::io::stdout().lock(), roxe_transport::fault::LANGUAGE.as_bytes())?)
+}
+
 /// Becomes the program. Returns only when that failed.
 pub(crate) fn run(args: &Args) -> RunError {
     match prepare(args) {
@@ -156,6 +183,10 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     }
     if args.options.stats {
         leave_stats(&mut command)?;
+    }
+    if args.options.explain || stderr().is_terminal() {
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&library, &library::link_folder(&library)?);
     }
     let file = program::find(program);
     let mut shown = Shown::default();
@@ -225,15 +256,36 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
         Selection::parse(rules).map_err(RunError::Check)?;
         command.env("ROXE_CHECK", rules);
     }
+    if let Some(text) = &options.weakest {
+        command.env("ROXE_WEAKEST", choose_seed(text)?);
+    }
+    if let Some(format) = &options.report_format {
+        command.env("ROXE_CHECK_REPORT_FORMAT", format);
+    }
     for (name, path) in [("ROXE_CHECK_REPORT", &options.report), ("ROXE_CHECK_SUPPRESSIONS", &options.suppressions)] {
         if let Some(path) = path {
             command.env(name, path);
         }
     }
     if options.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
     }
     Ok(())
+}
+
+/// What ROXE_WEAKEST is to hold: with a seed, which all processes of the run have in common and
+/// which is told.
+fn choose_seed(text: &str) -> Result<String, RunError> {
+    let wanted = text.parse::<Wanted>().map_err(RunError::Weakest)?;
+    if wanted.weaknesses.is_empty() {
+        return Ok(text.to_owned());
+    }
+    let (seed, text) = match wanted.seed {
+        Some(seed) => (seed, text.to_owned()),
+        None => draw_seed().map(|seed| (seed, format!("{seed},{text}"))).map_err(RunError::Seed)?,
+    };
+    eprintln!("roxe: weakest: seed {seed}");
+    Ok(text)
 }
 
 /// Whether the folder of a file is there; one with a `%p` in its name cannot be known yet.

@@ -3,10 +3,11 @@
 
 use super::observer::Observer;
 use crate::event::{Event, Made};
+use crate::fork_support::has_fork_support;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Known, World, describe};
+use crate::world::{Known, Work, World, describe};
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
@@ -18,7 +19,7 @@ const NAMED: usize = 8;
 /// Ended handles that are remembered.
 const HANDLES: usize = 4096;
 
-/// `destroy-order`, `destroy-with-outstanding`, `use-after-destroy`, `leak`.
+/// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     /// Objects that a library keeps for itself.
@@ -46,6 +47,7 @@ impl Observer for Life {
             Event::DestroyRefused(id, error) => reports.extend(refused(id, error, stack, world)),
             Event::HandleGone { handle, kind } => self.note_end(handle, kind, stack),
             Event::HandleUsed { handle } => reports.extend(self.used(handle, stack)),
+            Event::Fork if !has_fork_support() => reports.extend(in_flight(stack, world)),
             Event::Exit => reports.extend(self.leak(world)),
             _ => {}
         }
@@ -104,6 +106,28 @@ impl Life {
              channels, regions and domains, then the device context.",
         ))
     }
+}
+
+/// The child gets pages that the card is using.
+fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
+    let uses_memory = |work: &&Work| !work.completed && work.sges.iter().any(|sge| sge.length > 0);
+    let open: Vec<_> = world.all_outstanding().map(|(_, work)| work).filter(uses_memory).collect();
+    let (first, count) = (open.iter().min_by_key(|work| work.serial)?, open.len());
+    let what = if count == 1 { "request was" } else { "requests were" };
+    let sentence = format!(
+        "The program forked while {count} {what} under way, and has not called ibv_fork_init: where the system does \
+         not copy such pages for the child at once, the first write to one takes it away from the card."
+    );
+    Some(
+        Report::new(Rule::ForkInFlight, sentence)
+            .fact("oldest", format!("{}, wr_id {:#x}", first.operation(), first.wr_id))
+            .at("forked at", stack)
+            .at("posted at", &first.posted)
+            .advice(
+                "Call ibv_fork_init before any other verb, or ask ibv_is_fork_initialized; or fork before requests \
+                 are posted. A program that only starts another one may use posix_spawn.",
+            ),
+    )
 }
 
 /// What the kind of an object is called in a table.
@@ -233,6 +257,17 @@ mod tests {
         assert_eq!(card.tell(Event::Destroyed(lost)), [Rule::DestroyWithOutstanding]);
         assert_eq!(card.tell(Event::Destroyed(done)), []);
         assert_eq!(card.tell(Event::Destroyed(failed)), []);
+    }
+
+    #[test]
+    fn a_fork_with_memory_under_way_is_reported_and_one_without_is_not() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        assert_eq!(card.tell(Event::Fork), []);
+        card.post(qp, &write(1, SendFlags::SIGNALED));
+        assert_eq!(card.tell(Event::Fork), [], "it has no list");
+        card.receive(qp, 8);
+        assert_eq!(card.tell(Event::Fork), [Rule::ForkInFlight]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::devices::{devices, known_devices};
 use crate::fork;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
+use roxe_engine::port::Netdev;
 use roxe_net::link::{HOP_LIMIT, ROCE_PORT};
 use roxe_wire::Gid;
 use socket2::SockRef;
@@ -77,8 +78,17 @@ fn nowhere(gid: Gid) -> Error {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             Error::new(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host"))
         }
-        _ => Error::new(libc::ENODEV, format!("no RDMA device has the address {ip}; set ROXE_NETDEV to its interface")),
+        _ => Error::new(libc::ENODEV, format!("no RDMA device has the address {ip}; {}", opened_by(gid))),
     }
+}
+
+/// How the interface with this address becomes a device.
+fn opened_by(gid: Gid) -> String {
+    let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&gid));
+    netdev.map_or_else(
+        || "set ROXE_NETDEV to its interface".to_owned(),
+        |netdev| format!("set ROXE_NETDEV={}", netdev.name),
+    )
 }
 
 /// The engines of all devices.

@@ -4,9 +4,11 @@
 use super::address::{Address, IbAddress};
 use super::device_addr::DeviceAddr;
 use super::event::{ConnParam, EventData, EventKind, Told, UdParam};
+use super::explain::note_refusal;
 use super::id::{Id, Inner, Link, Side, State};
 use super::route::Path;
 use crate::ib_cm::session::{CmHandler, Request, Session};
+use roxe_base::error::Error;
 use roxe_transport::cm::{self as machine, Ece, Ending, Origin, Route};
 use roxe_transport::qp::Service;
 use roxe_wire::cm::{CommId, IpCmHeader, PrivateData, RejReason, Rep, ServiceId, SidrRep, SidrStatus, Transport};
@@ -20,7 +22,7 @@ impl Id {
         let service = service(request, self)?;
         let (local, peer, user) = addresses(&request, &bound, origin.route)?;
         let device_addr = DeviceAddr::of(origin.route.local).ok()?;
-        let terms = session.cm.qp_terms(comm);
+        let (terms, ifindex) = (session.cm.qp_terms(comm), device_addr.device.ifindex());
         let id = Self::make(&channel, self.port_space(), service, 0, session.random() as u32);
         {
             let mut inner = id.lock();
@@ -34,6 +36,9 @@ impl Id {
         session.ids.insert(comm, Arc::clone(&id) as _);
         let heard = self.raise_request(&id, data(request, user));
         if !heard {
+            if let Request::Connection(req, _) = request {
+                note_refusal(ifindex, req.local_qpn, self.lock().backlog);
+            }
             session.ids.remove(&comm);
             id.lock().link = Link::Over;
             id.destroy();
@@ -106,14 +111,15 @@ impl CmHandler for Id {
         if inner.link != Link::Alive(comm) {
             return;
         }
+        let mut error = None;
         let (kind, status, data) = match kind {
-            machine::EventKind::ConnectReply(rep, ece) => inner.take_reply(session, comm, &rep, ece),
+            machine::EventKind::ConnectReply(rep, ece) => inner.take_reply(session, comm, &rep, ece, &mut error),
             machine::EventKind::Established => (EventKind::Established, 0, EventData::None),
             machine::EventKind::Rejected(rej) => inner.take_rejection(session, rej.reason, &rej.private_data),
             machine::EventKind::Stale => inner.take_rejection(session, RejReason::StaleConnection, &PrivateData::EMPTY),
             machine::EventKind::Unreachable => {
                 inner.is_over(session);
-                (EventKind::Unreachable, -libc::ETIMEDOUT, EventData::None)
+                (EventKind::Unreachable, -session.errno_of_silence, EventData::None)
             }
             machine::EventKind::Disconnected(ending) => {
                 inner.end();
@@ -131,6 +137,7 @@ impl CmHandler for Id {
             // Requests are not for an id that is connected.
             machine::EventKind::ConnectRequest(..) | machine::EventKind::LookupRequest(..) => return,
         };
+        self.explain(&inner, (kind, status, &data), error.as_ref());
         self.raise_in(&inner, kind, status, data);
     }
 }
@@ -143,7 +150,14 @@ impl Inner {
     }
 
     /// The peer accepts: with a queue pair of ours to move, that is all it takes.
-    fn take_reply(&mut self, session: &mut Session<'_>, comm: CommId, rep: &Rep, ece: Ece) -> Told {
+    fn take_reply(
+        &mut self,
+        session: &mut Session<'_>,
+        comm: CommId,
+        rep: &Rep,
+        ece: Ece,
+        error: &mut Option<Error>,
+    ) -> Told {
         self.remote_ece = ece;
         let data = EventData::Conn(accepted(rep));
         if !self.moves_qp() {
@@ -151,7 +165,9 @@ impl Inner {
         }
         if let Err(e) = self.make_ready(session, None) {
             self.give_up(session);
-            return (EventKind::ConnectError, -e.errno(), data);
+            let status = -e.errno();
+            *error = Some(e);
+            return (EventKind::ConnectError, status, data);
         }
         // The answer to a REP that was just taken cannot be out of place.
         let _ = session.cm.confirm(comm, &PrivateData::EMPTY);

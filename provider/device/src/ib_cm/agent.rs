@@ -5,7 +5,7 @@
 //! messages and events, leaves before the lock is dropped. May touch everything of the engine.
 
 use super::mad_sender::MadSender;
-use super::session::{CmHandler, Inbox, Session};
+use super::session::{CmHandler, Inbox, Session, Unanswered};
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -46,8 +46,9 @@ struct Core {
     mad_sender: MadSender,
     /// When the engine's timers call next.
     called_at: Option<Instant>,
-    /// When to check the peers.
+    /// When to check the peers, and the requests that nobody answers.
     check_at: Option<Instant>,
+    unanswered: Vec<Unanswered>,
 }
 
 impl Core {
@@ -55,12 +56,14 @@ impl Core {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
         let mad_sender = MadSender::new(Psn::new(draw() as u32));
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at: None, check_at: None })
+        let (called_at, check_at, unanswered) = (None, None, Vec::new());
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at, check_at, unanswered })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, mad_sender, check_at, .. } = self;
-        Session { cm, engine, ids, listeners, now: clock::now(), check_at, random: draw, mad_sender }
+        let Self { cm, ids, listeners, mad_sender, check_at, unanswered, .. } = self;
+        let (now, random, errno_of_silence) = (clock::now(), draw, libc::ETIMEDOUT);
+        Session { cm, engine, ids, listeners, now, check_at, unanswered, errno_of_silence, random, mad_sender }
     }
 
     /// Asks the engine to call when the machine's next timer is due, or the peers are to be

@@ -49,6 +49,7 @@ impl Session<'_> {
                 Liveness::Dead => lost.push(peer.id),
             }
         }
+        let is_watching = self.check_unanswered() || is_watching;
         *self.check_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.

@@ -5,6 +5,7 @@
 
 use super::mad_sender::MadSender;
 use roxe_engine::engine::Engine;
+use roxe_net::probe::Probe;
 use roxe_transport::cm::{Cm, Cx, Ece, Event, EventKind, ListenId, Origin, Refusal, Resolution, Route};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{CommId, Mad, Message, PrivateData, Req, SidrReq, SidrStatus};
@@ -43,6 +44,17 @@ pub(super) struct Inbox {
     pub(super) call: Option<Instant>,
 }
 
+/// A request that waits for its answer.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub(super) id: CommId,
+    pub(super) route: Route,
+    /// What the network was asked last.
+    pub(super) probe: Option<Probe>,
+    /// Times in a row that it said that nobody is there.
+    pub(super) refusals: u32,
+}
+
 /// What a verb or a handler works with, under the agent's lock. It must not wait, and must not call
 /// [`Agent::run`](super::agent::Agent::run).
 pub(crate) struct Session<'a> {
@@ -56,8 +68,12 @@ pub(crate) struct Session<'a> {
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
     /// The time.
     pub(crate) now: Instant,
-    /// When to check the peers.
+    /// When to check the peers, and the requests that nobody answers.
     pub(super) check_at: &'a mut Option<Instant>,
+    /// Requests to other hosts.
+    pub(super) unanswered: &'a mut Vec<Unanswered>,
+    /// What a request that is given up has failed by.
+    pub(crate) errno_of_silence: i32,
     pub(super) random: fn() -> u64,
     pub(super) mad_sender: &'a mut MadSender,
 }

@@ -229,6 +229,8 @@ impl Mr {
         }
         tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.keys)));
         (now.pd, now.terms) = (pd, terms);
+        drop(now);
+        self.context.engine().settle_memory();
         Ok(())
     }
 
@@ -240,7 +242,11 @@ impl Mr {
             let removed = self.keys.remove(self.context.memory());
             removed.inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))?;
             self.tracked.end();
-            now.end();
+            // The memory is the program's until this returns.
+            let backing = now.end();
+            drop(now);
+            self.context.engine().settle_memory();
+            drop(backing);
         }
         Ok(())
     }
@@ -252,7 +258,10 @@ impl Mr {
         if now.uses.is_some() {
             self.keys.revoke(self.context.memory());
             self.tracked.end();
-            now.end();
+            let backing = now.end();
+            drop(now);
+            self.context.engine().settle_memory();
+            drop(backing);
         }
     }
 }
@@ -310,10 +319,10 @@ impl Keys {
 }
 
 impl Registration {
-    /// The key is dead.
-    fn end(&mut self) {
+    /// The key is dead; returns what was behind it.
+    fn end(&mut self) -> Backing {
         self.uses = None;
-        self.backing = Backing::None;
+        std::mem::replace(&mut self.backing, Backing::None)
     }
 }
 

@@ -64,6 +64,8 @@ pub(super) struct Inner {
     pub(super) coalesces: bool,
     /// Destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
+    /// It sends as always: it is not cut off, and not of the weakest legal card.
+    pub(super) is_usual: bool,
 }
 
 impl QpCore {
@@ -89,6 +91,7 @@ impl QpCore {
                 registered: None,
                 coalesces: false,
                 is_cut_off: false,
+                is_usual: true,
             }),
         }
     }
@@ -223,8 +226,10 @@ impl QpCore {
     }
 
     /// Sends everything that may be sent, in the order of the state machine.
-    fn transmit(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
-        let Inner { machine, state, tx, frames, is_cut_off: false, .. } = inner else { return VisitOutcome::default() };
+    pub(super) fn transmit(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+        let Inner { machine, state, tx, frames, is_usual: true, .. } = inner else {
+            return self.transmit_weakly(inner, now);
+        };
         if !machine.has_work() {
             return VisitOutcome::default();
         }
@@ -292,6 +297,7 @@ impl QpCore {
         inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
         tell(|| Event::Retried { qp: self.resources.id, counts: met });
         self.engine().counters().count_retries(met);
+        inner.state.met.add(met);
         if met.local_ack_timeout_err > 0 {
             self.engine().note_unanswered(now);
         }
@@ -317,15 +323,15 @@ impl QpCore {
     /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
     fn tell_failure(&self) {
-        let (failed, attr) = {
+        let (failed, attr, unanswered) = {
             let mut inner = self.inner.lock();
             self.tell_state(&mut inner);
             let failed = inner.state.failed.take();
             let history = if failed.is_some() { inner.state.history.tell() } else { Vec::new() };
-            (failed.zip(Some(history)), *inner.machine.attr())
+            (failed.zip(Some(history)), *inner.machine.attr(), inner.machine.unanswered())
         };
         if let Some((failed, history)) = failed {
-            failed.explain(&self.resources, &attr, history);
+            failed.explain(&self.resources, &attr, unanswered, history);
         }
     }
 

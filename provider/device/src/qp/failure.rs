@@ -8,9 +8,10 @@ use roxe_base::config::Explain;
 use roxe_check::explain::{self, Failure, Owed, explains};
 use roxe_engine::reasons;
 use roxe_transport::Qp as Machine;
+use roxe_transport::cm::Route;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{DropReason, QpAttr, QpState, Service};
-use roxe_transport::wr::{Access, Cqe, Sge};
+use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::RKey;
 
 /// The first failure of a queue pair since it was reset; what comes behind it follows from it.
@@ -45,15 +46,33 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
 }
 
 impl Failed {
-    /// Says why; `history` is what happened to the queue pair before.
-    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr, history: Vec<String>) {
+    /// Says why. `unanswered` is the length of a request of which nothing arrived, `history` what
+    /// happened to the queue pair before.
+    pub(super) fn explain(self, qp: &QpResources, attr: &QpAttr, unanswered: Option<u32>, history: Vec<String>) {
         let Some((side, cqe)) = self.cqe else { return };
         let is_connected = !matches!(qp.service, Service::Ud | Service::Raw);
         let asks = is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some();
-        let peer = if asks { reasons::of(ifindex(qp), attr.dest_qpn) } else { Vec::new() };
+        let mut peer = if asks { reasons::of(ifindex(qp), attr.dest_qpn) } else { Vec::new() };
+        if peer.is_empty() && is_connected && cqe.status == WcStatus::RetryExcErr {
+            let way = Route { local: attr.av.sgid, remote: attr.av.dgid };
+            let network = if asks { None } else { qp.engine().why_unreachable(way) };
+            peer.extend(network.or_else(|| lost_for_their_size(attr, unanswered?)));
+        }
         let (qpn, service) = (qp.qpn, qp.service);
         explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, local: self.local, peer, history });
     }
+}
+
+/// What may be wrong if a request of this length was not acknowledged, no packet of it, but others
+/// before it were.
+fn lost_for_their_size(attr: &QpAttr, unanswered: u32) -> Option<String> {
+    let mtu = attr.path_mtu.bytes();
+    (unanswered >= mtu).then(|| {
+        format!(
+            "no answer came to packets of {mtu} bytes, the path MTU, though there were answers before: if those were \
+             to shorter ones, the way may lose long packets; try a smaller path_mtu"
+        )
+    })
 }
 
 /// A peer could not get at memory of this end.

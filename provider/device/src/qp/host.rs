@@ -7,7 +7,8 @@
 use super::host_state::{QpHostState, pool, stall};
 use super::resources::QpResources;
 use crate::srq::Srq;
-use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_base::instruments;
+use roxe_check::{Event, tell};
 use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
@@ -66,7 +67,7 @@ impl<'a> QpHost<'a> {
     }
 
     /// A part of them.
-    fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
+    pub(super) fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
         self.arrived.and_then(|bytes| bytes.get(at..at.checked_add(len)?)).ok_or(MemError::Range)
     }
 
@@ -210,8 +211,10 @@ impl Memory for QpHost<'_> {
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        if is_checking() {
-            self.note_scatter(side, sges, offset);
+        if instruments::any()
+            && let Some(done) = self.scatter_watched(side, sges, offset, data)
+        {
+            return done;
         }
         // clause: SRQ-DOMAIN
         let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
@@ -263,8 +266,10 @@ impl Memory for QpHost<'_> {
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
         let len = data.len() as u64;
-        if is_checking() {
-            self.note_write(rkey, va, len);
+        if instruments::any()
+            && let Some(done) = self.write_watched(rkey, va, data)
+        {
+            return done;
         }
         let done = match data {
             RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
@@ -276,22 +281,21 @@ impl Memory for QpHost<'_> {
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        if is_checking() {
-            self.note_write(rkey, va, 8);
-        }
-        let done = self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op));
+        let watched = if instruments::any() { self.atomic_watched(rkey, va, op) } else { None };
+        let done = watched.unwrap_or_else(|| self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op)));
         done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        if is_checking() {
-            self.note_write(rkey, va, 8);
+        if instruments::any() {
+            self.settle_watched(rkey, va);
         }
         let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));
         done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        self.settle_weakly(Side::Recv);
         let (va, len) = range.unwrap_or_default();
         let done = self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access));
         done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
@@ -317,8 +321,8 @@ impl Memory for QpHost<'_> {
 impl Completions for QpHost<'_> {
     #[inline]
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
-        if is_on() {
-            self.note_completion(side, cqe);
+        if instruments::any() {
+            self.complete_watched(side, cqe);
         }
         if cqe.status != WcStatus::Success {
             self.note_failure(side, cqe);

@@ -5,11 +5,13 @@
 use super::failure::Failed;
 use super::history::History;
 use super::watch::Watch;
+use super::weak::Weak;
 use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::queue_pair::Met;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
@@ -37,6 +39,10 @@ pub(super) struct QpHostState {
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
+    /// Losses and failures.
+    pub(super) met: Met,
+    /// Of the weakest legal card.
+    pub(super) weak: Option<Box<Weak>>,
 }
 
 impl QpHostState {
@@ -96,6 +102,7 @@ impl QpHostState {
         self.failed = None;
         self.history.reset();
         self.watch = Watch::default();
+        self.weak.iter_mut().for_each(|weak| weak.slots.clear());
     }
 
     /// The connection has ended: what is open at another process ends too.

@@ -48,7 +48,7 @@ pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
         ("max_recv_wr", max_recv_wr, most.max_qp_wr),
         ("max_send_sge", max_send_sge, most.max_sge),
         ("max_recv_sge", max_recv_sge, most.max_sge),
-        ("max_inline_data", max_inline_data, limits::MAX_INLINE_DATA),
+        ("max_inline_data", max_inline_data, limits::max_inline_data()),
     ];
     if let Some((name, asked, most)) = limits.into_iter().find(|(_, asked, most)| asked > most) {
         return Err(Error::invalid(format!("{name} is {asked}; the device takes at most {most}")));

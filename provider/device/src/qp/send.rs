@@ -6,12 +6,14 @@
 use super::core::{Inner, QpCore};
 use super::verbs::Qp;
 use roxe_base::clock;
+use roxe_base::instruments;
 use roxe_base::lock::{MutexGuard, rank};
-use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_base::weakest::{Weakness, has};
+use roxe_check::{Event, is_checking, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
 use roxe_transport::qp::PostError;
-use roxe_transport::wr::SendRequest;
+use roxe_transport::wr::{SendFlags, SendRequest};
 
 impl Qp {
     /// Posts `requests` in order and sends what can be sent. On an error the index of the refused
@@ -49,17 +51,23 @@ impl SendGuard<'_> {
     /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
     /// something on XRC only.
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
-        if is_on() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
+        if instruments::any() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
     }
 
-    /// As [`SendGuard::push_to_srq`] while somebody listens.
+    /// As [`SendGuard::push_to_srq`] if something watches or changes what the card does.
     #[cold]
     #[inline(never)]
     fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let posted = self.queue_send(srqn, request);
+        let full = self.slots().is_some_and(|free| free == 0);
+        let posted = if full { Err(PostError::QueueFull) } else { self.queue_send(srqn, request) };
         let resources = &self.core.resources;
-        if let (true, Ok(()), Some(inner)) = (is_checking(), posted, &mut self.inner) {
-            inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+        if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
+            if is_checking() {
+                inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
+            }
+            if let Some(weak) = &mut inner.state.weak {
+                weak.slots.posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
+            }
         }
         tell(|| Event::of_posted_send(resources.id, request, &posted));
         posted
@@ -80,9 +88,17 @@ impl SendGuard<'_> {
 
     /// Requests that the queue still takes.
     pub fn room(&mut self) -> u32 {
+        let slots = self.slots().unwrap_or(u32::MAX);
         let Some(inner) = self.inner.as_mut() else { return 0 };
         let room = inner.machine.send_room();
-        inner.state.free_sends(room, &self.core.resources.send_cq)
+        inner.state.free_sends(room, &self.core.resources.send_cq).min(slots)
+    }
+
+    /// Places that are free as a card counts them, on the weakest legal one.
+    fn slots(&mut self) -> Option<u32> {
+        let state = &mut self.inner.as_mut()?.state;
+        let weak = state.weak.as_mut().filter(|_| has(Weakness::SLOTS))?;
+        Some(weak.slots.free(&mut state.unpolled, &self.core.resources.send_cq))
     }
 
     /// Takes back what this guard has pushed, as if it had never been posted.
@@ -91,6 +107,7 @@ impl SendGuard<'_> {
         if let Some(inner) = &mut self.inner {
             inner.machine.take_back_sends(pushed);
             inner.state.watch.take_back(pushed);
+            inner.state.weak.iter_mut().for_each(|weak| weak.slots.take_back(pushed));
             tell(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
         }
     }

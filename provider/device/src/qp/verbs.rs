@@ -16,6 +16,7 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
+use roxe_base::weakest::{Weakness, has};
 use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -55,7 +56,7 @@ impl Pd {
     /// EADDRINUSE if another user has the port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // A program that relies on more than it asked for hears of it.
-        let least = if is_checking() { 0 } else { limits::MIN_INLINE_DATA };
+        let least = if is_checking() || has(Weakness::SLOTS) { 0 } else { limits::MIN_INLINE_DATA };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
@@ -99,7 +100,7 @@ impl Qp {
             Arc::new(QpCore::new(pd, &init, config, xrc_domain.as_ref(), is_work_queue))
         };
         let core = context.engine().register_qp(view.service, make)?;
-        core.inner.lock().frames = frames;
+        core.begin(frames, &view);
         let flows = FlowUses::default();
         let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &view)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss, tracked }))
@@ -216,6 +217,7 @@ impl Qp {
         if mask.contains(AttrMask::STATE) {
             // Acknowledgements of what the program has seen complete must not be lost, or the peer
             // would believe it lost.
+            self.core.settle_memory();
             self.core.serve(now);
         }
         let result = self.core.visit(now, |machine, host| {
@@ -311,6 +313,7 @@ impl Qp {
             self.core.engine().progress();
         }
         self.tracked.end();
+        self.core.settle_memory();
         self.core.serve(clock::now());
         self.core.engine().drain();
         self.flows.clear();

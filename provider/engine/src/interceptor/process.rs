@@ -28,8 +28,9 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
         let recorder = Recorder::create(path).map_err(|e| cannot_write(path, &e))?;
         RECORDER.get_or_init(|| recorder);
     }
-    if let (None, Some(rules)) = (FAULTS.get(), &config.faults) {
-        let faults = Faults::start(rules)?;
+    if FAULTS.get().is_none()
+        && let Some(faults) = Faults::start(config.faults.as_ref())?
+    {
         FAULTS.get_or_init(|| faults);
         at_exit(Stage::Report, || FAULTS.get().into_iter().for_each(Faults::report));
     }

@@ -18,7 +18,7 @@ pub(super) fn can_segment(socket: &Socket) -> bool {
 }
 
 /// A socket that will be bound to `address`, or to another port of it.
-pub(super) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
+pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_port(true)?;
     // The kernel clamps both to its limits instead of refusing.
@@ -33,7 +33,7 @@ pub(super) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> i
 }
 
 /// The socket address of `gid` at the RoCE port.
-pub(super) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
+pub(crate) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     match gid.to_ip() {
         IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope_of(ip, scope)).into(),

@@ -69,7 +69,9 @@ impl Id {
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
         let (cm, mut cx) = session.cx();
-        cm.connect(&mut cx, &connect).map_err(|e| refused(&e))
+        let comm = cm.connect(&mut cx, &connect).map_err(|e| refused(&e))?;
+        session.watch_answer(comm, path.route());
+        Ok(comm)
     }
 
     fn look_up(&self, session: &mut Session<'_>, inner: &Inner, param: &ConnParam) -> Result<CommId, Error> {

@@ -10,6 +10,7 @@ use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::Mutex;
 use roxe_base::uses::ObjectId;
+use roxe_base::weakest::{Subject, number_for};
 use roxe_transport::cm::Ece;
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
@@ -39,7 +40,8 @@ impl Id {
         if service == Service::Raw {
             return Err(Error::invalid("raw packets have no connections"));
         }
-        let psn = getrandom::u32().map_err(|e| Error::os("cannot draw a random number", &std::io::Error::other(e)))?;
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let psn = number_for(Subject::Psns, &IDS).map_err(|e| Error::os("cannot draw a random number", &e))?;
         Ok(Self::make(channel, port_space, service, user, psn))
     }
 

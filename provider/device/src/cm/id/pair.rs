@@ -15,6 +15,7 @@ use roxe_base::limits;
 use roxe_transport::cm::QpTerms;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, Service};
 use roxe_transport::wr::{Access, Av};
+use roxe_wire::Qpn;
 use std::sync::Arc;
 
 /// What the queue pair is told; see the module.
@@ -119,6 +120,11 @@ impl Inner {
     /// Whether there is a queue pair to move.
     pub(in crate::cm) fn moves_qp(&self) -> bool {
         self.qp.is_some()
+    }
+
+    /// The interface and the number of the queue pair to move.
+    pub(in crate::cm) fn own_qpn(&self) -> Option<(u32, Qpn)> {
+        self.qp.as_ref().map(|qp| (qp.pd().context().device().ifindex(), qp.qpn()))
     }
 
     /// Gives the queue pair attributes, if there is one.

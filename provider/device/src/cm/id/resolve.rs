@@ -92,7 +92,11 @@ impl Id {
                 inner.take_route(route);
                 self.raise_in(&inner, EventKind::AddrResolved, 0, EventData::None);
             }
-            Err(e) => self.raise_in(&inner, EventKind::AddrError, -e.errno(), EventData::None),
+            Err(e) => {
+                let (kind, status) = (EventKind::AddrError, -e.errno());
+                self.explain(&inner, (kind, status, &EventData::None), Some(&e));
+                self.raise_in(&inner, kind, status, EventData::None);
+            }
         }
         Ok(())
     }

@@ -140,7 +140,7 @@ pub(in crate::cm) struct Inner {
     /// Where to listen once there is an address.
     pub(super) later: Vec<Runtime>,
     /// Requests that may wait for the program to hear of them, and how many do.
-    pub(super) backlog: usize,
+    pub(in crate::cm) backlog: usize,
     pub(super) unheard: usize,
     pub(super) options: Options,
     pub(super) local_ece: Ece,

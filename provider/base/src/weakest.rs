@@ -1,0 +1,228 @@
+//! The weakest legal card (`ROXE_WEAKEST`): which of its weaknesses are in force, and the choices
+//! that its seed makes.
+//!
+//! Nothing is weak here: whoever is asks [`has`], and takes [`Choices`] for one subject. Choices
+//! come from the seed, from what they are about, and from how many were made for it before, never
+//! from the time. Touches two numbers of the process, and the system's random source for a seed.
+
+use crate::instruments;
+use bitflags::bitflags;
+use roxe_transport::fault::mix;
+use std::io;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+
+bitflags! {
+    /// What a card may do, and the usual ones do not.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Weakness: u16 {
+        /// The device takes no more than a small card does.
+        const LIMITS = 1 << 0;
+        /// A place of a send queue is free once a completion behind it was polled, not before; no
+        /// inline room that was not asked for.
+        const SLOTS = 1 << 1;
+        /// Payload reaches memory in pieces, in any order, until something ordered behind it.
+        const PLACEMENT = 1 << 2;
+        /// Completions come late, one queue before the other, and fewer at a time.
+        const COMPLETIONS = 1 << 3;
+        /// Arming looks ahead only: what came before raises no event.
+        const EVENTS = 1 << 4;
+        /// Atomics are atomic among those of the card.
+        const ATOMICS = 1 << 5;
+        /// A message of UC or UD that finds no receive is lost at once.
+        const RECEIVES = 1 << 6;
+        /// Packets are lost and repeated.
+        const LOSS = 1 << 7;
+        /// Acknowledgements wait.
+        const ACKS = 1 << 8;
+        /// Numbers and keys are drawn by the seed, and used again as soon as they are free.
+        const NUMBERS = 1 << 9;
+    }
+}
+
+/// The weaknesses by name, as `ROXE_WEAKEST` and docs/weakest.md have them.
+pub const NAMES: [(&str, Weakness); 10] = [
+    ("limits", Weakness::LIMITS),
+    ("slots", Weakness::SLOTS),
+    ("placement", Weakness::PLACEMENT),
+    ("completions", Weakness::COMPLETIONS),
+    ("events", Weakness::EVENTS),
+    ("atomics", Weakness::ATOMICS),
+    ("receives", Weakness::RECEIVES),
+    ("loss", Weakness::LOSS),
+    ("acks", Weakness::ACKS),
+    ("numbers", Weakness::NUMBERS),
+];
+
+/// What `ROXE_WEAKEST` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The seed; `None`: any.
+    pub seed: Option<u64>,
+    /// What is in force; nothing: the mode is off.
+    pub weaknesses: Weakness,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    /// A seed, `on` for any, or `off`; behind it names to have only these, or names with `-` to
+    /// leave these out.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut seed, mut only, mut without) = (None, Weakness::empty(), Weakness::empty());
+        for word in text.split(',').map(str::trim) {
+            match word.strip_prefix('-') {
+                None if word == "on" => {}
+                None if word == "off" && text.trim() == "off" => without = Weakness::all(),
+                None if word.starts_with(|first: char| first.is_ascii_digit()) => seed = Some(number(word)?),
+                None => only |= named(word)?,
+                Some(name) => without |= named(name)?,
+            }
+        }
+        let base = if only.is_empty() { Weakness::all() } else { only };
+        Ok(Self { seed, weaknesses: base - without })
+    }
+}
+
+fn number(word: &str) -> Result<u64, String> {
+    let read = word.strip_prefix("0x").map_or_else(|| word.parse(), |digits| u64::from_str_radix(digits, 16));
+    read.map_err(|_| format!("{word} is no seed; take a number below 2^64"))
+}
+
+fn named(name: &str) -> Result<Weakness, String> {
+    let found = NAMES.iter().find(|(known, _)| *known == name).map(|(_, weakness)| *weakness);
+    found.ok_or_else(|| {
+        let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
+        format!("it must be a seed, on or off, and names with or without a -: {}", names.join(", "))
+    })
+}
+
+static SEED: AtomicU64 = AtomicU64::new(0);
+static WEAKNESSES: AtomicU16 = AtomicU16::new(0);
+
+/// A seed out of nothing.
+pub fn draw_seed() -> io::Result<u64> {
+    // Short enough to be typed.
+    getrandom::u32().map(u64::from).map_err(io::Error::other)
+}
+
+/// The card of this process is weak from now on.
+pub fn turn_on(seed: u64, weaknesses: Weakness) {
+    SEED.store(seed, Ordering::Relaxed);
+    WEAKNESSES.store(weaknesses.bits(), Ordering::Relaxed);
+    if !weaknesses.is_empty() {
+        instruments::turn_on();
+    }
+}
+
+/// Whether the card is weak in this way.
+#[inline]
+pub fn has(weakness: Weakness) -> bool {
+    WEAKNESSES.load(Ordering::Relaxed) & weakness.bits() != 0
+}
+
+/// The seed in force.
+pub fn seed() -> u64 {
+    SEED.load(Ordering::Relaxed)
+}
+
+/// What choices are about: choices about one thing do not depend on how many were made about
+/// another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The payload that a queue pair takes in.
+    Payload,
+    /// How what is not placed yet goes on.
+    Rounds,
+    /// Acknowledgements of a queue pair.
+    Acks,
+    /// Completions that a queue takes in.
+    Completions,
+    /// Polls of a completion queue.
+    Polls,
+    /// Numbers of queue pairs.
+    Qpns,
+    /// Keys.
+    Keys,
+    /// First PSNs of connections.
+    Psns,
+}
+
+/// A sequence of choices, the same for the same seed.
+#[derive(Debug)]
+pub struct Choices(u64);
+
+impl Choices {
+    /// Those of `seed` about `subject` of the object `number` of this process.
+    pub fn new(seed: u64, subject: Subject, number: u64) -> Self {
+        Self(mix(mix(seed ^ mix(subject as u64)) ^ number))
+    }
+
+    /// The next one: any number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mix(self.0)
+    }
+
+    /// The next one: a number below `end`, or 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.number()) * end as u128) >> 64) as usize
+    }
+
+    /// The next one: whether this is one time in `times`.
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// The next one: one of `values`.
+    pub fn pick<T: Copy, const N: usize>(&mut self, values: [T; N]) -> T {
+        const { assert!(N > 0) };
+        values[self.below(N)]
+    }
+}
+
+/// A number for the object `number` of the process: that of the seed on the weakest legal card, a
+/// random one elsewhere.
+pub fn number_for(subject: Subject, number: &AtomicU64) -> io::Result<u32> {
+    if has(Weakness::NUMBERS) {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        return Ok(Choices::new(seed(), subject, number).number() as u32);
+    }
+    getrandom::u32().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_and_names_say_what_is_wanted() {
+        let all = Weakness::all();
+        for (text, seed, weaknesses) in [
+            ("on", None, all),
+            ("42", Some(42), all),
+            ("0x2a", Some(42), all),
+            ("off", None, Weakness::empty()),
+            ("7,-loss", Some(7), all - Weakness::LOSS),
+            ("7, placement, atomics", Some(7), Weakness::PLACEMENT | Weakness::ATOMICS),
+        ] {
+            assert_eq!(text.parse(), Ok(Wanted { seed, weaknesses }), "{text}");
+        }
+        for text in ["maybe", "", "7,off", "7x", "-42", "7,-los"] {
+            assert!(text.parse::<Wanted>().is_err(), "{text}");
+        }
+        assert_eq!(NAMES.iter().fold(Weakness::empty(), |sum, (_, one)| sum | *one), all, "each has a name");
+    }
+
+    #[test]
+    fn choices_depend_on_what_they_are_about_and_on_nothing_else() {
+        let first = |subject, number| (0..4).map(|_| Choices::new(9, subject, number).number()).collect::<Vec<_>>();
+        assert_eq!(first(Subject::Payload, 1), first(Subject::Payload, 1));
+        assert_ne!(first(Subject::Payload, 1), first(Subject::Payload, 2));
+        assert_ne!(first(Subject::Payload, 1), first(Subject::Rounds, 1));
+        let mut choices = Choices::new(9, Subject::Acks, 0);
+        let seen: Vec<_> = (0..100).map(|_| choices.below(3)).collect();
+        assert!((0..3).all(|one| seen.contains(&one)) && seen.iter().all(|one| *one < 3));
+        assert_eq!(choices.below(0), 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! Reports as the XML of JUnit, which servers of continuous integration show: a test case for each
+//! rule, which passes if it found nothing, and one more for each further report of a rule. An error
+//! fails; a warning and an advice are the output of a test that passes. Pure.
+
+use super::Named;
+use crate::rule::{Rule, Severity};
+use std::fmt::Write;
+
+/// In front of the number of tests.
+const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"roxe\"";
+/// Behind it.
+const TAIL: &str = "</testsuite>\n</testsuites>\n";
+/// What each test begins with.
+const CASE: &str = "<testcase classname=\"roxe\" name=\"";
+
+/// Adds a report to a document, which is empty if there is none yet.
+pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
+    let mut cases = if text.is_empty() {
+        Rule::ALL.iter().copied().map(passed).collect()
+    } else {
+        let (_, cases) = text.strip_prefix(HEAD)?.strip_suffix(TAIL)?.split_once(">\n")?;
+        cases.to_owned()
+    };
+    if let Some(report) = report {
+        let passed = passed(report.report.rule);
+        match cases.find(&passed) {
+            Some(at) => cases.replace_range(at..at + passed.len(), &found(report)),
+            None => cases.push_str(&found(report)),
+        }
+    }
+    let (tests, failures) = (cases.matches(CASE).count(), cases.matches("<failure ").count());
+    Some(format!("{HEAD} tests=\"{tests}\" failures=\"{failures}\" errors=\"0\" skipped=\"0\">\n{cases}{TAIL}"))
+}
+
+fn passed(rule: Rule) -> String {
+    format!("{CASE}{rule}\"/>\n")
+}
+
+fn found(named: &Named) -> String {
+    let (rule, text) = (named.report.rule, escaped(&named.text()));
+    let outcome = if rule.severity() == Severity::Error {
+        format!("<failure type=\"{rule}\" message=\"{}\">{text}</failure>", escaped(&named.report.sentence))
+    } else {
+        format!("<system-out>{text}</system-out>")
+    };
+    format!("{CASE}{rule}\">\n{outcome}\n</testcase>\n")
+}
+
+/// As XML 1.0 wants it; what no document may hold is left out.
+fn escaped(text: &str) -> String {
+    let allowed =
+        text.chars().filter(|c| *c >= ' ' && !matches!(c, '\u{fffe}' | '\u{ffff}') || matches!(c, '\t' | '\n'));
+    allowed.fold(String::new(), |mut escaped, c| {
+        match c {
+            '&' | '<' | '>' | '"' => _ = write!(escaped, "&#{};", u32::from(c)),
+            c => escaped.push(c),
+        }
+        escaped
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Report;
+
+    fn report(rule: Rule) -> Named {
+        Report::new(rule, "a < b & \"c\"\u{1}").named()
+    }
+
+    #[test]
+    fn every_rule_is_a_test_that_fails_once_an_error_of_it_is_found() {
+        let all = Rule::ALL.len();
+        let mut text = add("", None).unwrap();
+        assert!(text.contains(&format!("tests=\"{all}\" failures=\"0\"")), "{text}");
+        for (rule, tests, failures) in
+            [(Rule::KeyStale, all, 1), (Rule::KeyStale, all + 1, 2), (Rule::Leak, all + 1, 2)]
+        {
+            text = add(&text, Some(&report(rule))).unwrap();
+            assert!(text.contains(&format!("tests=\"{tests}\" failures=\"{failures}\"")), "{text}");
+        }
+        assert!(text.contains("message=\"a &#60; b &#38; &#34;c&#34;\""), "{text}");
+        assert!(text.contains("<system-out>roxe: warning [leak]: a &#60; b"), "{text}");
+    }
+
+    #[test]
+    fn another_tools_document_is_not_touched() {
+        assert_eq!(add("<testsuites></testsuites>\n", None), None);
+    }
+}

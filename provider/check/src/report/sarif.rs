@@ -1,0 +1,189 @@
+//! Reports as SARIF 2.1.0 (OASIS, `sarif-schema-2.1.0`), which pages of code scanning and editors
+//! show. Pure but for the current folder, below which files are named relative to it.
+
+use super::Named;
+use crate::rule::{Rule, Severity};
+use crate::stack::Frame;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Adds a report to a document, which is empty if there is none yet.
+pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
+    let mut document = if text.is_empty() { empty() } else { serde_json::from_str(text).ok()? };
+    let run = document.get_mut("runs")?.get_mut(0)?;
+    if run.pointer("/tool/driver/name")? != "roxe" {
+        return None;
+    }
+    run.get_mut("results")?.as_array_mut()?.extend(report.map(result));
+    Some(format!("{document:#}\n"))
+}
+
+/// A run that found nothing.
+fn empty() -> Value {
+    let rules: Vec<_> = Rule::ALL.iter().copied().map(rule).collect();
+    let driver = json!({
+        "name": "roxe",
+        "version": env!("CARGO_PKG_VERSION"),
+        "rules": rules,
+    });
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": []}],
+    })
+}
+
+fn rule(rule: Rule) -> Value {
+    json!({
+        "id": rule.name(),
+        "shortDescription": {"text": rule.summary()},
+        "fullDescription": {"text": rule.summary()},
+        "help": {"text": format!("{} See {}.", rule.summary(), rule.source())},
+        "defaultConfiguration": {"level": level(rule.severity())},
+    })
+}
+
+const fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+        Severity::Advice => "note",
+    }
+}
+
+fn result(named: &Named) -> Value {
+    let report = &named.report;
+    let facts: String = report.facts.iter().fold(String::new(), |mut text, (label, value)| {
+        let _ = write!(text, "\n{label}: {value}");
+        text
+    });
+    let place = |(label, frames): &(&str, Vec<Frame>)| location(label, shown(frames)?);
+    let stack = |(label, frames): &(&str, Vec<Frame>)| {
+        let frames: Vec<_> =
+            frames.iter().filter_map(|frame| Some(json!({"location": location("", frame)?}))).collect();
+        json!({"message": {"text": label}, "frames": frames})
+    };
+    let (first, others) = named.stacks.split_at(named.stacks.len().min(1));
+    json!({
+        "ruleId": report.rule.name(),
+        "level": level(report.rule.severity()),
+        "message": {"text": format!("{}{facts}\nWhat to do: {}", report.sentence, report.advice)},
+        "locations": first.iter().filter_map(place).collect::<Vec<_>>(),
+        "relatedLocations": others.iter().filter_map(place).collect::<Vec<_>>(),
+        "stacks": named.stacks.iter().map(stack).collect::<Vec<_>>(),
+        "partialFingerprints": {"functions/v1": fingerprint(named)},
+        "properties": {"process": std::process::id()},
+    })
+}
+
+/// The innermost call whose line is known, else the innermost.
+fn shown(frames: &[Frame]) -> Option<&Frame> {
+    frames.iter().find(|frame| frame.file.is_some()).or_else(|| frames.first())
+}
+
+fn location(label: &str, frame: &Frame) -> Option<Value> {
+    let mut location = json!({"logicalLocations": [{"fullyQualifiedName": frame.function, "kind": "function"}]});
+    let fields = location.as_object_mut()?;
+    if !label.is_empty() {
+        fields.insert("message".to_owned(), json!({"text": label}));
+    }
+    if let Some(file) = &frame.file {
+        let mut place = json!({"artifactLocation": artifact(file)});
+        // A line of 0 is one that the compiler has made.
+        if let (Some(line), Some(place)) = (frame.line.filter(|line| *line > 0), place.as_object_mut()) {
+            place.insert("region".to_owned(), json!({"startLine": line}));
+        }
+        fields.insert("physicalLocation".to_owned(), place);
+    }
+    Some(location)
+}
+
+/// Sources below the current folder are named relative to it, as those who show them want it.
+fn artifact(file: &Path) -> Value {
+    let here = std::env::current_dir().unwrap_or_default();
+    match file.strip_prefix(here) {
+        Ok(relative) => json!({"uri": uri(relative), "uriBaseId": "%SRCROOT%"}),
+        Err(_) if file.is_absolute() => json!({"uri": format!("file://{}", uri(file))}),
+        Err(_) => json!({"uri": uri(file)}),
+    }
+}
+
+/// A path as part of a URI (RFC 3986).
+fn uri(path: &Path) -> String {
+    path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, &byte| {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+        text
+    })
+}
+
+/// What stays the same while lines move and numbers change: the rule, and the functions of the
+/// first stack.
+fn fingerprint(named: &Named) -> String {
+    let functions = named.stacks.first().into_iter().flat_map(|(_, frames)| frames);
+    let words = [named.report.rule.name()].into_iter().chain(functions.map(|frame| frame.function.as_str()));
+    let hash = words
+        .flat_map(|word| word.bytes().chain([0]))
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Report;
+    use std::path::PathBuf;
+
+    fn named(line: u32) -> Named {
+        let frame = |function: &str, file: Option<PathBuf>| Frame { function: function.into(), file, line: Some(line) };
+        let here = std::env::current_dir().unwrap().join("src/a b.c");
+        let posted = vec![frame("helper", None), frame("send_all", Some(here)), frame("main", None)];
+        let freed = vec![frame("stop", Some("/usr/src/b.c".into()))];
+        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("key", "0x7").advice("Wait.");
+        Named { report, stacks: vec![("posted at", posted), ("deregistered", freed)] }
+    }
+
+    #[test]
+    fn a_document_has_what_the_standard_requires_and_every_rule() {
+        let empty: Value = serde_json::from_str(&add("", None).unwrap()).unwrap();
+        assert_eq!(empty["version"], "2.1.0");
+        let driver = &empty["runs"][0]["tool"]["driver"];
+        assert_eq!(driver["name"], "roxe");
+        assert_eq!(driver["rules"].as_array().unwrap().len(), Rule::ALL.len());
+        let found: Value = serde_json::from_str(&add(&add("", None).unwrap(), Some(&named(3))).unwrap()).unwrap();
+        let result = &found["runs"][0]["results"][0];
+        assert_eq!((&result["ruleId"], &result["level"]), (&json!("key-stale"), &json!("error")));
+        assert!(result["message"]["text"].as_str().unwrap().contains("is dead.\nkey: 0x7\nWhat to do: Wait."));
+    }
+
+    #[test]
+    fn the_place_is_the_innermost_line_that_is_known_and_the_other_calls_are_related() {
+        let result = result(&named(12));
+        let place = &result["locations"][0]["physicalLocation"];
+        assert_eq!(place["artifactLocation"], json!({"uri": "src/a%20b.c", "uriBaseId": "%SRCROOT%"}));
+        assert_eq!(place["region"]["startLine"], 12);
+        let related = &result["relatedLocations"][0];
+        assert_eq!(related["message"]["text"], "deregistered");
+        assert_eq!(related["physicalLocation"]["artifactLocation"]["uri"], "file:///usr/src/b.c");
+        assert_eq!(result["stacks"][0]["frames"].as_array().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_fingerprint_does_not_depend_on_lines() {
+        assert_eq!(fingerprint(&named(1)), fingerprint(&named(2)));
+        let other = Named { stacks: vec![], ..named(1) };
+        assert_ne!(fingerprint(&named(1)), fingerprint(&other));
+    }
+
+    #[test]
+    fn another_tools_document_is_not_touched() {
+        let text = r#"{"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x"}}, "results": []}]}"#;
+        assert_eq!(add(text, None), None);
+        assert_eq!(add("not JSON", None), None);
+    }
+}

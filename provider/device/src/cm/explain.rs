@@ -1,0 +1,201 @@
+//! Why a connection did not come to be, in words, for the user (`ROXE_EXPLAIN`): an event says a
+//! kind and a number, and each of them has several causes.
+//!
+//! Nothing here runs unless something failed. Reads the files of [`reasons`].
+
+use super::address::Address;
+use super::event::{EventData, EventKind};
+use super::id::{Id, Inner};
+use roxe_base::config::Explain;
+use roxe_base::error::Error;
+use roxe_check::explain::{self, Connection, explains};
+use roxe_engine::reasons;
+use roxe_transport::qp::Service;
+use roxe_wire::Qpn;
+use roxe_wire::cm::{RejReason, SidrStatus};
+
+/// Bytes of private data that are shown.
+const SHOWN: usize = 32;
+
+/// Why, and what to change.
+type Cause = (String, &'static str);
+
+impl Id {
+    /// Says why, if `kind` is the end of an attempt; `error` is what failed on this side.
+    pub(in crate::cm) fn explain(
+        &self,
+        inner: &Inner,
+        (kind, status, data): (EventKind, i32, &EventData),
+        error: Option<&Error>,
+    ) {
+        if explains() == Explain::Off {
+            return;
+        }
+        let Some((cause, advice)) = self.cause(inner, (kind, status, data), error) else { return };
+        let what = if self.service() == Service::Ud { "look-up" } else { "connection" };
+        let end = |address: Option<Address>| address.map_or_else(|| "nowhere".to_owned(), |address| named(&address));
+        let what = format!("the {what} from {} to {}", end(inner.local), end(inner.peer));
+        let said = private_data(data).map(shown);
+        explain::not_connected(&Connection { what, event: event_name(kind), status, cause, said, advice });
+    }
+
+    fn cause(
+        &self,
+        inner: &Inner,
+        (kind, status, data): (EventKind, i32, &EventData),
+        error: Option<&Error>,
+    ) -> Option<Cause> {
+        let peer = || inner.peer.map_or_else(String::new, |peer| named(&peer));
+        Some(match kind {
+            EventKind::AddrError => (error?.to_string(), way(error?.errno())),
+            EventKind::ConnectError => (
+                format!("the peer accepted, and the own queue pair could not be moved: {}", error?),
+                "create the queue pair on the device of the id (id->verbs), and leave its state to librdmacm",
+            ),
+            EventKind::Unreachable if status > 0 => look_up(status, &peer()),
+            EventKind::Unreachable => (unanswered(status, inner), UNANSWERED),
+            EventKind::Rejected => {
+                let reason = u16::try_from(status).map_or(RejReason::ConsumerDefined, RejReason::from_code);
+                rejected(reason, &peer(), inner, data)
+            }
+            _ => return None,
+        })
+    }
+}
+
+const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there \
+                          has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
+
+/// What to do about an address that leads nowhere.
+const fn way(errno: i32) -> &'static str {
+    match errno {
+        libc::ENODEV => "open the interface that the way leads over: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
+        libc::EADDRNOTAVAIL => "use an address of this host as the source; `ip addr` lists them",
+        _ => "see `ip route get ADDRESS`: the host needs a route, and its interface has to be up",
+    }
+}
+
+fn look_up(status: i32, peer: &str) -> Cause {
+    match u8::try_from(status).map(SidrStatus::from_code) {
+        Ok(SidrStatus::Unsupported) => {
+            (format!("nobody there looks after datagrams for {peer}"), "start the server, or correct the port")
+        }
+        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see what the server says"),
+        _ => (format!("the other end answered with status {status}"), "see IBA 12.11.1.2"),
+    }
+}
+
+fn unanswered(status: i32, inner: &Inner) -> String {
+    let host = inner.peer.map_or_else(String::new, |peer| peer.gid().to_ip().to_string());
+    match -status {
+        libc::ECONNREFUSED => {
+            format!("the host {host} answers that nobody listens on UDP port 4791: no RoCE card is open there")
+        }
+        libc::EHOSTUNREACH | libc::ENETUNREACH => format!("the network answers that the host {host} cannot be reached"),
+        _ => format!("no answer came from {host}, however often it was asked"),
+    }
+}
+
+fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> Cause {
+    let other = |advice| (format!("the other end refused: {reason}"), advice);
+    match reason {
+        RejReason::InvalidServiceId => (
+            format!("a card answers, and nobody listens at {peer}"),
+            "start the server first, or correct the port; rdma_listen has to be called, on an id that is bound to \
+             this address or to all",
+        ),
+        RejReason::ConsumerDefined => consumer(inner, data),
+        RejReason::StaleConnection => (
+            "the other end takes the queue pair number for that of a connection which is not over there, or is in \
+             timewait"
+                .to_owned(),
+            "create a new queue pair for each connection, and disconnect before it is destroyed",
+        ),
+        RejReason::Timeout => (
+            "the other end accepted and waited for the last message of the exchange in vain".to_owned(),
+            "fetch and handle the events of the channel in time",
+        ),
+        RejReason::NoResources | RejReason::NoQp => other("see why the other end could not create its queue pair"),
+        RejReason::InsufficientResponderResources => other("ask for a smaller initiator_depth"),
+        _ => other("see IBA 12.6.7.2"),
+    }
+}
+
+/// The program at the other end, or its library for it, did not want to; on this host it is known.
+fn consumer(inner: &Inner, data: &EventData) -> Cause {
+    let said = inner.own_qpn().and_then(|(ifindex, qpn)| reasons::of_refusal(ifindex, qpn));
+    match said {
+        Some(said) => {
+            (said, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
+        }
+        None if private_data(data).is_some() => {
+            ("the program there refused (rdma_reject), and says why".to_owned(), "see its private data")
+        }
+        None => (
+            "the program there refused (rdma_reject), or could not take the request: its backlog was full".to_owned(),
+            "see what the server says",
+        ),
+    }
+}
+
+/// A request to this listener was refused in its name, for a reason that its program does not hear.
+pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
+    reasons::note_refusal(ifindex, peer, || {
+        format!("the listener's backlog is full: {backlog} requests wait that its program has not heard of")
+    });
+}
+
+/// What the peer's program says, if it says anything: zeros stand behind it.
+fn private_data(data: &EventData) -> Option<&[u8]> {
+    let all: &[u8] = match data {
+        EventData::Conn(conn) => &conn.private_data,
+        EventData::Ud(ud) => &ud.private_data,
+        EventData::None | EventData::Group { .. } | EventData::Arg(_) => &[],
+    };
+    let end = all.iter().rposition(|byte| *byte != 0)?;
+    all.get(..=end)
+}
+
+fn shown(bytes: &[u8]) -> String {
+    let (first, rest) = bytes.split_at(bytes.len().min(SHOWN));
+    let more = if rest.is_empty() { String::new() } else { format!("... ({} bytes)", bytes.len()) };
+    if first.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+        return format!("\"{}\"{more}", String::from_utf8_lossy(first));
+    }
+    let words: Vec<_> = first.chunks(4).map(|word| word.iter().map(|byte| format!("{byte:02x}")).collect()).collect();
+    let words: Vec<String> = words;
+    words.join(" ") + &more
+}
+
+fn named(address: &Address) -> String {
+    match address {
+        Address::Ip(ip) => format!("{} port {}", ip.ip(), ip.port()),
+        Address::Ib(ib) => format!("{} service {:#x}", ib.gid, ib.sid),
+    }
+}
+
+/// As `rdma_event_str` calls it.
+const fn event_name(kind: EventKind) -> &'static str {
+    match kind {
+        EventKind::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
+        EventKind::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
+        EventKind::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
+        _ => "RDMA_CM_EVENT_REJECTED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::event::ConnParam;
+
+    #[test]
+    fn private_data_is_shown_as_text_or_as_bytes_without_the_zeros_behind_it() {
+        let data = |private_data| EventData::Conn(ConnParam { private_data, ..ConnParam::NOTHING });
+        let said = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
+        assert_eq!(said(b"no room\0\0"), Some("\"no room\"".to_owned()));
+        assert_eq!(said(&[1, 2, 3, 4, 0xff, 0]), Some("01020304 ff".to_owned()));
+        assert_eq!(said(&[0; 8]), None);
+        assert_eq!(said(&[b'a'; 40]).unwrap(), format!("\"{}\"... (40 bytes)", "a".repeat(32)));
+    }
+}

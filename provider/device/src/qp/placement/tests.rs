@@ -1,0 +1,172 @@
+//! Litmus programs for one queue pair: what may be seen of what it has taken in.
+
+use super::*;
+use crate::testing::Pages;
+use std::collections::BTreeSet;
+
+/// Where the litmus programs write.
+const DATA: u64 = 0;
+const LEN: usize = 100;
+const FLAG: u64 = 1024;
+
+/// A queue pair of the weakest legal card, and the memory of its process.
+struct World {
+    pages: Pages,
+    placement: Placement,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        guard::install();
+        Self { pages: Pages::new(1), placement: Placement::new(seed, 0) }
+    }
+
+    /// A peer's WRITE, or a packet of a message.
+    fn take(&mut self, at: u64, bytes: &[u8]) {
+        self.placement.take_in(Side::Recv, &[(self.pages.addr() + at, bytes)]);
+    }
+
+    fn byte(&self, at: u64) -> u8 {
+        let mut byte = [0];
+        guard::read(self.pages.addr() + at, guard::own_cells(&mut byte)).unwrap();
+        byte[0]
+    }
+
+    /// Which of the bytes of data are there.
+    fn there(&self) -> Vec<bool> {
+        (0..LEN as u64).map(|at| self.byte(DATA + at) != 0).collect()
+    }
+
+    /// Looks on until everything is there, and calls `look` in between.
+    fn watch(mut self, mut look: impl FnMut(&Self)) {
+        look(&self);
+        for _ in 0..1000 {
+            if self.placement.is_settled(Side::Recv) {
+                return;
+            }
+            self.placement.go_on();
+            look(&self);
+        }
+        panic!("something is never placed");
+    }
+}
+
+const SEEDS: u64 = 200;
+
+/// Outcomes of a litmus program over all seeds.
+fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
+    let mut outcomes = BTreeSet::new();
+    (0..SEEDS).for_each(|seed| program(World::new(seed), &mut outcomes));
+    outcomes
+}
+
+// IBA §9.5: only a receive, an atomic or a WRITE with immediate behind a WRITE says that it is
+// there; a byte of it does not, nor does one of a later WRITE.
+#[test]
+fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
+    let seen = outcomes(|mut world, outcomes| {
+        world.take(DATA, &[7; LEN]);
+        world.take(FLAG, &[1]);
+        world.watch(|world| {
+            outcomes.insert((world.byte(FLAG) == 1, world.there().iter().all(|there| *there)));
+        });
+    });
+    assert_eq!(seen.len(), 4, "every combination: {seen:?}");
+}
+
+#[test]
+fn the_last_byte_of_a_message_is_seen_before_and_after_its_first_one() {
+    let seen = outcomes(|mut world, outcomes| {
+        world.take(DATA, &[7; LEN]);
+        world.watch(|world| {
+            let there = world.there();
+            outcomes.insert((there[0], there[LEN - 1]));
+        });
+    });
+    assert_eq!(seen.len(), 4, "every combination: {seen:?}");
+}
+
+#[test]
+fn a_word_is_seen_half_written() {
+    let seen = outcomes(|mut world, outcomes| {
+        world.take(FLAG, &[0xff; 8]);
+        world.watch(|world| {
+            outcomes.insert((0..8).filter(|at| world.byte(FLAG + at) != 0).count());
+        });
+    });
+    assert!(seen.contains(&0) && seen.contains(&8) && seen.iter().any(|count| (1..8).contains(count)), "{seen:?}");
+}
+
+#[test]
+fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
+    let seen = outcomes(|mut world, outcomes| {
+        let addr = world.pages.addr();
+        world.placement.take_in(Side::Send, &[(addr + FLAG, &[1; LEN])]);
+        world.take(DATA, &[7; LEN]);
+        world.placement.settle(Side::Recv);
+        assert!(world.there().iter().all(|there| *there));
+        outcomes.insert(world.placement.is_settled(Side::Send));
+        world.placement.settle(Side::Send);
+        assert_eq!(world.byte(FLAG + LEN as u64 - 1), 1);
+        assert_eq!(world.placement.waiting, 0);
+    });
+    assert_eq!(seen.len(), 2);
+}
+
+// IBA §9.5: requests of one queue pair are executed in their order, so the later of two on the same
+// bytes is what remains, and an older one is never seen behind it.
+#[test]
+fn bytes_written_twice_never_become_what_they_were_written_first() {
+    let seen = outcomes(|mut world, outcomes| {
+        world.take(DATA, &[1; LEN]);
+        world.take(DATA + 50, &[2; LEN]);
+        let mut newest = vec![0; LEN + 50];
+        world.watch(|world| {
+            for (at, newest) in newest.iter_mut().enumerate() {
+                let now = world.byte(DATA + at as u64);
+                assert!(now >= *newest, "byte {at} was {newest} and is {now}");
+                *newest = now;
+            }
+            outcomes.insert(newest.clone());
+        });
+        let last = [vec![1; 50], vec![2; LEN]].concat();
+        assert_eq!(newest, last);
+    });
+    assert!(seen.len() > 10, "{}", seen.len());
+}
+
+#[test]
+fn a_list_of_several_parts_arrives_whole() {
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed);
+        let addr = world.pages.addr();
+        world.placement.take_in(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
+        world.placement.settle_all();
+        let at = |at| world.byte(at);
+        assert_eq!([at(299), at(300), at(339), at(340)], [0, 1, 1, 0], "seed {seed}");
+        assert_eq!([at(0), at(59), at(60), at(99), at(100), at(101)], [2, 2, 0, 0, 3, 0], "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_choices_and_another_one_others() {
+    let run = |seed| {
+        let (mut world, mut seen) = (World::new(seed), vec![]);
+        (0..4).for_each(|at| world.take(at * 256, &[9; LEN]));
+        world.watch(|world| seen.push((0..1024).map(|at| world.byte(at)).collect::<Vec<_>>()));
+        seen
+    };
+    assert_eq!(run(3), run(3));
+    assert_ne!(run(3), run(4));
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut world = World::new(5);
+    let addr = world.pages.addr();
+    for _ in 0..10_000 {
+        let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
+        world.placement.take_in(Side::Recv, &parts);
+        assert!(world.placement.waiting <= MOST);
+    }
+}

@@ -1,0 +1,81 @@
+//! Why nobody answers, as far as the network and this host can say.
+//!
+//! Asked when a request failed, or was not answered for a second: never on the way of a packet.
+//! Touches sockets of its own ([`roxe_net::probe`]).
+
+use crate::engine::Engine;
+use crate::port::Netdev;
+use roxe_net::link::HOP_LIMIT;
+use roxe_net::probe::{Probe, source_towards};
+use roxe_transport::cm::Route;
+use roxe_wire::cm::{CommId, Drep, MAD_LEN, Mad, PrivateData, TransactionId, gsi_header};
+use roxe_wire::{NetHeader, Psn, icrc};
+use std::io;
+use std::time::Duration;
+
+/// How long the network's answer may take to come. Where it has a long way to come it is missed.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// Asks the network whether there is a card at the end of `route`: sends a message that no
+    /// connection manager acts on, the answer to a question that none has asked.
+    pub fn probe(&self, route: Route) -> io::Result<Probe> {
+        let id = CommId::default();
+        let drep = Drep { local_comm_id: id, remote_comm_id: id, private_data: PrivateData::EMPTY };
+        let mad = Mad { tid: TransactionId(0), modifier: 0, message: drep.into() }.to_bytes();
+        let header = gsi_header(Psn::default());
+        Probe::send(route.local, route.remote, self.ifindex(), |src_port| {
+            let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
+            let len = packet.len();
+            let room = packet.get_mut(..len - icrc::LEN).and_then(|room| header.emit(MAD_LEN, room));
+            room.into_iter().for_each(|room| room.copy_from_slice(&mad));
+            let (src, dst) = (route.local, route.remote);
+            let net = NetHeader { src, dst, src_port, traffic_class: 0, hop_limit: HOP_LIMIT, flow_label: 0, ident: 0 };
+            icrc::seal(&net, &mut packet);
+            packet
+        })
+    }
+
+    /// What keeps packets from the end of `route`, in words. Waits for a moment: for a user who
+    /// wants explanations only.
+    pub fn why_unreachable(&self, route: Route) -> Option<String> {
+        let name = self.adapter().netdev();
+        match Netdev::find(self.ifindex()) {
+            Ok(Some(netdev)) if !netdev.up => {
+                return Some(format!("the interface {name} is down: `ip link set {name} up`"));
+            }
+            Ok(None) => return Some(format!("the interface {name} is gone")),
+            _ => {}
+        }
+        self.other_way(route).or_else(|| self.answer_of_network(route))
+    }
+
+    /// The peer is behind another interface.
+    fn other_way(&self, route: Route) -> Option<String> {
+        let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
+        let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
+        let (way, own) = (netdev.name, self.adapter().netdev());
+        (netdev.ifindex != self.ifindex())
+            .then(|| format!("the way to {peer} leads over {way}, and this device is {own}: set ROXE_NETDEV={way}"))
+    }
+
+    fn answer_of_network(&self, route: Route) -> Option<String> {
+        let answer = match self.probe(route) {
+            Ok(probe) => probe.wait_for_answer(PATIENCE)?,
+            Err(e) => e,
+        };
+        let peer = route.remote.to_ip();
+        match answer.raw_os_error()? {
+            libc::ECONNREFUSED => {
+                Some(format!("{peer} answers that nobody listens on UDP port 4791: no RoCE card is open there"))
+            }
+            libc::EHOSTUNREACH | libc::ENETUNREACH => {
+                Some(format!("the network answers that {peer} cannot be reached"))
+            }
+            libc::EACCES | libc::EPERM => {
+                Some(format!("a firewall does not let packets to UDP port 4791 of {peer} pass"))
+            }
+            _ => None,
+        }
+    }
+}
