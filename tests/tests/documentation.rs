@@ -2,6 +2,7 @@
 
 use roxe_check::Rule;
 use roxe_provider::config::KNOBS;
+use roxe_provider::profile::{PROFILES, Profile};
 
 const PAGE: &str = include_str!("../../docs/knobs.md");
 
@@ -10,6 +11,32 @@ fn the_table_of_knobs_is_the_one_in_the_code() {
     let rows: Vec<&str> = PAGE.lines().filter(|line| line.starts_with("| `ROXE_")).collect();
     let wanted: Vec<String> = KNOBS.iter().map(|k| format!("| `{}` | {} | {} |", k.name, k.default, k.help)).collect();
     assert_eq!(rows, wanted);
+}
+
+#[test]
+fn the_table_of_cards_is_the_one_in_the_code() {
+    let page = include_str!("../../docs/profiles.md");
+    let number = |limit: Option<u32>| limit.map_or_else(|| "?".to_owned(), |limit| limit.to_string());
+    let wanted = PROFILES.iter().map(|card| {
+        let Profile { name, vendor_id, vendor_part_id, source, .. } = card;
+        let limits = [
+            card.max_qp,
+            card.max_qp_wr,
+            card.max_sge,
+            card.max_sge_rd,
+            card.max_cq,
+            card.max_cqe,
+            card.max_mr,
+            card.max_pd,
+            card.max_srq,
+            card.max_srq_wr,
+            card.max_srq_sge,
+        ];
+        let limits = limits.map(number).join(" | ");
+        format!("| `{name}` | {vendor_id:#06x} | {vendor_part_id} | {limits} | {source} |")
+    });
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    assert_eq!(rows, wanted.collect::<Vec<_>>());
 }
 
 /// A front page is read; a manual is looked up in.

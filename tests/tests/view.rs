@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Check::new("view: inside another one", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
         Check::new("view: user and group stay", || without_rights(&keeps_user)),
         Check::new("view: the system's own folders stay as they are", leaves_the_system_alone),
+        Check::new("view: a device with the name, the GIDs and the limits of a card", looks_like_a_card),
         Check::new("view: switched off", switched_off),
         Check::new("view: where namespaces are forbidden the program starts without", forbidden),
         Check::new("view: the overflow user has a card and no view", || as_root(&overflow_user)),
@@ -167,6 +168,26 @@ fn leaves_the_system_alone() -> Verdict {
     }
 }
 
+/// As tutorials want it: `-d mlx5_0 -g 3`, also inside another view of that name; and with the
+/// limits of a card that takes four elements per request.
+fn looks_like_a_card() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox", roxe(), "run", "--profile", "qedr", "--"];
+    let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
+                 ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
+    let script = pingpong("-d mlx5_0 -g 3", files);
+    let seen = "mlx5_0\nIB/RoCE v1\nRoCE v2\nmlx5_0\n vendor_part_id: 32880 max_sge_rd: 4 ";
+    for between in [&[][..], &[roxe(), "run", "--"]] {
+        let output = run(&card, &[between, &["sh", "-c", &script]].concat());
+        if text(&output.stdout) != seen {
+            return Verdict::Failed(said(&output));
+        }
+    }
+    Verdict::Passed
+}
+
 fn switched_off() -> Verdict {
     let script = "test -e /sys/class/infiniband/roxe0 || test -e /dev/infiniband/roxe0 || echo nothing";
     for words in [&[roxe(), "run", "--no-view", "--"], &["env", "ROXE_VIEW=off", roxe(), "run"] as &[&str]] {
@@ -216,7 +237,9 @@ fn set_user(prefix: &[&str]) -> Verdict {
     let output = run(prefix, &[roxe(), "run", "--", &program.to_string_lossy()]);
     let _ = fs::remove_file(&program);
     let why = text(&output.stderr);
-    if made.is_ok() && output.status.success() && why.lines().count() == 1 && why.contains("changes its user") {
+    let told = |words: &[&str]| why.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    let both = told(&["no /sys/class/infiniband", "gains rights"]) && told(&["may not use roxe", "gains rights"]);
+    if made.is_ok() && output.status.success() && why.lines().count() == 2 && both {
         Verdict::Passed
     } else {
         Verdict::Failed(format!("{made:?} {}", said(&output)))

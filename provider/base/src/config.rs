@@ -5,6 +5,7 @@
 //! of rules that `ROXE_FAULTS` may name.
 
 use crate::privilege::is_privileged_start;
+use crate::profile::{self, Profile};
 use crate::weakest::Wanted;
 use roxe_transport::fault::Rules;
 use std::borrow::Cow;
@@ -34,6 +35,21 @@ pub const KNOBS: &[Knob] = &[
         name: "ROXE_VENDOR_PART_ID",
         default: "1",
         help: "vendor_part_id to report; 4119 makes perftest post through ibv_wr_* calls.",
+    },
+    Knob {
+        name: "ROXE_PROFILE",
+        default: "none",
+        help: "Card whose vendor, part number and limits to take on: cx3, cx5, cx6, cx6lx, qedr or rxe.",
+    },
+    Knob {
+        name: "ROXE_DEVICE_NAME",
+        default: "roxe0",
+        help: "Name of the first device, such as mlx5_0; those of the others count on from its number.",
+    },
+    Knob {
+        name: "ROXE_GID_LAYOUT",
+        default: "plain",
+        help: "Order of the GID table: plain, or mellanox: each address twice, IPv6 first, IPv4 with RoCE v2 at index 3.",
     },
     Knob {
         name: "ROXE_WINDOW",
@@ -154,6 +170,61 @@ pub enum Explain {
     Full,
 }
 
+/// In which order the addresses of an interface stand in its GID table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GidLayout {
+    /// As they come, IPv4 first, each once.
+    #[default]
+    Plain,
+    /// As on the port of a Mellanox card
+    /// (<https://github.com/ofiwg/libfabric/issues/12673>): each twice, for RoCE v1 and v2; an
+    /// IPv6 address at 0 and 1, IPv4 addresses from 2 on.
+    Mellanox,
+}
+
+/// What devices are called: a text, and the number of the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName {
+    stem: String,
+    first: u32,
+}
+
+impl Default for DeviceName {
+    fn default() -> Self {
+        Self { stem: "roxe".to_owned(), first: 0 }
+    }
+}
+
+impl DeviceName {
+    const RULE: &str = "it must be letters, _ and - with a number behind, such as mlx5_0";
+    /// Bytes that leave room for a number in the 64 of a name.
+    const MAX: usize = 56;
+
+    fn parse(text: &str) -> Option<Self> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        if text.is_empty() || text.len() > Self::MAX || !text.bytes().all(is_allowed) {
+            return None;
+        }
+        let stem = text.trim_end_matches(|digit: char| digit.is_ascii_digit());
+        let number = &text[stem.len()..];
+        // "x007" would come back as "x7", and "x" as "x0".
+        let first: u32 = number.parse().ok().filter(|first: &u32| first.to_string() == number)?;
+        first.checked_add(u32::from(u16::MAX))?;
+        Some(Self { stem: stem.to_owned(), first })
+    }
+
+    /// The name of device number `index` of a process.
+    pub fn nth(&self, index: u32) -> String {
+        format!("{}{}", self.stem, self.first.saturating_add(index))
+    }
+
+    /// Whether a device of ours could be called so.
+    pub fn matches(&self, name: &str) -> bool {
+        let number = name.strip_prefix(&*self.stem).unwrap_or_default();
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    }
+}
+
 /// How a file of reports is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
@@ -203,8 +274,15 @@ pub enum Stats {
 pub struct Config {
     /// Names of network devices, in order; never empty.
     pub netdevs: Vec<String>,
-    /// What the device reports as its part number; some programs choose a code path by it.
-    pub vendor_part_id: u32,
+    /// What the device reports as its part number, if it is not that of the profile; some programs
+    /// choose a code path by it.
+    pub vendor_part_id: Option<u32>,
+    /// The card whose limits are in force.
+    pub profile: Option<&'static Profile>,
+    /// What the devices are called.
+    pub device_name: DeviceName,
+    /// In which order addresses stand in GID tables.
+    pub gid_layout: GidLayout,
     /// Bytes under way towards one receiving process; `None`: derive it from the receive buffer.
     pub window: Option<u32>,
     /// Bytes of receive buffer to ask for.
@@ -290,9 +368,20 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
             vec!["lo".to_owned()],
             parse_names,
         )?,
-        vendor_part_id: parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", 1, |text| {
-            text.parse().ok()
+        vendor_part_id: parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", None, |text| {
+            text.parse().ok().map(Some)
         })?,
+        profile: parse_with(&get, "ROXE_PROFILE", "it must be cx3, cx5, cx6, cx6lx, qedr or rxe", None, |text| {
+            profile::named(text).map(Some)
+        })?,
+        device_name: parse_with(&get, "ROXE_DEVICE_NAME", DeviceName::RULE, DeviceName::default(), DeviceName::parse)?,
+        gid_layout: parse_with(
+            &get,
+            "ROXE_GID_LAYOUT",
+            "it must be plain or mellanox",
+            GidLayout::Plain,
+            parse_layout,
+        )?,
         window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
             text.parse().ok().filter(|bytes| (1 << 16..=1 << 26).contains(bytes)).map(Some)
         })?,
@@ -375,6 +464,14 @@ fn parse_with<T>(
     read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
+fn parse_layout(text: &str) -> Option<GidLayout> {
+    match text {
+        "plain" => Some(GidLayout::Plain),
+        "mellanox" => Some(GidLayout::Mellanox),
+        _ => None,
+    }
+}
+
 fn parse_switch(text: &str) -> Option<bool> {
     match text {
         "on" | "1" | "yes" => Some(true),
@@ -424,7 +521,10 @@ mod tests {
     #[test]
     fn values_are_read_at_both_ends_of_their_range() {
         assert_eq!(with("ROXE_NETDEV", "eth0, lo").unwrap().netdevs, ["eth0", "lo"]);
-        assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, 4119);
+        assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, Some(4119));
+        assert_eq!(with("ROXE_PROFILE", "cx5").unwrap().profile.map(|card| card.vendor_part_id), Some(4119));
+        assert_eq!(with("ROXE_GID_LAYOUT", "mellanox").unwrap().gid_layout, GidLayout::Mellanox);
+        assert!(["ROXE_PROFILE", "ROXE_GID_LAYOUT"].iter().all(|name| with(name, "cx99").is_err()));
         assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));
         assert_eq!(with("ROXE_RCVBUF", "4096").unwrap().rcvbuf, 4096);
@@ -487,5 +587,18 @@ mod tests {
         });
         let listed: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
         assert_eq!(asked.get_mut().unwrap().as_slice(), listed.as_slice());
+    }
+
+    #[test]
+    fn devices_count_on_from_the_number_in_the_name() {
+        let name = DeviceName::parse("mlx5_0").unwrap();
+        assert_eq!([name.nth(0), name.nth(2)], ["mlx5_0", "mlx5_2"]);
+        assert_eq!(DeviceName::parse("rocep1s0f1").unwrap().nth(1), "rocep1s0f2");
+        assert_eq!(DeviceName::default().nth(3), "roxe3");
+        assert!(name.matches("mlx5_17") && !name.matches("mlx5_") && !name.matches("mlx5_0a"));
+        let long = format!("{}0", "x".repeat(60));
+        for wrong in ["", "mlx", "x007", "a/0", "../x0", "x4294967295", &long] {
+            assert_eq!(DeviceName::parse(wrong), None, "{wrong}");
+        }
     }
 }

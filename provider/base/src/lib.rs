@@ -6,7 +6,8 @@
 //!
 //! - [`error`]: the one error: what happened, to what, what to do, and the errno for a C caller
 //! - [`config`]: the environment variables, parsed once, and what an unset one means
-//! - [`limits`]: what `ibv_query_device` reports, and what there therefore can be
+//! - [`limits`]: what `ibv_query_device` reports, and what there therefore can be; [`profile`]: the
+//!   limits of cards
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`] has the table of all ranks: the lock
 //!   order
 //! - [`sync`]: the atomics of handshakes between threads, which the models (`tests/models`) replace
@@ -51,6 +52,7 @@ pub mod lock;
 pub mod private_file;
 #[allow(unsafe_code)]
 pub mod privilege;
+pub mod profile;
 pub mod queue;
 pub mod ready;
 pub mod sync;

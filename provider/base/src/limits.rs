@@ -3,6 +3,61 @@
 
 use crate::weakest::{Weakness, has};
 
+use crate::config::config;
+use crate::profile::Profile;
+
+/// The limits that a profile can lower, as they are in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// [`MAX_QP`]
+    pub max_qp: u32,
+    /// [`MAX_QP_WR`]
+    pub max_qp_wr: u32,
+    /// [`MAX_SGE`]
+    pub max_sge: u32,
+    /// [`MAX_SGE`], of a READ.
+    pub max_sge_rd: u32,
+    /// [`MAX_CQ`]
+    pub max_cq: u32,
+    /// [`MAX_CQE`]
+    pub max_cqe: u32,
+    /// [`MAX_MR`]
+    pub max_mr: u32,
+    /// [`MAX_PD`]
+    pub max_pd: u32,
+    /// [`MAX_SRQ`]
+    pub max_srq: u32,
+    /// [`MAX_SRQ_WR`]
+    pub max_srq_wr: u32,
+    /// [`MAX_SRQ_SGE`]
+    pub max_srq_sge: u32,
+}
+
+impl InForce {
+    /// Of each limit the smaller one, the card's or ours.
+    pub fn of(profile: Option<&Profile>) -> Self {
+        let lower = |ours: u32, card: fn(&Profile) -> Option<u32>| profile.and_then(card).unwrap_or(ours).min(ours);
+        Self {
+            max_qp: lower(MAX_QP, |card| card.max_qp),
+            max_qp_wr: lower(max_qp_wr(), |card| card.max_qp_wr),
+            max_sge: lower(max_sge(), |card| card.max_sge),
+            max_sge_rd: lower(max_sge(), |card| card.max_sge_rd),
+            max_cq: lower(MAX_CQ, |card| card.max_cq),
+            max_cqe: lower(max_cqe(), |card| card.max_cqe),
+            max_mr: lower(MAX_MR, |card| card.max_mr),
+            max_pd: lower(MAX_PD, |card| card.max_pd),
+            max_srq: lower(MAX_SRQ, |card| card.max_srq),
+            max_srq_wr: lower(max_srq_wr(), |card| card.max_srq_wr),
+            max_srq_sge: lower(max_srq_sge(), |card| card.max_srq_sge),
+        }
+    }
+}
+
+/// The limits of this process: those below, or those of the card in `ROXE_PROFILE`.
+pub fn in_force() -> InForce {
+    InForce::of(config().ok().and_then(|config| config.profile))
+}
+
 /// Work requests of a send or receive queue.
 pub const MAX_QP_WR: u32 = 16_384;
 /// Elements of a scatter/gather list.
@@ -111,4 +166,23 @@ pub fn max_srq_sge() -> u32 {
 /// What small cards of the field report, if the card is one.
 fn least(usual: u32, small: u32) -> u32 {
     if has(Weakness::LIMITS) { small } else { usual }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{PROFILES, named};
+
+    #[test]
+    fn a_profile_lowers_limits_and_raises_none() {
+        let ours = InForce::of(None);
+        assert_eq!((ours.max_sge, ours.max_cqe, ours.max_srq), (MAX_SGE, MAX_CQE, MAX_SRQ));
+        let qedr = InForce::of(named("qedr"));
+        assert_eq!((qedr.max_sge, qedr.max_qp), (4, 8568));
+        assert_eq!((qedr.max_qp_wr, qedr.max_srq_sge), (ours.max_qp_wr, ours.max_srq_sge), "larger, and unknown");
+        for profile in PROFILES {
+            assert!(profile.source.starts_with("https://"), "{} has no source", profile.name);
+            assert!(InForce::of(Some(profile)).max_qp_wr <= MAX_QP_WR, "{}", profile.name);
+        }
+    }
 }

@@ -1,4 +1,9 @@
-//! The user and the privileges of the process. **Unsafe room**: `geteuid`, `getauxval`.
+//! The user and the privileges of the process. **Unsafe room**: `geteuid`, `getauxval`,
+//! `getxattr`.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// The user this process acts for.
 pub fn effective_uid() -> libc::uid_t {
@@ -12,4 +17,13 @@ pub fn effective_uid() -> libc::uid_t {
 pub(crate) fn is_privileged_start() -> bool {
     // SAFETY: takes no pointers and cannot fail.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Whether a program has capabilities that whoever starts it gets (`man 7 capabilities`, "File
+/// capabilities").
+pub fn has_capabilities(program: &Path) -> bool {
+    let Ok(path) = CString::new(program.as_os_str().as_bytes()) else { return false };
+    // SAFETY: both strings end with zeros, and without room the call only tells how long the value
+    // is.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }

@@ -107,15 +107,16 @@ pub struct Quotas {
 
 impl Default for Quotas {
     fn default() -> Self {
+        let most = limits::in_force();
         Self {
             ahs: Quota::new(limits::MAX_AH, "address handles"),
-            cqs: Quota::new(limits::MAX_CQ, "completion queues"),
-            mrs: Quota::new(limits::MAX_MR, "memory regions"),
+            cqs: Quota::new(most.max_cq, "completion queues"),
+            mrs: Quota::new(most.max_mr, "memory regions"),
             mws: Quota::new(limits::MAX_MW, "memory windows"),
-            pds: Quota::new(limits::MAX_PD, "protection domains"),
-            qps: Quota::new(limits::MAX_QP, "queue pairs"),
+            pds: Quota::new(most.max_pd, "protection domains"),
+            qps: Quota::new(most.max_qp, "queue pairs"),
             rwq_tables: Quota::new(limits::MAX_RWQ_TABLES, "indirection tables"),
-            srqs: Quota::new(limits::MAX_SRQ, "shared receive queues"),
+            srqs: Quota::new(most.max_srq, "shared receive queues"),
         }
     }
 }

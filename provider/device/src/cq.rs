@@ -15,7 +15,7 @@ use crate::event::AsyncEventKind;
 use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
-use roxe_base::limits::{NUM_COMP_VECTORS, max_cqe};
+use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::weakest::{Weakness, has};
@@ -492,10 +492,11 @@ impl Drop for Cq {
 }
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
-    match max_cqe() {
-        most if (1..=most).contains(&cqe) => Ok(cqe as usize),
-        most => Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}"))),
+    let most = limits::in_force().max_cqe;
+    if cqe == 0 || cqe > most {
+        return Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}")));
     }
+    Ok(cqe as usize)
 }
 
 #[cfg(test)]

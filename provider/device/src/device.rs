@@ -60,8 +60,8 @@ impl Device {
 
     /// The used entries of its GID table, in order.
     pub fn gid_entries(&self) -> Vec<GidEntry> {
-        let entry = |(index, gid)| GidEntry { index, port: 1, gid, ndev_ifindex: self.ifindex() };
-        self.adapter.gids().used().map(entry).collect()
+        let entry = |(index, gid, is_v1)| GidEntry { index, port: 1, gid, ndev_ifindex: self.ifindex(), is_v1 };
+        self.adapter.gids().shown().map(entry).collect()
     }
 
     /// How much of its memory this process has.

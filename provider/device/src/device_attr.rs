@@ -35,9 +35,9 @@ pub struct DeviceAttr {
     pub max_mr_size: u64,
     /// Page sizes that registration takes: all from 4096.
     pub page_size_cap: u64,
-    /// Not a registered OUI: locally administered.
+    /// Not a registered OUI: locally administered; or that of `ROXE_PROFILE`.
     pub vendor_id: u32,
-    /// `ROXE_VENDOR_PART_ID`, or 1.
+    /// `ROXE_VENDOR_PART_ID`, or that of `ROXE_PROFILE`, or 1.
     pub vendor_part_id: u32,
     /// Revision.
     pub hw_ver: u32,
@@ -122,26 +122,30 @@ const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
 
 impl DeviceAttr {
     fn of(device: &Device) -> Self {
+        let (most, config) = (limits::in_force(), config().ok());
+        let profile = config.and_then(|config| config.profile);
+        let part = config.and_then(|config| config.vendor_part_id);
+        let part = part.or_else(|| profile.map(|card| card.vendor_part_id));
         Self {
             fw_ver: env!("CARGO_PKG_VERSION"),
             node_guid: device.node_guid(),
             sys_image_guid: device.node_guid(),
             max_mr_size: limits::MAX_MR_SIZE,
             page_size_cap: !0xfff,
-            vendor_id: 0x02_7278,
-            vendor_part_id: config().map_or(1, |config| config.vendor_part_id),
+            vendor_id: profile.map_or(0x02_7278, |card| card.vendor_id),
+            vendor_part_id: part.unwrap_or(1),
             hw_ver: 1,
-            max_qp: limits::MAX_QP,
-            max_qp_wr: limits::max_qp_wr(),
+            max_qp: most.max_qp,
+            max_qp_wr: most.max_qp_wr,
             device_cap_flags: CAP_FLAGS,
             device_cap_flags_ex: CAP_FLAGS_EX | CAP_FLAGS as u64,
-            max_sge: limits::max_sge(),
-            max_sge_rd: limits::max_sge(),
-            max_cq: limits::MAX_CQ,
-            max_cqe: limits::max_cqe(),
-            max_mr: limits::MAX_MR,
+            max_sge: most.max_sge,
+            max_sge_rd: most.max_sge_rd,
+            max_cq: most.max_cq,
+            max_cqe: most.max_cqe,
+            max_mr: most.max_mr,
             max_mw: limits::MAX_MW,
-            max_pd: limits::MAX_PD,
+            max_pd: most.max_pd,
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
@@ -149,9 +153,9 @@ impl DeviceAttr {
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,
-            max_srq: limits::MAX_SRQ,
-            max_srq_wr: limits::max_srq_wr(),
-            max_srq_sge: limits::max_srq_sge(),
+            max_srq: most.max_srq,
+            max_srq_wr: most.max_srq_wr,
+            max_srq_sge: most.max_srq_sge,
             max_pkeys: 1,
             // 2^15 · 4.096 µs = 134 ms: a sleeping process on a loaded host.
             local_ca_ack_delay: 15,

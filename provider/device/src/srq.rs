@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use roxe_base::error::Error;
-use roxe_base::limits::{MAX_TM_SGE, max_srq_sge, max_srq_wr};
+use roxe_base::limits::{self, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
@@ -177,9 +177,10 @@ impl Srq {
     fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Arc<Self>, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
-        if attr.max_sge > max_srq_sge() {
+        let most = limits::in_force().max_srq_sge;
+        if attr.max_sge > most {
             let n = attr.max_sge;
-            return Err(Error::invalid(format!("{n} elements per request; the device takes {}", max_srq_sge())));
+            return Err(Error::invalid(format!("{n} elements per request; the device takes {most}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
         let id = ObjectId::next();
@@ -333,11 +334,11 @@ impl Drop for Srq {
 }
 
 fn check_size(max_wr: u32) -> Result<(), Error> {
-    let most = max_srq_wr();
-    if (1..=most).contains(&max_wr) {
-        return Ok(());
+    let most = limits::in_force().max_srq_wr;
+    if max_wr == 0 || max_wr > most {
+        return Err(Error::invalid(format!("a shared receive queue takes 1 to {most} requests, not {max_wr}")));
     }
-    Err(Error::invalid(format!("a shared receive queue takes 1 to {most} requests, not {max_wr}")))
+    Ok(())
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {

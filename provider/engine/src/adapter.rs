@@ -40,7 +40,7 @@ pub struct Adapter {
 impl Adapter {
     /// The adapter number `index` of this process, over `netdev`.
     pub fn new(index: u32, netdev: &Netdev) -> Self {
-        let name = format!("roxe{index}");
+        let name = config().map(|config| config.device_name.clone()).unwrap_or_default().nth(index);
         let folders = config().map(|config| (config.counters.as_deref(), config.stats_files.as_deref()));
         let (files, stats) = folders.unwrap_or_default();
         Self {
@@ -78,7 +78,7 @@ impl Adapter {
         self.observers.lock().push(observer);
     }
 
-    /// `roxe0`, `roxe1`, ...
+    /// `roxe0`, `roxe1`, ..., or as `ROXE_DEVICE_NAME` says.
     pub fn name(&self) -> &str {
         &self.name
     }

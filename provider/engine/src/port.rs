@@ -4,6 +4,7 @@
 //! changed; opens no socket that carries traffic.
 
 use pnet_datalink::NetworkInterface;
+use roxe_base::config::{GidLayout, config};
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MSG_SIZE;
 use roxe_wire::{Gid, PathMtu};
@@ -63,7 +64,7 @@ const LINK_UP: u8 = 5;
 /// The line rate of an interface that has none, bit/s.
 const UNKNOWN_LINE: NonZeroU64 = NonZeroU64::new(10_000_000_000).unwrap();
 
-/// One used entry of the GID table; all are of type RoCE v2.
+/// One used entry of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// Position in the table.
@@ -74,6 +75,9 @@ pub struct GidEntry {
     pub gid: Gid,
     /// Index of the network interface that has the address.
     pub ndev_ifindex: u32,
+    /// Shown as RoCE v1, where a card has such entries; what is sent from it is RoCE v2 all the
+    /// same.
+    pub is_v1: bool,
 }
 
 /// A network interface as the system describes it now.
@@ -249,7 +253,7 @@ pub struct Port {
 impl Port {
     /// The port over `netdev`.
     pub fn new(netdev: &Netdev) -> Self {
-        let mut gids = GidTable::default();
+        let mut gids = GidTable::new(config().map(|config| config.gid_layout).unwrap_or_default());
         gids.update(&netdev.addresses);
         let (mac, mtu) = (netdev.mac, netdev.mtu);
         Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
@@ -273,7 +277,7 @@ impl Port {
             }
             None => {
                 (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);
-                self.gids = GidTable::default();
+                self.gids.update(&[]);
             }
         }
         let port = if self.attr.state == ACTIVE { PortChange::Active } else { PortChange::Error };
@@ -287,37 +291,74 @@ impl Port {
 /// The GID table. An address keeps its index as long as the interface has it, because QPs and
 /// programs refer to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GidTable([Gid; GID_TABLE_LEN]);
+pub struct GidTable {
+    /// With the layout of a Mellanox card, the entries for RoCE v1 are left empty here.
+    entries: [Gid; GID_TABLE_LEN],
+    layout: GidLayout,
+}
 
 impl GidTable {
+    /// An empty table.
+    pub fn new(layout: GidLayout) -> Self {
+        Self { layout, ..Self::default() }
+    }
+
     /// Removes what is not in `addresses` and puts what is new into the holes, in order.
     pub fn update(&mut self, addresses: &[Gid]) {
-        let addresses = &addresses[..addresses.len().min(MAX_ADDRESSES)];
-        for entry in self.0.iter_mut().filter(|entry| !addresses.contains(entry)) {
+        let most = MAX_ADDRESSES / self.step();
+        let addresses = &addresses[..addresses.len().min(most)];
+        for entry in self.entries.iter_mut().filter(|entry| !addresses.contains(entry)) {
             *entry = Gid::default();
         }
         for &address in addresses {
             if self.index_of(address).is_none()
-                && let Some(hole) = self.0.iter_mut().find(|entry| entry.is_zero())
+                && let Some(hole) = self.hole_for(address)
             {
-                *hole = address;
+                self.entries[hole] = address;
             }
         }
     }
 
+    /// Entries that an address takes.
+    const fn step(&self) -> usize {
+        match self.layout {
+            GidLayout::Plain => 1,
+            GidLayout::Mellanox => 2,
+        }
+    }
+
+    /// Where a new address goes. The first pair of a Mellanox card is that of an IPv6 address (of
+    /// the link, which its interfaces have), so that IPv4 begins at index 2.
+    fn hole_for(&self, address: Gid) -> Option<usize> {
+        let step = self.step();
+        let skipped = usize::from(step == 2 && address.is_ipv4());
+        let mut places = (0..MAX_ADDRESSES).skip(step - 1).step_by(step).skip(skipped);
+        places.find(|place| self.entries[*place].is_zero())
+    }
+
     /// The entry at `index`: zero in a hole, `None` outside the table.
     pub fn get(&self, index: usize) -> Option<Gid> {
-        self.0.get(index).copied()
+        let place = if self.layout == GidLayout::Mellanox { index | 1 } else { index };
+        self.entries.get(place).copied()
     }
 
     /// Where `gid` is.
     pub fn index_of(&self, gid: Gid) -> Option<usize> {
-        self.0.iter().position(|&entry| entry == gid)
+        self.entries.iter().position(|&entry| entry == gid)
     }
 
-    /// The used entries with their indices.
+    /// The used entries with their indices; those for RoCE v1 are left out.
     pub fn used(&self) -> impl Iterator<Item = (u8, Gid)> {
-        (0u8..).zip(self.0).filter(|(_, gid)| !gid.is_zero())
+        (0u8..).zip(self.entries).filter(|(_, gid)| !gid.is_zero())
+    }
+
+    /// The used entries as programs see them, with whether they are those for RoCE v1.
+    pub fn shown(&self) -> impl Iterator<Item = (u8, Gid, bool)> {
+        let twice = self.layout == GidLayout::Mellanox;
+        self.used().flat_map(move |(index, gid)| {
+            let first = twice.then(|| (index - 1, gid, true));
+            first.into_iter().chain([(index, gid, false)])
+        })
     }
 }
 
@@ -408,6 +449,23 @@ mod tests {
         assert_eq!(table.used().collect::<Vec<_>>(), [(0, v4(1)), (1, v4(4)), (2, v4(3))]);
         assert_eq!(table.get(3), Some(Gid::default()));
         assert_eq!(table.get(GID_TABLE_LEN), None);
+    }
+
+    #[test]
+    fn on_a_mellanox_card_ipv4_with_roce_v2_is_at_index_3() {
+        let v6 = |last| Gid::from(IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last)));
+        let mut table = GidTable::new(GidLayout::Mellanox);
+        table.update(&[v4(1), v4(2), v6(1), v6(2)]);
+        let shown: Vec<_> = table.shown().collect();
+        let pair = |index, gid| [(index, gid, true), (index + 1, gid, false)];
+        assert_eq!(shown, [pair(0, v6(1)), pair(2, v4(1)), pair(4, v4(2)), pair(6, v6(2))].concat());
+        assert_eq!((table.get(2), table.get(3)), (Some(v4(1)), Some(v4(1))));
+        assert_eq!(table.index_of(v4(1)), Some(3));
+        assert_eq!((table.get(8), table.get(GID_TABLE_LEN)), (Some(Gid::default()), None));
+        table.update(&[v4(1)]);
+        assert_eq!(table.shown().collect::<Vec<_>>(), pair(2, v4(1)));
+        table.update(&(1..=20).map(v4).collect::<Vec<_>>());
+        assert!(table.used().count() < GID_TABLE_LEN / 2 && table.get(GID_TABLE_LEN - 1).unwrap().is_zero());
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub(crate) const ORDER: &[&str] = &[
     "verbs-api/peer",
     "verbs-api/capi",
     "verbs-api/preload",
+    "verbs-api/bundle",
     "verbs-api/drill",
     "verbs-api/cli",
     "tests/models",

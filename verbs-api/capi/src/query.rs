@@ -10,7 +10,8 @@ use core::mem::offset_of;
 use roxe_provider::{DeviceAttr, GidEntry, HashFields, PortAttr, limits};
 use roxe_transport::qp::MIN_RATE_KBPS;
 
-/// `IBV_GID_TYPE_ROCE_V2`, in a table entry.
+/// `IBV_GID_TYPE_ROCE_V1` and `IBV_GID_TYPE_ROCE_V2`, in a table entry.
+const GID_TYPE_ROCE_V1: u32 = 1;
 const GID_TYPE_ROCE_V2: u32 = 2;
 /// The private enumeration of `ibv_query_gid_type`: 0 is IB or RoCE v1, 1 is RoCE v2.
 const SYSFS_GID_TYPE_V1: c_int = 0;
@@ -123,7 +124,7 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
         gid: ibv_gid { raw: entry.gid.0 },
         gid_index: entry.index.into(),
         port_num: entry.port.into(),
-        gid_type: GID_TYPE_ROCE_V2,
+        gid_type: if entry.is_v1 { GID_TYPE_ROCE_V1 } else { GID_TYPE_ROCE_V2 },
         ndev_ifindex: entry.ndev_ifindex,
     }
 }
@@ -272,8 +273,8 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     zero(|| {
         let found = match find_entry(handle, port.into(), index) {
-            Ok(_) => SYSFS_GID_TYPE_V2,
-            Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
+            Ok(entry) if !entry.is_v1 => SYSFS_GID_TYPE_V2,
+            Ok(_) | Err(Errno(libc::ENODATA)) => SYSFS_GID_TYPE_V1,
             Err(error) => return Err(error),
         };
         // SAFETY: the program passes a variable for the type.

@@ -2,6 +2,7 @@
 
 use crate::table::Table;
 use roxe_provider::config::{Knob, check, settings, variable};
+use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{Write, stdout};
 
@@ -19,26 +20,41 @@ const OWN: [Knob; 2] = [
     },
 ];
 
+/// What `roxe config` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
 /// Prints each variable with its value, and what it does below. Fails if one holds something that
 /// would keep programs from starting.
-pub(crate) fn run() -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let own = OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok())));
+    let rows = settings().chain(own).map(|(knob, value)| {
+        let from = if value.is_some() { "environment" } else { "default" };
+        (knob, value.unwrap_or_else(|| knob.default.to_owned()), from)
+    });
+    let mut out = stdout();
+    if args.json {
+        let rows = rows.map(|(Knob { name, default, help }, value, from)| {
+            json!({"name": name, "value": value, "from": from, "default": default, "help": help})
+        });
+        writeln!(out, "{:#}", rows.collect::<Value>())?;
+        return Ok(check()?);
+    }
     let mut table = Table::new(["VARIABLE", "VALUE", "FROM", "DEFAULT"]);
     let mut help = vec![""];
-    for (knob, value) in
-        settings().chain(OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok()))))
-    {
-        let from = if value.is_some() { "environment" } else { "default" };
-        let value = value.unwrap_or_else(|| knob.default.to_owned());
+    for (knob, value, from) in rows {
         table.row([knob.name, &value, from, knob.default].map(str::to_owned));
         help.push(knob.help);
     }
-    let mut out = stdout();
     for (line, help) in table.lines().iter().zip(help) {
         writeln!(out, "{line}")?;
         if !help.is_empty() {
             writeln!(out, "    {help}")?;
         }
     }
-    check()?;
-    Ok(())
+    Ok(check()?)
 }

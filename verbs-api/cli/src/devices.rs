@@ -1,42 +1,102 @@
-//! `roxe devices`: what programs will find.
+//! `roxe devices`: what programs will find; and `--netdev`, for the subcommands that open devices.
 
+use crate::library::own_program;
 use crate::table::Table;
-use roxe::{Device, GidEntry};
+use roxe::{Context, Device};
+use roxe_provider::config::variable;
+use serde_json::{Value, json};
 use std::error::Error;
+use std::ffi::OsStr;
 use std::io::{Write, stdout};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// What `roxe devices` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    netdev: Netdev,
+    /// Print a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which interfaces this program itself opens.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Netdev {
+    /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
+    #[arg(long, value_name = "NAMES")]
+    netdev: Option<String>,
+}
+
+impl Netdev {
+    /// Becomes this very program with `ROXE_NETDEV` as asked for, unless it is.
+    pub(crate) fn apply(&self) -> Result<(), Box<dyn Error>> {
+        let is_set = |names: &String| variable("ROXE_NETDEV").is_some_and(|value| value == OsStr::new(names));
+        let Some(names) = self.netdev.as_ref().filter(|names| !is_set(names)) else { return Ok(()) };
+        let own = own_program().ok_or("without /proc it cannot be told where this program lies: set ROXE_NETDEV")?;
+        Err(Command::new(own).args(std::env::args_os().skip(1)).env("ROXE_NETDEV", names).exec().into())
+    }
+}
 
 /// Prints one line per device and one more per further address.
-pub(crate) fn run() -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.netdev.apply()?;
     let devices = roxe::devices()?;
     if devices.is_empty() {
         return Err("there is no network interface to use. Bring the loopback interface up with \
                     `ip link set lo up`, or name another one: ROXE_NETDEV=eth0"
             .into());
     }
-    let mut table = Table::new(["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"]);
-    for device in devices.iter() {
-        describe(device, &mut table)?;
+    let found = devices.iter().map(Facts::of).collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        writeln!(stdout(), "{:#}", found.iter().map(Facts::json).collect::<Value>())?;
+        return Ok(());
     }
+    let mut table = Table::new(["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"]);
+    found.iter().for_each(|facts| facts.describe(&mut table));
     write!(stdout(), "{table}")?;
     Ok(())
 }
 
-fn describe(device: &Device, table: &mut Table) -> Result<(), Box<dyn Error>> {
-    let context = device.open()?;
-    let port = context.port_attr()?;
-    let state = if port.state == PORT_ACTIVE { "active" } else { "down" };
-    let mut gids = context.gid_entries().into_iter();
-    let facts = [device.name(), device.netdev(), state, &port.active_mtu.bytes().to_string()].map(str::to_owned);
-    table.row(facts.into_iter().chain(gids.next().map_or_else(|| ["-".into(), String::new()], address)));
-    for gid in gids {
-        table.row([const { String::new() }; 4].into_iter().chain(address(gid)));
-    }
-    Ok(())
+/// What is shown of a device.
+struct Facts<'d> {
+    device: &'d Device,
+    state: &'static str,
+    mtu: u32,
+    context: Context,
 }
 
 /// `IBV_PORT_ACTIVE`.
 const PORT_ACTIVE: u32 = 4;
 
-fn address(entry: GidEntry) -> [String; 2] {
-    [entry.index.to_string(), entry.gid.to_ip().to_string()]
+impl<'d> Facts<'d> {
+    fn of(device: &'d Device) -> Result<Self, roxe::Error> {
+        let context = device.open()?;
+        let port = context.port_attr()?;
+        let state = if port.state == PORT_ACTIVE { "active" } else { "down" };
+        Ok(Self { device, state, mtu: port.active_mtu.bytes(), context })
+    }
+
+    fn describe(&self, table: &mut Table) {
+        let entries = self.context.gid_entries().into_iter();
+        let mut gids = entries.map(|entry| [entry.index.to_string(), entry.gid.to_ip().to_string()]);
+        let facts = [self.device.name(), self.device.netdev(), self.state, &self.mtu.to_string()].map(str::to_owned);
+        table.row(facts.into_iter().chain(gids.next().unwrap_or_else(|| ["-".into(), String::new()])));
+        for gid in gids {
+            table.row([const { String::new() }; 4].into_iter().chain(gid));
+        }
+    }
+
+    fn json(&self) -> Value {
+        let entries = self.context.gid_entries().into_iter();
+        let gids = entries.map(|entry| json!({"index": entry.index, "address": entry.gid.to_ip().to_string()}));
+        json!({
+            "device": self.device.name(),
+            "netdev": self.device.netdev(),
+            "state": self.state,
+            "mtu": self.mtu,
+            "gids": gids.collect::<Value>(),
+        })
+    }
 }

@@ -3,6 +3,7 @@
 //!
 //! Touches the file system and the environment.
 
+use crate::bundled::{self, LIBRARY, SHIM};
 use crate::private_dir::{FolderError, base_folder, fnv1a, place_link, private_folder};
 use roxe_provider::config::variable;
 use std::ffi::OsString;
@@ -12,19 +13,17 @@ use std::path::{Path, PathBuf};
 
 /// The names that programs were linked with.
 pub(crate) const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-
-/// The shared object that Cargo builds.
-pub(crate) const LIBRARY: &str = "libroxe.so";
+/// Names by which programs load the libraries at run time.
+pub(crate) const BARE_LINKS: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
 /// Why there is no library. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LibraryError {
     #[error(
-        "{LIBRARY} is not there ({}).\n  \
-         Build it with `cargo build --release`, or say where it is with ROXE_LIB=/path/to/{LIBRARY}.",
-        looked(looked_in)
+        "{LIBRARY} cannot be unpacked:\n  {0}\n  Set XDG_CACHE_HOME to a folder that only you can write, or say where \
+         the library is with ROXE_LIB=/path/to/{LIBRARY}."
     )]
-    None { looked_in: Vec<PathBuf> },
+    Packed(String),
     #[error(
         "ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.",
         path.display()
@@ -32,18 +31,30 @@ pub(crate) enum LibraryError {
     Bad { path: PathBuf, cause: io::Error },
 }
 
-/// The library, with all links resolved.
+/// The library, with all links resolved: the one that ROXE_LIB names, else one beside this
+/// program, as it is built or installed, else the one in this program.
 pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
     }
-    let looked_in = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
-    looked_in.iter().find_map(|path| path.canonicalize().ok()).ok_or(LibraryError::None { looked_in })
+    let places = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
+    let beside = places.iter().find_map(|path| path.canonicalize().ok());
+    beside.map_or_else(unpacked, Ok)
+}
+
+/// The socket shim: the one beside `library`, else the one in this program.
+pub(crate) fn shim(library: &Path) -> Result<PathBuf, LibraryError> {
+    let beside = library.with_file_name(SHIM);
+    if beside.is_file() { Ok(beside) } else { Ok(unpacked()?.with_file_name(SHIM)) }
+}
+
+fn unpacked() -> Result<PathBuf, LibraryError> {
+    bundled::unpack().map_err(LibraryError::Packed)
 }
 
 /// This very program: as the kernel says it, or, where there is no /proc, as it was called.
-fn own_program() -> Option<PathBuf> {
+pub(crate) fn own_program() -> Option<PathBuf> {
     let called = || found_as(Path::new(&std::env::args_os().next()?), std::env::var_os("PATH"));
     std::env::current_exe().ok().or_else(called)
 }
@@ -59,10 +70,10 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
 
 /// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the
 /// newest; beside the program, where it puts another link when asked for the library itself; in
-/// `../lib`, when installed.
+/// `../lib/roxe` or `../lib`, when installed.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
-    ["deps", "", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
+    ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
 /// The folder with the links to `library`, made if need be.
@@ -73,17 +84,10 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     let base = base_folder()?;
     let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
-    for name in LINKS {
+    for name in LINKS.into_iter().chain(BARE_LINKS) {
         place_link(&folder, name, library).map_err(|cause| FolderError::Unusable { path: folder.clone(), cause })?;
     }
     Ok(folder)
-}
-
-fn looked(places: &[PathBuf]) -> String {
-    if places.is_empty() {
-        return "looked nowhere: without /proc it cannot be told where this program lies".to_owned();
-    }
-    format!("looked in: {}", places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -94,7 +98,12 @@ mod tests {
     #[test]
     fn library_is_looked_for_beside_the_program_then_in_lib() {
         let places = candidates(Path::new("/opt/bin/roxe"));
-        let expected = ["/opt/bin/deps/libroxe.so", "/opt/bin/libroxe.so", "/opt/bin/../lib/libroxe.so"];
+        let expected = [
+            "/opt/bin/deps/libroxe.so",
+            "/opt/bin/libroxe.so",
+            "/opt/bin/../lib/roxe/libroxe.so",
+            "/opt/bin/../lib/libroxe.so",
+        ];
         assert_eq!(places, expected.map(PathBuf::from));
     }
 
@@ -109,14 +118,6 @@ mod tests {
         let path = std::env::join_paths([Path::new("/nowhere"), &folder]).unwrap();
         assert_eq!(found_as(Path::new("roxe"), Some(path)), Some(program));
         assert_eq!(found_as(Path::new("roxe"), None), None);
-        let text = LibraryError::None { looked_in: Vec::new() }.to_string();
-        assert!(text.contains("looked nowhere") && text.contains("ROXE_LIB"), "{text}");
         fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_missing_library_says_how_to_get_one() {
-        let text = LibraryError::None { looked_in: candidates(Path::new("/x/roxe")) }.to_string();
-        assert!(text.contains("cargo build --release") && text.contains("ROXE_LIB"), "{text}");
     }
 }

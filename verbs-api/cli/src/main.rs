@@ -5,14 +5,18 @@
 //! wrong as an error whose text says what happened, to what, and what to do.
 //!
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
-//!   find; `program.rs`, what may be wrong with the program; `private_dir.rs`, files that only this
-//!   user can write; `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes
-//!   that were killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
-//!   `/sys/class/infiniband`
+//!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
+//!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
+//!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
+//!   killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
+//!   `/sys/class/infiniband`, and the libraries of others
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
-//!   `rules.rs`, `counters.rs`; `table.rs`
+//! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
+//!   without `roxe run`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`, `roxe doctor`: `devices.rs`,
+//!   `config.rs`, `rules.rs`, `counters.rs`, `doctor.rs`; `table.rs`
+//! - `roxe generate-docs`: `manual.rs`
 //! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
@@ -21,6 +25,7 @@
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod bypass;
 mod check_peer;
 mod checkers;
@@ -28,10 +33,15 @@ mod config;
 mod counters;
 mod demo;
 mod devices;
+mod doctor;
 mod drill;
 mod dump;
+mod elf;
+mod env;
 mod fuzz;
+mod install_lib;
 mod library;
+mod manual;
 mod metrics;
 mod peer;
 mod private_dir;
@@ -45,7 +55,7 @@ mod table;
 mod top;
 mod view;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -74,6 +84,14 @@ Examples:
 Exit status: that of the program; 127 if there is no such program, 126 if it cannot be started,
 125 if roxe cannot be set up for it.";
 
+/// What `roxe env --help` ends with.
+const ENV_EXAMPLES: &str = "\
+Examples:
+  eval \"$(roxe env)\"; ibv_devinfo
+  roxe env --format github >> \"$GITHUB_ENV\"
+  roxe env --check --format cmake > roxe.cmake    and in CMakeLists.txt:
+    set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${CMAKE_SOURCE_DIR}/roxe.cmake)";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run an unmodified verbs program on roxe's devices.
@@ -82,6 +100,13 @@ enum Command {
     /// librdmacm.so.1; it keeps this process id, and its exit status is what you see.
     #[command(override_usage = "roxe run [OPTIONS] -- PROGRAM [ARGS]...", after_help = RUN_EXAMPLES)]
     Run(run::Args),
+    /// Print the variables that `roxe run` would set, for a shell, CI or an IDE.
+    #[command(after_help = ENV_EXAMPLES)]
+    Env(env::Args),
+    /// Put roxe's libibverbs.so.1 and librdmacm.so.1 into a folder of your own.
+    InstallLib(install_lib::Args),
+    /// Say what works on this host, what does not, and what to do about it.
+    Doctor(doctor::Args),
     /// Show that everything works: two processes, every operation, every byte checked, with a table
     /// of the speed.
     ///
@@ -89,11 +114,11 @@ enum Command {
     /// interface unless ROXE_NETDEV names another.
     Demo(demo::Args),
     /// List the devices that programs find, and their addresses.
-    Devices,
+    Devices(devices::Args),
     /// List every setting: what it does, its value, and where that comes from.
-    Config,
+    Config(config::Args),
     /// List the rules of the checker (run --check): what they find, and where it is written.
-    Rules,
+    Rules(rules::Args),
     /// List what devices count (run --stats), in words.
     Counters,
     /// Show what the queue pairs of running programs do.
@@ -125,6 +150,9 @@ enum Command {
     /// Queue pairs and memory like those in the capture are made there; their numbers, keys and
     /// addresses take the places of the recorded ones.
     Replay(replay::Args),
+    /// Write man pages and completions for shells to a folder.
+    #[command(hide = true)]
+    GenerateDocs(manual::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -148,9 +176,13 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
         Command::Demo(args) => finish("demo", demo::run(&args)),
-        Command::Devices => finish("devices", devices::run()),
-        Command::Config => finish("config", config::run()),
-        Command::Rules => finish("rules", rules::run()),
+        Command::Env(args) => finish("env", env::run(&args)),
+        Command::InstallLib(args) => finish("install-lib", install_lib::run(&args)),
+        Command::Doctor(args) => finish("doctor", doctor::run(&args)),
+        Command::Devices(args) => finish("devices", devices::run(&args)),
+        Command::Config(args) => finish("config", config::run(&args)),
+        Command::Rules(args) => finish("rules", rules::run(&args)),
+        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, Cli::command())),
         Command::Counters => finish("counters", counters::run()),
         Command::Top(args) => finish("top", top::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
@@ -187,7 +219,6 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -64,11 +64,11 @@ pub(crate) fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result
 
 /// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the
 /// old or the new file, whole.
-pub(crate) fn place(folder: &Path, name: &str, text: &str) -> io::Result<PathBuf> {
+pub(crate) fn place(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
     let path = folder.join(name);
-    if !fs::read_to_string(&path).is_ok_and(|old| old == text) {
+    if !fs::read(&path).is_ok_and(|old| old == content.as_ref()) {
         let fresh = folder.join(format!(".{name}.{}", process::id()));
-        fs::write(&fresh, text)?;
+        fs::write(&fresh, content)?;
         fs::rename(&fresh, &path)?;
     }
     Ok(path)

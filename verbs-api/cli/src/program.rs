@@ -3,11 +3,13 @@
 //!
 //! Reads the file of the program and touches nothing.
 
+use crate::elf::{Elf, SearchPath};
+use crate::library::LINKS;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why a program could not be started. The text says what to do.
@@ -63,9 +65,16 @@ pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Whether a program runs as its owner or group, whoever starts it.
-pub(crate) fn changes_user(program: &Path) -> bool {
-    program.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0)
+/// Whether a program runs as its owner or group, or with capabilities of its file, whoever starts
+/// it.
+pub(crate) fn gains_rights(program: &Path) -> bool {
+    program.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0) || roxe_provider::has_capabilities(program)
+}
+
+/// Whether a program is Python, or is run by it.
+pub(crate) fn is_python(program: &Path) -> bool {
+    let is = |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
+    is(program) || interpreter(program).is_some_and(|path| is(&path))
 }
 
 /// What the system starts in place of a script: the path behind `#!` in its first line.
@@ -79,29 +88,32 @@ fn interpreter(program: &Path) -> Option<PathBuf> {
 /// Whether a program is linked statically: an ELF file that asks for no loader, so that nothing
 /// leads it to roxe.
 pub(crate) fn is_static(program: &Path) -> bool {
-    asks_for_loader(program) == Some(false)
+    Elf::open(program).is_some_and(|elf| !elf.asks_for_loader())
 }
 
-/// Whether an ELF file of 64 bits has a program header of the type `PT_INTERP`; `None` for all
-/// other files (`man elf`).
-fn asks_for_loader(program: &Path) -> Option<bool> {
-    const PT_INTERP: [u8; 4] = 3u32.to_ne_bytes();
-    const CLASS_64: u8 = 2;
-    let file = File::open(program).ok()?;
-    let mut head = [0; 64];
-    file.read_exact_at(&mut head, 0).ok()?;
-    if !head.starts_with(b"\x7fELF") || head[4] != CLASS_64 {
-        return None;
+/// The folders of its own in which a program has its libraries looked for (`man ld.so`:
+/// `DT_RUNPATH` and `DT_RPATH`).
+pub(crate) fn own_folders(program: &Path) -> Vec<PathBuf> {
+    Elf::open(program).and_then(|elf| elf.search_path()).map(|path| expand(program, &path)).unwrap_or_default()
+}
+
+fn expand(program: &Path, path: &SearchPath) -> Vec<PathBuf> {
+    let real = program.canonicalize().unwrap_or_else(|_| program.to_owned());
+    let origin = real.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    let folders =
+        path.folders.split(':').map(|folder| folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin));
+    folders.map(PathBuf::from).filter(|folder| folder.is_absolute()).collect()
+}
+
+/// Why the loader of a program does not follow LD_LIBRARY_PATH to roxe, as far as its file tells.
+pub(crate) fn goes_its_own_way(program: &Path) -> Option<String> {
+    if gains_rights(program) {
+        return Some("it gains rights when it starts, so its loader does not follow LD_LIBRARY_PATH".to_owned());
     }
-    let offset = u64::from_ne_bytes(*head[32..].first_chunk()?);
-    let (size, count) = (u16::from_ne_bytes([head[54], head[55]]), u16::from_ne_bytes([head[56], head[57]]));
-    let is_interp = |at: u16| {
-        let mut kind = [0; 4];
-        let place = offset.checked_add(u64::from(at) * u64::from(size))?;
-        file.read_exact_at(&mut kind, place).ok()?;
-        Some(kind == PT_INTERP)
-    };
-    Some((0..count).any(|at| is_interp(at) == Some(true)))
+    let path = Elf::open(program)?.search_path().filter(|path| path.first)?;
+    let folder =
+        expand(program, &path).into_iter().find(|folder| LINKS.iter().any(|name| folder.join(name).exists()))?;
+    Some(format!("it was linked to look into {} first; `roxe run --preload` leads it to roxe", folder.display()))
 }
 
 #[cfg(test)]
@@ -139,11 +151,11 @@ mod tests {
     fn programs_that_change_their_user_are_told_apart() {
         let file = std::env::temp_dir().join(format!("roxe-view-{}", std::process::id()));
         fs::write(&file, "").unwrap();
-        assert!(!changes_user(&file));
+        assert!(!gains_rights(&file));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
-        assert!(changes_user(&file));
+        assert!(gains_rights(&file));
         fs::remove_file(&file).unwrap();
-        assert!(!changes_user(&file));
+        assert!(!gains_rights(&file));
     }
 
     #[test]

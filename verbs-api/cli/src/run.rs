@@ -7,10 +7,12 @@
 //! its signals and its exit status are its own. Touches the environment, and through other modules
 //! the file system; no device.
 
+use crate::bundled::SHIM;
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
-use crate::{bypass, checkers, stats, view};
+use crate::view::{self, Shown};
+use crate::{bypass, checkers, stats};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
@@ -20,15 +22,16 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The socket shim, which lies beside the library, under the name that it has in rdma-core too.
-const SHIM: &str = "librspreload.so";
-
-/// What `roxe run` was asked to do.
+/// What a program and its card are told by variables; `roxe env` takes them, too.
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct Options {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
-    netdev: Option<String>,
+    pub(crate) netdev: Option<String>,
+    /// Take on the vendor, the part number and the limits of a card: cx3, cx5, cx6, cx6lx, qedr or
+    /// rxe (docs/profiles.md).
+    #[arg(long, value_name = "CARD")]
+    profile: Option<String>,
     /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules;
     /// `roxe run --faults help` tells the language.
     #[arg(long, value_name = "RULES")]
@@ -73,9 +76,6 @@ pub(crate) struct Args {
     /// one the card makes the same choices.
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     weakest: Option<String>,
-    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
-    #[arg(long)]
-    no_view: bool,
     /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a
     /// fixed library path.
     #[arg(long)]
@@ -89,6 +89,16 @@ pub(crate) struct Args {
     /// both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
     #[arg(long)]
     rsocket: bool,
+}
+
+/// What `roxe run` was asked to do.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
+    #[arg(long)]
+    no_view: bool,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required_unless_present = "faults", value_name = "PROGRAM [ARGS]")]
     command: Vec<OsString>,
@@ -97,7 +107,7 @@ pub(crate) struct Args {
 impl Args {
     /// Whether the rules of faults are asked for, and no program.
     pub(crate) fn asks_for_fault_rules(&self) -> bool {
-        self.faults.as_deref() == Some("help") && self.command.is_empty()
+        self.options.faults.as_deref() == Some("help") && self.command.is_empty()
     }
 
     /// The program and its arguments.
@@ -112,11 +122,6 @@ impl Args {
 pub(crate) enum RunError {
     #[error(transparent)]
     Library(#[from] LibraryError),
-    #[error(
-        "{} is not there.\n  Build it with `cargo build --release`; it belongs beside {}.",
-        shim.display(), library::LIBRARY
-    )]
-    NoShim { shim: PathBuf },
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(
@@ -124,6 +129,8 @@ pub(crate) enum RunError {
          `;` stands between rules. `roxe run --faults help` tells all of it."
     )]
     Faults(ConfigError),
+    #[error("wrong --profile: {0}")]
+    Profile(ConfigError),
     #[error("wrong --check: {0}")]
     Check(String),
     #[error("wrong --weakest: {0}")]
@@ -166,72 +173,102 @@ pub(crate) fn run(args: &Args) -> RunError {
 }
 
 fn prepare(args: &Args) -> Result<Command, RunError> {
-    let library = library::find()?;
-    let folder = library::link_folder(&library)?;
     let nothing = || ProgramError::NotFound { program: PathBuf::new() };
     let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
-    if program::find(program).is_some_and(|path| program::is_static(&path)) {
-        let name = Path::new(program).display();
-        eprintln!("roxe run: {name} is linked statically, so it does not load libibverbs and does not see roxe");
-    }
     let mut command = Command::new(program);
-    command.args(rest).env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
-    if let Some(list) = preloaded(args, &library, &folder)? {
-        command.env("LD_PRELOAD", list);
+    command.args(rest);
+    let library = set_variables(&args.options, &mut command)?;
+    if !args.options.explain && stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
+        command.env("ROXE_EXPLAIN", "line");
     }
-    let checkers = checkers::variables(&folder, args.preload || args.rsocket);
-    let unusable = |cause| FolderError::Unusable { path: folder.clone(), cause };
-    command.envs(checkers.map_err(unusable)?);
-    set_options(args, &mut command)?;
-    if args.explain || stderr().is_terminal() {
+    if args.options.stats {
+        leave_stats(&mut command)?;
+    }
+    if args.options.explain || stderr().is_terminal() {
         // Who cannot have that has the rest all the same.
-        let _ = bypass::watch(&library, &folder);
+        let _ = bypass::watch(&library, &library::link_folder(&library)?);
     }
+    let file = program::find(program);
+    let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        show_view(args, &mut command)?;
+        shown = show_view(args.options.netdev.as_deref(), &library, file.as_deref(), &mut command)?;
+    }
+    if let Some(why) = file.and_then(|file| misses_roxe(&file, shown, args.options.preload)) {
+        eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
     Ok(command)
 }
 
+/// Why a program does not come to roxe, as far as its file tells.
+fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
+    if program::is_static(program) {
+        return Some("it is linked statically, so it does not load libibverbs".to_owned());
+    }
+    if shown.library || preload && !program::gains_rights(program) {
+        return None;
+    }
+    program::goes_its_own_way(program).or_else(|| {
+        let copy = view::copy_of_python(program)?;
+        Some(format!("it may load {}; `roxe run --preload` leads it to roxe", copy.display()))
+    })
+}
+
+/// Gives `command` the variables that lead it to roxe, and those that hand it the options. The
+/// library.
+pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<PathBuf, RunError> {
+    let library = library::find()?;
+    let folder = library::link_folder(&library)?;
+    command.env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
+    if let Some(list) = preloaded(options, &library, &folder)? {
+        command.env("LD_PRELOAD", list);
+    }
+    let checkers = checkers::variables(&folder, options.preload || options.rsocket);
+    command.envs(checkers.map_err(|cause| FolderError::Unusable { path: folder, cause })?);
+    set_options(options, command)?;
+    Ok(library)
+}
+
 /// Hands the options to the library in the program. What is wrong is said here: the program would
 /// only find no device.
-fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
-    if let Some(netdev) = &args.netdev {
+fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
+    if let Some(netdev) = &options.netdev {
         command.env("ROXE_NETDEV", netdev);
     }
-    if let Some(rules) = &args.faults {
+    if let Some(card) = &options.profile {
+        check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
+        command.env("ROXE_PROFILE", card);
+    }
+    if let Some(rules) = &options.faults {
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
         command.env("ROXE_FAULTS", rules);
     }
-    for (option, name, file) in [("--capture", "ROXE_CAPTURE", &args.capture), ("--trace", "ROXE_TRACE", &args.trace)] {
+    let files = [("--capture", "ROXE_CAPTURE", &options.capture), ("--trace", "ROXE_TRACE", &options.trace)];
+    for (option, name, file) in files {
         if let Some(file) = file {
             check_folder(option, file)?;
             command.env(name, file);
         }
     }
-    if args.explain {
+    if options.explain {
         command.env("ROXE_EXPLAIN", "full");
-    } else if stderr().is_terminal() && variable("ROXE_EXPLAIN").is_none() {
-        command.env("ROXE_EXPLAIN", "line");
     }
-    if let Some(rules) = &args.check {
+    if let Some(rules) = &options.check {
         Selection::parse(rules).map_err(RunError::Check)?;
         command.env("ROXE_CHECK", rules);
     }
-    if let Some(text) = &args.weakest {
+    if let Some(text) = &options.weakest {
         command.env("ROXE_WEAKEST", choose_seed(text)?);
     }
-    if let Some(format) = &args.report_format {
+    if let Some(format) = &options.report_format {
         command.env("ROXE_CHECK_REPORT_FORMAT", format);
     }
-    for (name, path) in [("ROXE_CHECK_REPORT", &args.report), ("ROXE_CHECK_SUPPRESSIONS", &args.suppressions)] {
+    for (name, path) in [("ROXE_CHECK_REPORT", &options.report), ("ROXE_CHECK_SUPPRESSIONS", &options.suppressions)] {
         if let Some(path) = path {
             command.env(name, path);
         }
     }
-    if args.stats {
+    if options.stats {
         command.env("ROXE_STATS", "words");
-        leave_stats(command)?;
     }
     Ok(())
 }
@@ -262,20 +299,17 @@ fn check_folder(option: &'static str, file: &Path) -> Result<(), RunError> {
 }
 
 /// What LD_PRELOAD has to be, if it is for us to say.
-fn preloaded(args: &Args, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
+fn preloaded(options: &Options, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
     let mut list = std::env::var_os("LD_PRELOAD");
-    if args.preload {
+    if options.preload {
         list = Some(prepend(folder.join(LINKS[0]).as_os_str(), list));
     }
-    if args.rsocket {
-        let shim = library.with_file_name(SHIM);
-        if !shim.is_file() {
-            return Err(RunError::NoShim { shim });
-        }
+    if options.rsocket {
+        let shim = library::shim(library)?;
         place_link(folder, SHIM, &shim).map_err(|cause| FolderError::Unusable { path: folder.into(), cause })?;
         list = Some(prepend(folder.join(SHIM).as_os_str(), list));
     }
-    Ok(list.filter(|_| args.preload || args.rsocket))
+    Ok(list.filter(|_| options.preload || options.rsocket))
 }
 
 /// What ROXE_VIEW says.
@@ -287,14 +321,20 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
     }
 }
 
-/// Shows the program our devices in the places where others look for hardware.
-fn show_view(args: &Args, command: &mut Command) -> Result<(), RunError> {
+/// Shows the program our devices in the places where others look for hardware, and our library in
+/// those where others look for theirs.
+fn show_view(
+    netdevs: Option<&str>,
+    library: &Path,
+    program: Option<&Path>,
+    command: &mut Command,
+) -> Result<Shown, RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
-    let report = |error| eprintln!("roxe run: {error}");
-    if view::enter(args.netdev.as_deref(), command.get_program(), &scratch, report) {
+    let shown = view::enter(netdevs, library, program, &scratch, |error| eprintln!("roxe run: {error}"));
+    if shown.counters {
         command.env("ROXE_COUNTERS", view::CLASS);
     }
-    Ok(())
+    Ok(shown)
 }
 
 /// Sees to it that what processes have counted is printed however they end. Who cannot have that
@@ -344,11 +384,9 @@ mod tests {
     #[test]
     fn the_socket_shim_is_preloaded_from_beside_the_library() {
         let folder = scratch("shim");
-        let library = folder.join(library::LIBRARY);
-        let args = |rsocket| Args { rsocket, ..Args::default() };
+        let library = folder.join(crate::bundled::LIBRARY);
+        let args = |rsocket| Options { rsocket, ..Options::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
-        let text = preloaded(&args(true), &library, &folder).unwrap_err().to_string();
-        assert!(text.contains(SHIM) && text.contains("cargo build --release"), "{text}");
         let links = folder.join("links");
         fs::create_dir(&links).unwrap();
         fs::write(folder.join(SHIM), "").unwrap();
@@ -368,10 +406,12 @@ mod tests {
     #[test]
     fn options_that_cannot_work_are_told_with_an_example_or_a_place() {
         let mut command = Command::new("true");
-        let mut wrong = |args: Args| set_options(&args, &mut command).unwrap_err().to_string();
-        let text = wrong(Args { faults: Some("drop 3".into()), ..Args::default() });
+        let mut wrong = |args: Options| set_options(&args, &mut command).unwrap_err().to_string();
+        let text = wrong(Options { faults: Some("drop 3".into()), ..Options::default() });
         assert!(text.starts_with("wrong --faults") && text.contains("drop 3%"), "{text}");
-        let text = wrong(Args { capture: Some("/no/such/folder/x.pcapng".into()), ..Args::default() });
+        let text = wrong(Options { profile: Some("cx99".into()), ..Options::default() });
+        assert!(text.starts_with("wrong --profile") && text.contains("cx5"), "{text}");
+        let text = wrong(Options { capture: Some("/no/such/folder/x.pcapng".into()), ..Options::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
             assert!(check_folder("--capture", Path::new(file)).is_ok(), "{file}");

@@ -7,16 +7,19 @@
 //! no effect and other users appear as `nobody`. Who has some of the rights of root would lose them
 //! there, and gets no view.
 //!
+//! In it roxe's library also stands for the system's libibverbs and librdmacm, and for copies that
+//! programs bring along, so that also those are served that do not follow LD_LIBRARY_PATH.
+//!
 //! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made
 //! is said in one line, and the program starts without it.
 
+mod libraries;
 mod namespace;
 mod overlay;
 mod sysfs;
 
 use crate::program;
 use namespace::Space;
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -31,11 +34,11 @@ pub(crate) enum ViewError {
     #[error("no /sys/class/infiniband for the program: {0}")]
     Namespace(String),
     #[error(
-        "no /sys/class/infiniband for the program: {} changes its user, which a user namespace would prevent; nor \
-         does the loader of such a program follow LD_LIBRARY_PATH, so it may use another libibverbs",
+        "no /sys/class/infiniband for the program: {} gains rights when it starts, which a user namespace would \
+         prevent",
         program.display()
     )]
-    SetUser { program: PathBuf },
+    GainsRights { program: PathBuf },
     #[error("no /sys/class/infiniband for the program: a user namespace would take away some of its rights")]
     Rights,
     #[error(
@@ -45,34 +48,72 @@ pub(crate) enum ViewError {
     OverflowUser,
     #[error("no {target} for the program: {cause}")]
     Mount { target: &'static str, cause: io::Error },
+    #[error("programs that do not follow LD_LIBRARY_PATH may load {} and not roxe: {cause}", path.display())]
+    Library { path: PathBuf, cause: io::Error },
 }
 
-/// Moves this process to where it sees the devices of `netdevs`, for `program`, which it will
-/// become; `scratch` is a folder to mount on meanwhile. What cannot be done is handed to `report`.
-/// Whether there are counters.
-pub(crate) fn enter(netdevs: Option<&str>, program: &OsStr, scratch: &Path, report: impl Fn(ViewError)) -> bool {
+/// What a program is shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shown {
+    /// There are counters.
+    pub(crate) counters: bool,
+    /// The library stands for those of the system and of the program.
+    pub(crate) library: bool,
+}
+
+/// Moves this process to where it sees the devices of `netdevs`, and `library` in place of all
+/// others of its names, for `program`, which it will become; `scratch` is a folder to mount on
+/// meanwhile. What cannot be done is handed to `report`.
+pub(crate) fn enter(
+    netdevs: Option<&str>,
+    library: &Path,
+    program: Option<&Path>,
+    scratch: &Path,
+    report: impl Fn(ViewError),
+) -> Shown {
+    let others = libraries::find(library, program);
     match prepare(netdevs, program) {
-        Ok(devices) => show(&devices, scratch, report),
+        Ok(devices) => {
+            let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
+            let library = laid.map_err(&report).is_ok();
+            Shown { counters: show(&devices, scratch, report), library }
+        }
         Err(error) => {
             report(error);
-            false
+            Shown::default()
         }
     }
 }
 
-/// The devices, once this process is in namespaces of its own.
-fn prepare(netdevs: Option<&str>, program: &OsStr) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
-    let devices = roxe_provider::preview(netdevs)?;
+/// The copy of libibverbs that a package of this Python brings along under a name of its own.
+pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
+    program::is_python(program).then(|| libraries::packaged(program)).flatten()
+}
+
+/// Whether programs of this user can have a view.
+pub(crate) fn possible() -> Result<(), ViewError> {
+    space_for(None).map(drop)
+}
+
+/// What to enter for the program in this file.
+fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
         if roxe_provider::is_overflow_user() {
             return Err(ViewError::OverflowUser);
         }
-        if let Some(program) = program::find(program).filter(|path| program::changes_user(path)) {
-            return Err(ViewError::SetUser { program });
+        if let Some(program) = program.filter(|path| program::gains_rights(path)) {
+            return Err(ViewError::GainsRights { program: program.to_owned() });
         }
         namespace::probe().map_err(ViewError::Namespace)?;
     }
+    Ok(space)
+}
+
+/// The devices, once this process is in namespaces of its own.
+fn prepare(netdevs: Option<&str>, program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
+    let devices = roxe_provider::preview(netdevs)?;
+    let space = space_for(program)?;
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
     Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
 }

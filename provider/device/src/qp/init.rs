@@ -42,11 +42,12 @@ pub struct QpInitView {
 /// Refuses what the device cannot do or what does not belong together.
 pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.caps;
+    let most = limits::in_force();
     let limits = [
-        ("max_send_wr", max_send_wr, limits::max_qp_wr()),
-        ("max_recv_wr", max_recv_wr, limits::max_qp_wr()),
-        ("max_send_sge", max_send_sge, limits::max_sge()),
-        ("max_recv_sge", max_recv_sge, limits::max_sge()),
+        ("max_send_wr", max_send_wr, most.max_qp_wr),
+        ("max_recv_wr", max_recv_wr, most.max_qp_wr),
+        ("max_send_sge", max_send_sge, most.max_sge),
+        ("max_recv_sge", max_recv_sge, most.max_sge),
         ("max_inline_data", max_inline_data, limits::max_inline_data()),
     ];
     if let Some((name, asked, most)) = limits.into_iter().find(|(_, asked, most)| asked > most) {

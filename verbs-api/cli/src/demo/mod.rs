@@ -11,6 +11,7 @@ mod connection;
 mod failure;
 mod server;
 
+use crate::devices::Netdev;
 use case::{Case, service_name};
 use client::{Control, Outcome};
 use connection::Resources;
@@ -36,6 +37,8 @@ pub(crate) struct Args {
     /// Only this service (rc, uc, ud) or operation (send, write, read, fetch-add, ...).
     #[arg(value_name = "WORD")]
     only: Option<String>,
+    #[command(flatten)]
+    netdev: Netdev,
 }
 
 /// The server process.
@@ -48,6 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     // A word that is wrong is told before anything is opened.
     chosen(args.only.as_deref(), 0)?;
+    args.netdev.apply()?;
     let resources = Resources::open()?;
     let mut server = Server::start()?;
     let mut control = Control::new(&mut server.0)?;

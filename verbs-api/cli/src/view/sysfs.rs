@@ -4,7 +4,7 @@
 //! All but the counters is as the interface is when the program starts. Writes files and links, and
 //! touches nothing else.
 
-use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, counter_files};
+use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, config, counter_files};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -24,16 +24,16 @@ pub(super) struct DeviceFiles {
     netdev: String,
     attr: DeviceAttr,
     port: PortAttr,
-    /// The GID table, holes included.
-    gids: [[u8; 16]; GID_TABLE_LEN],
+    /// The GID table, holes included, and what the type of each entry is called.
+    gids: [([u8; 16], &'static str); GID_TABLE_LEN],
 }
 
 impl DeviceFiles {
     pub(super) fn new(device: &Device) -> Self {
-        let mut gids = [[0; 16]; GID_TABLE_LEN];
+        let mut gids = [(NO_GID, ""); GID_TABLE_LEN];
         for entry in device.gid_entries() {
             if let Some(place) = gids.get_mut(usize::from(entry.index)) {
-                *place = entry.gid.0;
+                *place = (entry.gid.0, if entry.is_v1 { "IB/RoCE v1" } else { "RoCE v2" });
             }
         }
         Self {
@@ -85,10 +85,10 @@ impl DeviceFiles {
     /// The GID table.
     fn gid_files(&self) -> Vec<(String, String)> {
         let mut files = Vec::new();
-        for (index, gid) in self.gids.iter().enumerate() {
+        for (index, (gid, kind)) in self.gids.iter().enumerate() {
             files.push((format!("gids/{index}"), words(gid)));
             if *gid != NO_GID {
-                files.push((format!("gid_attrs/types/{index}"), "RoCE v2".to_owned()));
+                files.push((format!("gid_attrs/types/{index}"), (*kind).to_owned()));
                 files.push((format!("gid_attrs/ndevs/{index}"), self.netdev.clone()));
             }
         }
@@ -97,7 +97,7 @@ impl DeviceFiles {
 
     /// The files of empty GID slots that the kernel has and refuses to read.
     fn refusing_files(&self) -> impl Iterator<Item = String> {
-        let empty = self.gids.iter().enumerate().filter(|(_, gid)| **gid == NO_GID);
+        let empty = self.gids.iter().enumerate().filter(|(_, (gid, _))| *gid == NO_GID);
         empty.flat_map(|(index, _)| ["types", "ndevs"].map(|attribute| format!("gid_attrs/{attribute}/{index}")))
     }
 
@@ -142,11 +142,13 @@ pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
 }
 
-/// Whether an entry of these folders is of a view: that of the `roxe run` around this one must not
-/// show through.
+/// Whether an entry of these folders is of a view, or has a name that ROXE_DEVICE_NAME gives to
+/// ours: that of the `roxe run` around this one must not show through.
 pub(super) fn is_ours(name: &OsStr) -> bool {
     let index = name.to_str().and_then(|name| name.strip_prefix("roxe"));
-    index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
+    let is_default = index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()));
+    let named = config::config().ok().map(|config| &config.device_name);
+    is_default || named.is_some_and(|ours| name.to_str().is_some_and(|name| ours.matches(name)))
 }
 
 /// Writes a file of one line, with the folders it needs. The mode does not depend on the umask.

@@ -1,0 +1,18 @@
+/* Prints the names of the devices, by a libibverbs that it opens under the name of its argument. */
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL;
+    void **(*devices)(int *) = library ? (void **(*)(int *))dlsym(library, "ibv_get_device_list") : NULL;
+    const char *(*name)(void *) = library ? (const char *(*)(void *))dlsym(library, "ibv_get_device_name") : NULL;
+    if (!devices || !name) {
+        printf("%s\n", dlerror());
+        return 1;
+    }
+    void **list = devices(NULL);
+    for (int i = 0; list && list[i]; i++)
+        puts(name(list[i]));
+    return list ? 0 : 1;
+}

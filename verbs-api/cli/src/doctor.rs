@@ -1,0 +1,313 @@
+//! `roxe doctor`: what works on this host, what does not, and what to do about it.
+//!
+//! Every line says what was found and whether it is enough. Reads files of the system, opens a
+//! device, binds port 4791 for a moment, and tries a user namespace in a child process.
+
+use crate::devices::Netdev;
+use crate::table::Table;
+use crate::{library, private_dir, view};
+use nix::unistd::geteuid;
+use roxe::Context;
+use serde_json::{Value, json};
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::io::{ErrorKind, Write, stdout};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::Path;
+
+/// What `roxe doctor` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    netdev: Netdev,
+    /// Print a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whether it is enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grade {
+    Ok,
+    /// Works, but slower or without something.
+    Limited,
+    /// Programs cannot use roxe until it is put right.
+    Missing,
+}
+
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Limited => "limited",
+            Self::Missing => "MISSING",
+        })
+    }
+}
+
+/// One line.
+#[derive(Debug)]
+struct Finding {
+    what: &'static str,
+    grade: Grade,
+    found: String,
+    /// What to do.
+    advice: &'static str,
+}
+
+impl Finding {
+    fn ok(what: &'static str, found: impl Into<String>) -> Self {
+        Self { what, grade: Grade::Ok, found: found.into(), advice: "" }
+    }
+
+    fn limited(what: &'static str, found: impl Into<String>, advice: &'static str) -> Self {
+        Self { what, grade: Grade::Limited, found: found.into(), advice }
+    }
+
+    fn missing(what: &'static str, found: impl Into<String>, advice: &'static str) -> Self {
+        Self { what, grade: Grade::Missing, found: found.into(), advice }
+    }
+}
+
+/// Prints all findings; fails if one of them keeps programs from using roxe.
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.netdev.apply()?;
+    let findings = [
+        library(),
+        folder(),
+        proc(),
+        interfaces(),
+        // Before a device is opened, which binds it, too.
+        own_port(),
+        card(),
+        buffers(&read("/proc/sys/net/core/rmem_max"), &read("/proc/sys/net/core/wmem_max")),
+        view(),
+        memory_files(),
+        limit("locked memory", "Max locked memory", &read("/proc/self/limits"), 0),
+        limit("open files", "Max open files", &read("/proc/self/limits"), 256),
+        raw_packets(&read("/proc/self/status")),
+    ];
+    print(&findings, args.json)?;
+    let missing = findings.iter().filter(|finding| finding.grade == Grade::Missing).count();
+    if missing == 0 { Ok(()) } else { Err(format!("{missing} of these keep programs from using roxe").into()) }
+}
+
+fn print(findings: &[Finding], as_json: bool) -> Result<(), Box<dyn Error>> {
+    let mut out = stdout();
+    if as_json {
+        let list = findings.iter().map(|Finding { what, grade, found, advice }| {
+            json!({"what": what, "grade": grade.to_string().to_lowercase(), "found": found, "advice": advice})
+        });
+        return Ok(writeln!(out, "{:#}", list.collect::<Value>())?);
+    }
+    let mut table = Table::new(["", "", ""]);
+    for finding in findings {
+        // The table has lines of one height: of a long text the first line, the rest below.
+        let mut lines = finding.found.lines();
+        table.row([finding.grade.to_string(), finding.what.into(), lines.next().unwrap_or_default().into()]);
+        for line in lines.chain(Some(finding.advice).filter(|advice| !advice.is_empty())) {
+            table.row([String::new(), String::new(), format!("  {}", line.trim())]);
+        }
+    }
+    Ok(table.lines().iter().skip(1).try_for_each(|line| writeln!(out, "{line}"))?)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn library() -> Finding {
+    let links = library::find().map_err(|error| error.to_string()).and_then(|library| {
+        library::link_folder(&library).map_err(|error| error.to_string())?;
+        Ok(library)
+    });
+    match links {
+        Ok(library) => Finding::ok("library", library.display().to_string()),
+        Err(why) => Finding::missing("library", why, ""),
+    }
+}
+
+fn folder() -> Finding {
+    match private_dir::base_folder() {
+        Ok(path) => Finding::ok("XDG_RUNTIME_DIR", format!("processes of this user meet in {}", path.display())),
+        Err(error) => Finding::missing("XDG_RUNTIME_DIR", error.to_string(), ""),
+    }
+}
+
+fn proc() -> Finding {
+    if Path::new("/proc/self/status").exists() {
+        return Finding::ok("/proc", "mounted");
+    }
+    Finding::limited("/proc", "not mounted: no view, and no --stats of killed programs", "mount -t proc proc /proc")
+}
+
+fn interfaces() -> Finding {
+    match roxe_provider::preview(None) {
+        Ok(devices) if devices.is_empty() => {
+            Finding::missing("interfaces", "none can be used", "ip link set lo up, or name one: --netdev eth0")
+        }
+        Ok(devices) => {
+            let list = devices.iter().map(|device| format!("{} on {}", device.name(), device.netdev()));
+            Finding::ok("interfaces", list.collect::<Vec<_>>().join(", "))
+        }
+        Err(error) => Finding::missing("interfaces", error.to_string(), ""),
+    }
+}
+
+/// Whether a queue pair can be made, as a program makes it.
+fn card() -> Finding {
+    let queue_pair = || {
+        let pd = Context::open_first()?.alloc_pd()?;
+        let cq = pd.context().create_cq(16)?;
+        pd.create_qp(&cq, &cq).build().map(drop)
+    };
+    match queue_pair() {
+        Ok(()) => Finding::ok("queue pairs", "one was made on the first device"),
+        Err::<_, roxe::Error>(error) => Finding::missing("queue pairs", error.to_string(), ""),
+    }
+}
+
+fn own_port() -> Finding {
+    let first = roxe_provider::preview(None).ok().and_then(|devices| devices.into_iter().next());
+    let addresses = first.map(|device| device.gid_entries()).unwrap_or_default();
+    let mut addresses = addresses.into_iter().map(|entry| entry.gid.to_ip()).filter(IpAddr::is_ipv4);
+    let address = addresses.next().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    port(address, UdpSocket::bind((address, 4791)).map_err(|error| error.kind()), &read("/proc/net/udp"))
+}
+
+/// `bound` is what came of binding port 4791 for this process alone, `table` is /proc/net/udp.
+fn port<T>(address: IpAddr, bound: Result<T, ErrorKind>, table: &str) -> Finding {
+    const WHAT: &str = "port 4791";
+    match (bound, owner_of_port(table)) {
+        (Ok(_), _) => Finding::ok(WHAT, format!("free on {address}")),
+        (Err(ErrorKind::AddrInUse), Some(user)) if user == geteuid().as_raw() => {
+            Finding::ok(WHAT, "in use by a program of yours; if that runs on roxe they share it")
+        }
+        (Err(ErrorKind::AddrInUse), owner) => {
+            let owner = owner.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
+            let advice = "end that program, or use another address: --netdev";
+            Finding::missing(WHAT, format!("{owner} has it on {address}, and users cannot share it"), advice)
+        }
+        (Err(kind), _) => Finding::missing(WHAT, format!("cannot be bound on {address}: {kind}"), ""),
+    }
+}
+
+/// Whose the socket on UDP port 4791 is (`man proc_net`: the second word is the local address, the
+/// eighth the user).
+fn owner_of_port(table: &str) -> Option<u32> {
+    const PORT: &str = ":12B7";
+    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.find(|words| words.get(1).is_some_and(|local| local.ends_with(PORT)))?.get(7)?.parse().ok()
+}
+
+fn buffers(receive: &str, send: &str) -> Finding {
+    /// What `ROXE_RCVBUF` asks for.
+    const WANTED: u64 = 4_194_304;
+    const WHAT: &str = "socket buffers";
+    match (receive.trim().parse::<u64>(), send.trim().parse::<u64>()) {
+        (Ok(receive), Ok(send)) if receive >= WANTED => {
+            Finding::ok(WHAT, format!("{receive} and {send} bytes at most"))
+        }
+        (Ok(receive), _) => Finding::limited(
+            WHAT,
+            format!("net.core.rmem_max is {receive}, of {WANTED} that roxe asks for: big messages over udp are slower"),
+            "sysctl -w net.core.rmem_max=4194304",
+        ),
+        _ => Finding::ok(WHAT, "the system does not say how large they may be; roxe takes what it gets"),
+    }
+}
+
+fn view() -> Finding {
+    match view::possible() {
+        Ok(()) => Finding::ok("namespaces", "programs see a /sys/class/infiniband of their own"),
+        Err(error) => Finding::limited(
+            "namespaces",
+            error.to_string(),
+            "sysctl -w kernel.unprivileged_userns_clone=1 \
+            or, in a container, --security-opt seccomp=unconfined; most programs do without",
+        ),
+    }
+}
+
+/// Rings are memory files without a name, so /dev/shm is for others only.
+fn memory_files() -> Finding {
+    if Path::new("/dev/shm").is_dir() {
+        return Finding::ok("/dev/shm", "there (roxe itself does without; MPI and UCX need it)");
+    }
+    Finding::limited(
+        "/dev/shm",
+        "not there: roxe does without, but MPI and UCX need it",
+        "mount -t tmpfs tmpfs /dev/shm",
+    )
+}
+
+/// A limit of this process, from /proc/self/limits; roxe needs `enough`.
+fn limit(what: &'static str, line: &str, limits: &str, enough: u64) -> Finding {
+    let row = limits.lines().find_map(|row| row.strip_prefix(line));
+    let soft = row.and_then(|row| row.split_whitespace().next()).unwrap_or("unknown");
+    match soft.parse::<u64>() {
+        Ok(count) if count < enough => {
+            Finding::limited(what, format!("{count} at most; every device and connection takes some"), "ulimit -n 4096")
+        }
+        _ if enough == 0 => Finding::ok(what, format!("{soft} (roxe locks none, so any limit will do)")),
+        _ => Finding::ok(what, soft),
+    }
+}
+
+/// `CAP_NET_RAW` in /proc/self/status (`man capabilities`).
+fn raw_packets(status: &str) -> Finding {
+    const NET_RAW: u32 = 13;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or_default();
+    if set >> NET_RAW & 1 == 1 {
+        return Finding::ok("raw packets", "allowed (CAP_NET_RAW)");
+    }
+    let advice = "run as root, or with CAP_NET_RAW, if a program makes raw packet queue pairs";
+    Finding::limited("raw packets", "not allowed; all other queue pairs are", advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
+                         77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000 4711        0 1 2 0 0\n";
+
+    #[test]
+    fn a_taken_port_is_told_with_its_owner() {
+        let port = |bound: Result<(), _>, table| port(Ipv4Addr::LOCALHOST.into(), bound, table);
+        assert_eq!(port(Ok(()), "").grade, Grade::Ok);
+        let taken = port(Err(ErrorKind::AddrInUse), TABLE);
+        assert_eq!(taken.grade, Grade::Missing);
+        assert!(taken.found.contains("user 4711"), "{taken:?}");
+        let own = TABLE.replace("4711", &geteuid().to_string());
+        assert_eq!(port(Err(ErrorKind::AddrInUse), &own).grade, Grade::Ok);
+        assert_eq!(port(Err(ErrorKind::AddrNotAvailable), TABLE).grade, Grade::Missing);
+    }
+
+    #[test]
+    fn small_buffers_are_told_with_the_command_that_raises_them() {
+        let small = buffers("212992\n", "212992\n");
+        assert_eq!(small.grade, Grade::Limited);
+        assert!(small.found.contains("212992") && small.advice.contains("rmem_max=4194304"), "{small:?}");
+        assert_eq!(buffers("4194304\n", "1\n").grade, Grade::Ok);
+        assert_eq!(buffers("", "").grade, Grade::Ok);
+    }
+
+    #[test]
+    fn limits_are_read_where_the_kernel_writes_them() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                      Max open files            20                   1048576              files     \n\
+                      Max locked memory         unlimited            unlimited            bytes     \n";
+        assert_eq!(limit("open files", "Max open files", limits, 256).grade, Grade::Limited);
+        assert_eq!(limit("open files", "Max open files", limits, 10).grade, Grade::Ok);
+        assert!(limit("locked memory", "Max locked memory", limits, 0).found.starts_with("unlimited"));
+    }
+
+    #[test]
+    fn raw_packets_take_their_capability() {
+        assert_eq!(raw_packets("CapEff:\t0000000000002000\n").grade, Grade::Ok);
+        assert_eq!(raw_packets("CapEff:\t0000000000000000\n").grade, Grade::Limited);
+    }
+}

@@ -1,0 +1,60 @@
+"""roxe for Python: an RDMA network card made of software, for programs that tests start.
+
+    import roxe, subprocess
+    subprocess.run(["ibv_devinfo"], env=roxe.env())
+    roxe.run(["ibv_rc_pingpong", "-g", "0"], faults="drop 1%")
+
+The options are those of `roxe run`: `netdev`, `profile`, `faults`, `capture`, `trace`, `stats`, `explain`,
+`check`, `report`, `suppressions`, `preload`, `rsocket`. `True` stands for an option without a value.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+
+__all__ = ["command", "env", "program", "run", "start"]
+
+
+def program():
+    """The path of the program roxe: the one that was installed with this module, else that in PATH."""
+    own = os.path.join(sysconfig.get_path("scripts"), "roxe")
+    found = own if os.access(own, os.X_OK) else shutil.which("roxe")
+    if found is None:
+        raise FileNotFoundError("the program roxe is not installed")
+    return found
+
+
+def _words(options):
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        name = "--" + name.replace("_", "-")
+        yield name if value is True else f"{name}={os.fspath(value)}"
+
+
+def command(arguments, **options):
+    """The command line that runs `arguments` with roxe as their card."""
+    return [program(), "run", *_words(options), "--", *map(os.fspath, arguments)]
+
+
+def env(base=None, **options):
+    """A copy of `base` (os.environ) with what leads programs to roxe."""
+    base = dict(os.environ if base is None else base)
+    words = [program(), "env", "--format=json", *_words(options)]
+    output = subprocess.run(words, env=base, check=True, stdout=subprocess.PIPE).stdout
+    return {**base, **json.loads(output)}
+
+
+def run(arguments, *, netdev=None, profile=None, faults=None, capture=None, trace=None, stats=None, explain=None,
+        check_verbs=None, report=None, suppressions=None, preload=None, rsocket=None, **keywords):
+    """subprocess.run under `roxe run`; `check_verbs` is its `--check`, as `check` is taken here."""
+    options = dict(netdev=netdev, profile=profile, faults=faults, capture=capture, trace=trace, stats=stats,
+                   explain=explain, check=check_verbs, report=report, suppressions=suppressions, preload=preload, rsocket=rsocket)
+    return subprocess.run(command(arguments, **options), **keywords)
+
+
+def start(arguments, *, options=None, **keywords):
+    """subprocess.Popen under `roxe run` with these options."""
+    return subprocess.Popen(command(arguments, **(options or {})), **keywords)
