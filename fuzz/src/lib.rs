@@ -7,6 +7,8 @@
 //! - parser: [`cm_mad()`]; a management datagram; what is read is written back, no bit is added
 //! - parser: [`rules()`]; the text of fault rules, and packets; what is parsed prints as the same;
 //!   equal rules judge alike
+//! - parser: [`script()`]; a drill script; reading and running it never panic
+//! - parser: [`peer_request()`]; a controller's line for an agent; what is read is written back
 //! - parser: [`frame()`]; an Ethernet frame, and rules of flow steering; it matches what was read
 //!   from it; a sorted list
 //! - parser: [`mailbox()`], [`ring()`]; what another process of this host hands over; what is read
@@ -33,9 +35,11 @@ mod host;
 mod icrc;
 mod ip;
 mod packet;
+mod peer_request;
 mod qp;
 mod replay;
 mod rules;
+mod script;
 mod seeds;
 
 pub use capture::capture;
@@ -46,7 +50,9 @@ pub use host::{mailbox, ring};
 pub use icrc::icrc;
 pub use ip::ip;
 pub use packet::packet;
+pub use peer_request::peer_request;
 pub use qp::{hostile, qp_pair, requester, responder};
 pub use replay::replay;
 pub use rules::rules;
+pub use script::script;
 pub use seeds::{Seed, seeds};

@@ -2,6 +2,7 @@
 
 use roxe_transport::fault::{Direction, Injector, Rules, Seen};
 use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
+use std::time::Duration;
 
 /// Bytes of the input behind the text that become one packet each.
 const PACKET_LEN: usize = 40;
@@ -34,7 +35,14 @@ fn judge(injectors: &mut [Injector; 2], bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     let last = bytes[bytes.len() - 1];
     let dir = if last & 1 == 0 { Direction::Tx } else { Direction::Rx };
-    let seen = Seen { dir, qpn: Qpn::new(17), ordinal: u32::from(last >> 1 & 1), peer: Gid([0; 16]), packet: &packet };
+    let seen = Seen {
+        dir,
+        qpn: Qpn::new(17),
+        ordinal: u32::from(last >> 1 & 1),
+        peer: Gid([0; 16]),
+        at: Duration::from_millis(last.into()),
+        packet: &packet,
+    };
     let [first, second] = injectors.each_mut().map(|injector| injector.judge(&seen));
     assert_eq!(first, second, "{packet}");
     let Some(corruption) = first.corrupt else { return };

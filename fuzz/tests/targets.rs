@@ -38,8 +38,18 @@ fn icrc() {
 }
 
 #[test]
+fn peer_request() {
+    replay("peer_request", roxe_fuzz::peer_request, 20_000);
+}
+
+#[test]
 fn rules() {
     replay("rules", roxe_fuzz::rules, 20_000);
+}
+
+#[test]
+fn script() {
+    replay("script", roxe_fuzz::script, 20_000);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! processes under one condition, which does many cells one after the other. Knows nothing of
 //! processes but in [`run`].
 
+pub mod agents;
 pub mod capture;
 pub mod peer_bugs;
 pub mod plan;

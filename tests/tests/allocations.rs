@@ -13,6 +13,7 @@ use roxe_transport::sim::{Mr, Pair, Peer, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
 use std::net::Ipv4Addr;
+use std::time::Duration;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -51,6 +52,7 @@ fn judge() -> Verdict {
             qpn: Qpn::new(1),
             ordinal: 0,
             peer: Ipv4Addr::new(10, 0, 0, 1).into(),
+            at: Duration::ZERO,
             packet: &packet,
         })
     };

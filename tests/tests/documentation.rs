@@ -46,3 +46,13 @@ fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
     assert!(rows.iter().all(|cells| !cells[2].is_empty() && !cells[3].is_empty()));
     assert!(page.contains(&format!("{} rules", wanted.len())));
 }
+
+#[test]
+fn the_table_of_counters_is_the_one_in_the_code() {
+    let page = include_str!("../../docs/metrics.md");
+    let legend = roxe_provider::Counters::legend();
+    let wanted: Vec<String> = legend.iter().map(|(name, words)| format!("| `{name}` | {words} |")).collect();
+    let (_, table) = page.split_once("| counter | counts |\n|---|---|\n").expect("the page has the table");
+    let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with("| `")).collect();
+    assert_eq!(rows, wanted);
+}

@@ -1,6 +1,7 @@
 //! `roxe run --explain`: each failure is explained by its own cause, so that causes which end in
 //! the same status or errno can be told apart. `tests/clients/misuse/failure.c` has the programs.
-//! With the link of one host and with sockets, and, as root, towards another host. A program that loads another libibverbs is told so.
+//! With the link of one host and with sockets, and, as root, towards another host. A program that
+//! loads another libibverbs is told so.
 //!
 //! `cargo test -p roxe-tests --test explanations -- WORD...` runs the checks whose name contains a
 //! word.

@@ -17,6 +17,7 @@
 
 use roxe_tests::build;
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use roxe_tests::matrix::agents::{self, Agents};
 use roxe_tests::matrix::rdmacm::{self, Meeting};
 use roxe_tests::matrix::report::{self, Count, Results};
 use roxe_tests::matrix::run::Runner;
@@ -61,25 +62,28 @@ impl Options {
 struct Plan {
     groups: Vec<plan::Planned>,
     stock: Vec<Stock>,
+    agents: Vec<Agents>,
     rdmacm: Vec<Meeting>,
 }
 
 impl Plan {
     fn new(options: &Options) -> Self {
-        let (groups, mut stock, mut rdmacm) = if options.all || !options.words.is_empty() {
-            (plan::all(), stock::all(), rdmacm::all())
+        let (groups, mut stock, mut agents, mut rdmacm) = if options.all || !options.words.is_empty() {
+            (plan::all(), stock::all(), agents::all(), rdmacm::all())
         } else {
-            (plan::slice(), stock::slice(), rdmacm::slice())
+            (plan::slice(), stock::slice(), agents::slice(), rdmacm::slice())
         };
         let wanted = |name: &str| options.words.iter().all(|word| name.contains(word));
         stock.retain(|s| wanted(&s.name()));
+        agents.retain(|a| wanted(&a.name()));
         rdmacm.retain(|m| wanted(&m.name()));
-        Self { groups: plan::only(groups, &options.words), stock, rdmacm }
+        Self { groups: plan::only(groups, &options.words), stock, agents, rdmacm }
     }
 
     /// The names of all programs.
     fn programs(&self) -> impl Iterator<Item = String> {
-        self.stock.iter().map(Stock::name).chain(self.rdmacm.iter().map(Meeting::name))
+        let agents = self.agents.iter().map(Agents::name);
+        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(Meeting::name))
     }
 
     fn list(&self) {
@@ -150,6 +154,11 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     }
     for stock in &plan.stock {
         let shown = stock.run(&mut runner);
+        tell(&shown);
+        results.stock.push(shown);
+    }
+    for agents in &plan.agents {
+        let shown = agents.run(&mut runner);
         tell(&shown);
         results.stock.push(shown);
     }

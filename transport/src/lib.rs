@@ -56,6 +56,7 @@ pub mod cm;
 pub mod cx;
 pub mod fault;
 pub mod qp;
+mod reasons;
 pub mod rss;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

@@ -78,7 +78,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_STATS",
         default: "off",
-        help: "Print what every device counted to standard error when the process ends: on or off.",
+        help: "Print what every device counted to standard error when the process ends: off, on, or words for a legend too; `roxe run --stats` sets it.",
     },
     Knob {
         name: "ROXE_STATS_FILES",
@@ -186,6 +186,18 @@ impl ReportFormat {
     }
 }
 
+/// How much to print of what was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stats {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Names and values, in one line.
+    Line,
+    /// The same, and what each counts.
+    Words,
+}
+
 /// The values in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -210,7 +222,7 @@ pub struct Config {
     /// Whether queue pairs limit their rate when the network is congested.
     pub dcqcn: bool,
     /// Whether to print the counters when the process ends.
-    pub stats: bool,
+    pub stats: Stats,
     /// Where every process leaves what it would print, in case it cannot.
     pub stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
@@ -295,7 +307,10 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         gro: switch("ROXE_GRO", true)?,
         rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
-        stats: switch("ROXE_STATS", false)?,
+        stats: parse_with(&get, "ROXE_STATS", "it must be off, on or words", Stats::Off, |text| match text {
+            "words" => Some(Stats::Words),
+            _ => parse_switch(text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
+        })?,
         stats_files: file("ROXE_STATS_FILES")?,
         counters: file("ROXE_COUNTERS")?,
         explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| match text {
@@ -390,12 +405,19 @@ mod tests {
     }
 
     #[test]
+    fn counters_are_printed_with_words_or_without() {
+        let stats = |value| with("ROXE_STATS", value).map(|config| config.stats);
+        assert_eq!((stats("0"), stats("on"), stats("words")), (Ok(Stats::Off), Ok(Stats::Line), Ok(Stats::Words)));
+        assert!(stats("some").unwrap_err().to_string().contains("off, on or words"));
+    }
+
+    #[test]
     fn nothing_set_gives_the_defaults() {
         let config = parse(|_| None).unwrap();
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
         assert!(config.steering && config.gso && config.gro && config.rings);
-        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, false, None, None));
+        assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, Stats::Off, None, None));
         assert_eq!((config.counters, config.stats_files, config.trace, config.weakest), (None, None, None, None));
     }
 

@@ -80,12 +80,12 @@ pub const PORTS: u8 = 1;
 
 /// Work requests of a send or receive queue, as far as the card of this process takes them.
 pub fn max_qp_wr() -> u32 {
-    least(MAX_QP_WR, 1024)
+    least(MAX_QP_WR, 4096)
 }
 
 /// Elements of a scatter/gather list.
 pub fn max_sge() -> u32 {
-    least(MAX_SGE, 4)
+    least(MAX_SGE, 6)
 }
 
 /// Bytes of inline data.
@@ -105,7 +105,7 @@ pub fn max_srq_wr() -> u32 {
 
 /// Elements of a list in a shared receive queue.
 pub fn max_srq_sge() -> u32 {
-    least(MAX_SRQ_SGE, 4)
+    least(MAX_SRQ_SGE, 6)
 }
 
 /// What small cards of the field report, if the card is one.

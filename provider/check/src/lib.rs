@@ -21,6 +21,7 @@
 mod attributes;
 mod event;
 pub mod explain;
+mod fork_support;
 mod listeners;
 mod report;
 mod rule;
@@ -35,6 +36,7 @@ mod tracked;
 mod world;
 
 pub use event::{Arrived, Event, Made, Memory, Pair};
+pub use fork_support::note_fork_support;
 pub use listeners::{is_checking, is_on};
 pub use rule::{Rule, Selection, Severity};
 pub use suppressions::Suppressions;
@@ -50,13 +52,11 @@ use sink::Sink;
 use stack::Stack;
 use std::io::{Write, stderr};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use world::World;
 
 /// The exit status of a program that ended well and in which a rule of severity error fired.
 pub const EXIT_STATUS: i32 = 66;
 
-static FORK_SUPPORT: AtomicBool = AtomicBool::new(false);
 static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
 static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
 
@@ -86,17 +86,6 @@ fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_checking() {
         observe(&event);
     }
-}
-
-/// The program has prepared for forks with outstanding requests, or has asked whether it has to.
-pub fn note_fork_support() {
-    FORK_SUPPORT.store(true, Ordering::Relaxed);
-}
-
-/// Whether it has, in a call or in its environment (`man ibv_fork_init`).
-pub(crate) fn has_fork_support() -> bool {
-    let asked = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
-    FORK_SUPPORT.load(Ordering::Relaxed) || asked
 }
 
 /// To be called before `main`, where that can be done: then whatever the program itself does at its

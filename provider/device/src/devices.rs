@@ -4,7 +4,7 @@
 
 use crate::device::Device;
 use crate::stats;
-use roxe_base::config::{Config, config, parse_netdevs};
+use roxe_base::config::{Config, Stats, config, parse_netdevs};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -25,7 +25,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;
     start_weakness(config)?;
-    if config.stats || config.counters.is_some() {
+    if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;

@@ -209,8 +209,11 @@ fn add(world: &World, times: usize) {
 }
 
 fn word(world: &World) -> &AtomicU64 {
-    // SAFETY: aligned and inside the leaked buffer.
-    unsafe { &*world.b.memory.add(FLAG).cast::<AtomicU64>() }
+    let word = world.b.addr(FLAG) as *mut u64;
+    assert!(word.is_aligned());
+    // SAFETY: aligned and inside the leaked buffer; all access while the reference lives is atomic,
+    // or by the card, which reaches memory as another process would.
+    unsafe { AtomicU64::from_ptr(word) }
 }
 
 // IBV_ATOMIC_HCA: man ibv_query_device.

@@ -86,6 +86,7 @@ impl Engine {
                 Woken::LinkEvents => self.follow_interface(),
                 Woken::Line => self.tend_rings(),
                 Woken::Room => self.on_send_room(poller),
+                Woken::Status => self.tell_status(),
                 Woken::Other => {}
             }
             runtime_dir::sweep_after_death();

@@ -5,6 +5,7 @@
 use roxe_transport::cm::Ignored;
 use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
 use roxe_wire::cm::MadError;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One number that only grows.
@@ -41,93 +42,109 @@ impl Clone for Counter {
     }
 }
 
-/// All counters of a device. A copy counts no more.
-#[derive(Clone, Debug, Default)]
-pub struct Counters {
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $visibility:vis $name:ident,)+) => {
+        /// All counters of a device. A copy counts no more.
+        #[derive(Clone, Debug, Default)]
+        pub struct Counters {
+            $($(#[doc = $doc])+ $visibility $name: Counter,)+
+            drops: [Counter; DropReason::ALL.len()],
+            ignored: [Counter; Ignored::ALL.len()],
+            bad_mads: [Counter; MadError::ALL.len()],
+        }
+
+        impl Counters {
+            /// Those that are no reasons: name, words and number.
+            fn named(&self) -> impl Iterator<Item = (&'static str, Words, &Counter)> {
+                [$((stringify!($name), Words { about: "", words: concat!($($doc),+) }, &self.$name),)+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
     /// RoCE packets handed to the link, and messages of connection managers that stay on this host.
-    pub sent_packets: Counter,
-    /// Their bytes, from the BTH to the ICRC.
-    pub sent_bytes: Counter,
+    pub sent_packets,
+    /// Bytes of the sent packets, from the BTH to the ICRC.
+    pub sent_bytes,
     /// RoCE packets that came to the end of their way here; those of other processes count there,
-    /// when they have been forwarded. Counted, as the next two, under the lock of the receive side.
-    pub received_packets: Counter,
-    /// Their bytes, from the BTH to the ICRC.
-    pub received_bytes: Counter,
-    /// Those of the received packets that came through shared memory.
-    pub received_by_ring: Counter,
+    /// when they have been forwarded. Counted, as `received_bytes` and `received_by_ring`, under
+    /// the lock of the receive side.
+    pub received_packets,
+    /// Bytes of the received packets, from the BTH to the ICRC.
+    pub received_bytes,
     /// Those of the sent packets that went through shared memory.
-    pub sent_by_ring: Counter,
+    pub sent_by_ring,
+    /// Those of the received packets that came through shared memory.
+    pub received_by_ring,
     /// Packets that are no legal RoCE packet.
-    pub malformed: Counter,
+    pub malformed,
     /// Packets whose ICRC is wrong.
-    pub icrc_errors: Counter,
+    pub icrc_errors,
     /// Packets for a queue pair that does not exist.
-    pub unknown_qp: Counter,
+    pub unknown_qp,
     /// Packets from an address of this host and a port that is not of this user; and, while the
     /// system drops those before they are received, all datagrams that it drops: it has one number
     /// for them.
-    pub foreign_source_port: Counter,
+    pub foreign_source_port,
     /// Packets that the link could not send.
-    pub send_errors: Counter,
+    pub send_errors,
     /// Packets that found the send buffer of a slow interface full, and so much queued for it that
     /// they were lost.
-    pub tx_queue_full: Counter,
+    pub tx_queue_full,
     /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
-    pub segments_refused: Counter,
+    pub segments_refused,
     /// Receives that failed.
-    pub receive_errors: Counter,
+    pub receive_errors,
     /// Datagrams that the system dropped because the receive buffer of a socket was full.
-    pub rcvbuf_errors: Counter,
+    pub rcvbuf_errors,
     /// Packets for another process, put into its mailbox: those that came here, which count nowhere
     /// else, and own messages of connection managers.
-    pub forwarded: Counter,
+    pub forwarded,
     /// Packets for another process that could not be forwarded.
-    pub forward_errors: Counter,
+    pub forward_errors,
     /// Messages of connection managers handed to the link.
-    pub sent_mads: Counter,
+    pub sent_mads,
     /// Messages of connection managers taken from the link.
-    pub received_mads: Counter,
+    pub received_mads,
     /// Messages for which there was no room.
-    pub mads_lost: Counter,
+    pub mads_lost,
     /// Raw packets handed to the interface.
-    pub sent_frames: Counter,
+    pub sent_frames,
     /// Frames that were looked at because there are flows.
-    pub received_frames: Counter,
+    pub received_frames,
     /// What the kernel had joined to more than the interface carries, and was left out.
-    pub oversized_frames: Counter,
+    pub oversized_frames,
     /// Times the background thread met a bug.
-    pub panics: Counter,
+    pub panics,
     /// Packets that a fault rule lost.
-    pub fault_dropped: Counter,
+    pub fault_dropped,
     /// Copies of packets that a fault rule made.
-    pub fault_duplicated: Counter,
+    pub fault_duplicated,
     /// Packets that a fault rule held back.
-    pub fault_delayed: Counter,
+    pub fault_delayed,
     /// Packets that a fault rule damaged.
-    pub fault_corrupted: Counter,
+    pub fault_corrupted,
     /// Packets that a fault rule marked as having met congestion.
-    pub fault_marked: Counter,
+    pub fault_marked,
     /// Packets that a fault rule let find no receive.
-    pub fault_rnr: Counter,
+    pub fault_rnr,
     /// Data of connected peers that a switch marked (ECN).
-    np_ecn_marked_roce_packets: Counter,
+    np_ecn_marked_roce_packets,
     /// Congestion notifications (CNPs) sent.
-    np_cnp_sent: Counter,
+    np_cnp_sent,
     /// CNPs that slowed a queue pair down; those that did not are drops, as `rp_cnp_ignored`.
-    rp_cnp_handled: Counter,
+    rp_cnp_handled,
     /// NAKs received that tell of a gap.
-    packet_seq_err: Counter,
+    packet_seq_err,
     /// Answers received that imply the loss of an earlier one.
-    implied_nak_seq_err: Counter,
+    implied_nak_seq_err,
     /// RNR NAKs received.
-    rnr_nak_retry_err: Counter,
+    rnr_nak_retry_err,
     /// Times no acknowledgement came in time.
-    local_ack_timeout_err: Counter,
+    local_ack_timeout_err,
     /// RNR NAKs sent.
-    send_rnr_err: Counter,
-    drops: [Counter; DropReason::ALL.len()],
-    ignored: [Counter; Ignored::ALL.len()],
-    bad_mads: [Counter; MadError::ALL.len()],
+    send_rnr_err,
 }
 
 impl Counters {
@@ -196,59 +213,46 @@ impl Counters {
 
     /// Begins anew.
     pub fn clear(&self) {
-        self.all().for_each(|(_, counter)| counter.clear());
+        self.all().for_each(|(.., counter)| counter.clear());
     }
 
     /// What every counter has reached, with its name.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
-        self.all().map(|(name, counter)| (name, counter.get())).collect()
+        self.all().map(|(name, _, counter)| (name, counter.get())).collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
-        let traffic = [
-            ("sent_packets", &self.sent_packets),
-            ("sent_bytes", &self.sent_bytes),
-            ("received_packets", &self.received_packets),
-            ("received_bytes", &self.received_bytes),
-            ("sent_by_ring", &self.sent_by_ring),
-            ("received_by_ring", &self.received_by_ring),
-            ("malformed", &self.malformed),
-            ("icrc_errors", &self.icrc_errors),
-            ("unknown_qp", &self.unknown_qp),
-            ("foreign_source_port", &self.foreign_source_port),
-            ("send_errors", &self.send_errors),
-            ("tx_queue_full", &self.tx_queue_full),
-            ("segments_refused", &self.segments_refused),
-            ("receive_errors", &self.receive_errors),
-            ("rcvbuf_errors", &self.rcvbuf_errors),
-            ("forwarded", &self.forwarded),
-            ("forward_errors", &self.forward_errors),
-            ("sent_mads", &self.sent_mads),
-            ("received_mads", &self.received_mads),
-            ("mads_lost", &self.mads_lost),
-            ("sent_frames", &self.sent_frames),
-            ("received_frames", &self.received_frames),
-            ("oversized_frames", &self.oversized_frames),
-            ("panics", &self.panics),
-            ("fault_dropped", &self.fault_dropped),
-            ("fault_duplicated", &self.fault_duplicated),
-            ("fault_delayed", &self.fault_delayed),
-            ("fault_corrupted", &self.fault_corrupted),
-            ("fault_marked", &self.fault_marked),
-            ("fault_rnr", &self.fault_rnr),
-            ("np_ecn_marked_roce_packets", &self.np_ecn_marked_roce_packets),
-            ("np_cnp_sent", &self.np_cnp_sent),
-            ("rp_cnp_handled", &self.rp_cnp_handled),
-            ("packet_seq_err", &self.packet_seq_err),
-            ("implied_nak_seq_err", &self.implied_nak_seq_err),
-            ("rnr_nak_retry_err", &self.rnr_nak_retry_err),
-            ("local_ack_timeout_err", &self.local_ack_timeout_err),
-            ("send_rnr_err", &self.send_rnr_err),
-        ];
-        let drops = DropReason::ALL.iter().zip(&self.drops).map(|(reason, counter)| (reason.name(), counter));
-        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(|(reason, counter)| (reason.name(), counter));
-        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(|(reason, counter)| (reason.name(), counter));
-        traffic.into_iter().chain(drops).chain(ignored).chain(bad)
+    /// What every counter counts, by its name: the first sentence of its documentation.
+    pub fn legend() -> Vec<(&'static str, String)> {
+        Self::default().all().map(|(name, words, _)| (name, words.to_string())).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, Words, &Counter)> {
+        let dropped = |words| Words { about: "Packets dropped: ", words };
+        let ignored = |words| Words { about: "Connection messages ignored: ", words };
+        let bad = |words| Words { about: "Datagrams to queue pair 1 dropped: ", words };
+        let drops = DropReason::ALL.iter().zip(&self.drops).map(move |(r, n)| (r.name(), dropped(r.words()), n));
+        let ignored = Ignored::ALL.iter().zip(&self.ignored).map(move |(r, n)| (r.name(), ignored(r.words()), n));
+        let bad = MadError::ALL.iter().zip(&self.bad_mads).map(move |(r, n)| (r.name(), bad(r.words()), n));
+        self.named().chain(drops).chain(ignored).chain(bad)
+    }
+}
+
+/// What a counter counts: its documentation, behind what all of its kind are about.
+#[derive(Clone, Copy, Debug)]
+struct Words {
+    about: &'static str,
+    words: &'static str,
+}
+
+impl fmt::Display for Words {
+    /// Up to the first full stop, which is left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.words.trim();
+        let first = text.split_once(". ").map_or(text, |(first, _)| first).trim_end_matches('.');
+        match first.split_at_checked(1).filter(|_| !self.about.is_empty()) {
+            Some((initial, rest)) => write!(f, "{}{}{rest}", self.about, initial.to_lowercase()),
+            None => f.write_str(first),
+        }
     }
 }
 
@@ -338,9 +342,21 @@ mod tests {
     }
 
     #[test]
+    fn every_counter_has_words_of_its_own() {
+        let legend = Counters::legend();
+        assert_eq!(legend.len(), Counters::default().list().len());
+        let words: HashSet<_> = legend.iter().map(|(_, words)| words).collect();
+        assert_eq!(words.len(), legend.len());
+        assert!(legend.iter().all(|(name, words)| words.len() > 10 && !words.ends_with('.') && name != words));
+        let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, words)| words.as_str());
+        assert_eq!(of("sent_by_ring"), Some("Those of the sent packets that went through shared memory"));
+        assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request behind a lost one"));
+    }
+
+    #[test]
     fn all_begin_anew_at_once() {
         let counters = Counters::default();
-        counters.all().for_each(|(_, counter)| counter.add(1));
+        counters.all().for_each(|(.., counter)| counter.add(1));
         assert!(FILES.iter().any(|(_, value)| value(&counters) > 0));
         counters.clear();
         assert!(FILES.iter().all(|(_, value)| value(&counters) == 0));

@@ -20,6 +20,7 @@ use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::Slot;
+use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
 use roxe_transport::cm::Route;
 use roxe_transport::qp::Service;
@@ -61,15 +62,23 @@ pub trait Services: Debug + Send + Sync {
     fn interface_changed(&self, engine: &Engine);
 }
 
+/// What the background thread hears besides packets, as far as the system lets it.
+#[derive(Debug)]
+pub(crate) struct Ears {
+    /// Changes of the interface.
+    pub link_events: Option<LinkEvents>,
+    /// Questions what the queue pairs do.
+    pub status: Option<StatusSocket>,
+}
+
 /// The engine: the fabric, the receive side, and the queue pairs by number.
 pub struct Engine {
     pub(crate) fabric: Fabric,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
     /// Held while sockets and thread come to exist, while links are added, and while the port
-    /// follows its interface. Guards what the system tells of the interfaces; nothing, where it
-    /// does not.
-    pub(crate) starting: Mutex<rank::Starting, Option<LinkEvents>>,
+    /// follows its interface. Guards what the thread hears; nothing before there is one.
+    pub(crate) starting: Mutex<rank::Starting, Option<Ears>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
     pub(crate) table: QpTable,

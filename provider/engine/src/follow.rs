@@ -18,9 +18,9 @@ impl Engine {
     /// be, the device works all the same: it is looked at whenever it is opened, and the first
     /// queue pair tries to start the thread and says why not.
     pub fn watch(&self) {
-        let mut link_events = self.starting.lock();
+        let mut ears = self.starting.lock();
         // First listen, then look: so no change falls between the two.
-        let _ = self.ensure_thread(&mut link_events);
+        let _ = self.ensure_thread(&mut ears);
         self.look();
     }
 
@@ -38,11 +38,12 @@ impl Engine {
 
     /// Takes the link events, and what follows from them. Background thread only.
     pub(crate) fn follow_interface(&self) {
-        let link_events = self.starting.lock();
+        let ears = self.starting.lock();
         self.look_at_host();
-        if link_events.as_ref().is_some_and(|link_events| link_events.are_about(self.ifindex())) {
+        let link_events = ears.as_ref().and_then(|ears| ears.link_events.as_ref());
+        if link_events.is_some_and(|link_events| link_events.are_about(self.ifindex())) {
             self.look();
-            drop(link_events);
+            drop(ears);
             self.services.interface_changed(self);
         }
     }

@@ -61,12 +61,13 @@ impl Interceptor {
         process::resume()
     }
 
-    /// What shall happen to these packets, one verdict each; `None` stands for what is no packet,
-    /// and passes.
+    /// What shall happen to these packets, which pass now, one verdict each; `None` stands for what
+    /// is no packet, and passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
         let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
+        let at = faults.age();
         let mut injector = faults.injector();
-        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&seen))).collect()
+        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
     }
 
     /// Begins to record a batch of packets; `None`: they are not recorded.

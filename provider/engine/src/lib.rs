@@ -10,7 +10,7 @@
 //! # From below
 //!
 //! - [`adapter`], [`port`], [`counters`], [`counter_files`], [`stats_file`]: the interface as a
-//!   port, and what was counted.
+//!   port, and what was counted; `status`: the same, and the queue pairs, for who asks.
 //! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
 //!   of one; `table`: queue pairs by number.
 //! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
@@ -72,6 +72,7 @@ pub mod shutdown;
 mod spinning;
 mod start;
 pub mod stats_file;
+mod status;
 mod table;
 #[cfg(test)]
 mod testing;

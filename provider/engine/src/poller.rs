@@ -30,6 +30,9 @@ const LINE: u64 = u64::MAX - 1;
 /// Marks what tells of room in send buffers.
 const ROOM: u64 = u64::MAX - 2;
 
+/// Marks what questions come to.
+const STATUS: u64 = u64::MAX - 3;
+
 /// What ended a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
@@ -39,6 +42,8 @@ pub(crate) enum Woken {
     Line,
     /// A socket whose send buffer was full has room.
     Room,
+    /// Somebody asks what queue pairs do.
+    Status,
     /// Anything else.
     Other,
 }
@@ -107,6 +112,11 @@ impl Poller {
         [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
     }
 
+    /// The same for questions what queue pairs do.
+    pub(crate) fn watch_status(&self, fd: RawFd) -> io::Result<()> {
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, STATUS, READABLE))
+    }
+
     /// The same for a line to another process; every event wakes once, as the line may stay as it
     /// is.
     pub(crate) fn watch_line(&self, fd: RawFd) -> io::Result<()> {
@@ -135,6 +145,7 @@ impl Poller {
             NEWS if count == 1 => Woken::LinkEvents,
             LINE if count == 1 => Woken::Line,
             ROOM if count == 1 => Woken::Room,
+            STATUS if count == 1 => Woken::Status,
             _ => Woken::Other,
         }
     }

@@ -12,8 +12,9 @@ use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
-use roxe_transport::qp::{FrameNote, Outcome, QpEvents, Service};
+use roxe_transport::qp::{FrameNote, Outcome, QpEvents, QpStatus, RetryCounts, Service};
 use roxe_transport::time::Instant;
+use roxe_transport::wr::WcStatus;
 use roxe_wire::frame::FrameKey;
 use roxe_wire::{NetHeader, Packet, Qpn};
 use std::fmt::Debug;
@@ -47,6 +48,32 @@ impl VisitOutcome {
     }
 }
 
+/// What a queue pair met since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Met {
+    /// Losses.
+    pub retries: RetryCounts,
+    /// How its last request failed.
+    pub error: Option<WcStatus>,
+}
+
+impl Met {
+    /// It met these losses.
+    pub fn add(&mut self, more: RetryCounts) {
+        let RetryCounts { packet_seq_err, implied_nak_seq_err, rnr_nak_retry_err, local_ack_timeout_err, send_rnr_err } =
+            &mut self.retries;
+        for (sum, more) in [
+            (packet_seq_err, more.packet_seq_err),
+            (implied_nak_seq_err, more.implied_nak_seq_err),
+            (rnr_nak_retry_err, more.rnr_nak_retry_err),
+            (local_ack_timeout_err, more.local_ack_timeout_err),
+            (send_rnr_err, more.send_rnr_err),
+        ] {
+            *sum = sum.wrapping_add(more);
+        }
+    }
+}
+
 /// Bytes of a queue pair that are brought into the cache when it is looked up: its own lines, and
 /// the lock's.
 pub const PREFETCHED: usize = 1152;
@@ -62,6 +89,9 @@ pub trait QueuePair: Debug + Send + Sync {
 
     /// Its transport service.
     fn service(&self) -> Service;
+
+    /// Where it stands, for people who watch it; and what it met. Takes its lock.
+    fn status(&self) -> (QpStatus, Met);
 
     /// Takes in a run of packets addressed to it. What it wants to send is left for
     /// [`QueuePair::serve`].

@@ -1,7 +1,7 @@
 //! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the
 //! child of a fork.
 
-use crate::engine::Engine;
+use crate::engine::{Ears, Engine};
 use crate::interceptor::Interceptor;
 use crate::poller::{Poller, Watch};
 use crate::rx_state::Rx;
@@ -11,6 +11,7 @@ use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::SlotSocket;
+use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
 use roxe_net::udp_table::user_of_port;
@@ -70,19 +71,21 @@ impl Engine {
     }
 
     /// What the background thread sleeps on; both come to exist here the first time.
-    pub(crate) fn ensure_thread(&self, link_events: &mut Option<LinkEvents>) -> Result<Arc<Poller>, Error> {
+    pub(crate) fn ensure_thread(&self, ears: &mut Option<Ears>) -> Result<Arc<Poller>, Error> {
         if let Ok(poller) = self.poller() {
             return Ok(poller);
         }
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the
         // device is opened.
-        let heard =
+        let link_events =
             LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
+        let status =
+            StatusSocket::open(self.ifindex()).and_then(|socket| poller.watch_status(socket.fd()).map(|()| socket));
         let me = Weak::clone(&self.me);
         let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
-        *link_events = heard.ok();
+        *ears = Some(Ears { link_events: link_events.ok(), status: status.ok() });
         let poller = Arc::clone(thread.poller());
         *self.thread.write() = Some(thread);
         Ok(poller)

@@ -83,6 +83,16 @@ pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     format!("{device} (process {}{comma}{how}):{values}\n", std::process::id())
 }
 
+/// What the counters in such a line count, one a line, indented.
+pub fn legend_of(line: &str) -> String {
+    let legend = Counters::legend();
+    let names: Vec<&str> =
+        line.split_whitespace().filter_map(|word| word.split_once('=')).map(|(name, _)| name).collect();
+    let known = names.iter().filter_map(|name| legend.iter().find(|(known, _)| known == name));
+    let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    known.map(|(name, words)| format!("    {name:width$}  {words}\n")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +103,14 @@ mod tests {
         let text = line("roxe0", "", &[("sent_packets", 3), ("malformed", 0), ("np_cnp_sent", 1)]);
         assert_eq!(text, format!("roxe0 (process {id}): sent_packets=3 np_cnp_sent=1\n"));
         assert_eq!(line("roxe1", "", &[("malformed", 0)]), format!("roxe1 (process {id}): no traffic\n"));
+    }
+
+    #[test]
+    fn the_counters_of_a_line_are_told_in_words() {
+        let text = legend_of("roxe0 (process 7): malformed=3 icrc_errors=1 unheard_of=2\n");
+        let expected =
+            "    malformed    Packets that are no legal RoCE packet\n    icrc_errors  Packets whose ICRC is wrong\n";
+        assert_eq!((text.as_str(), legend_of("roxe0 (process 7): no traffic\n").as_str()), (expected, ""));
     }
 
     #[test]

@@ -155,16 +155,16 @@ impl QpTable {
         }
     }
 
-    /// All queue pairs.
-    pub(crate) fn list(&self) -> Vec<Arc<dyn QueuePair>> {
-        self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
-    }
-
     /// Takes everything out, the slots too.
     pub(crate) fn drain(&self) -> Vec<Arc<dyn QueuePair>> {
         let slots = std::mem::take(&mut *self.slots.write());
         self.owned.write().clear();
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
+    }
+
+    /// All queue pairs.
+    pub(crate) fn list(&self) -> Vec<Arc<dyn QueuePair>> {
+        self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
     /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists

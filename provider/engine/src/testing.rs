@@ -4,7 +4,7 @@ use crate::adapter::Adapter;
 use crate::engine::{Engine, Services};
 use crate::flow_control::Grant;
 use crate::port::Netdev;
-use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::queue_pair::{Met, QueuePair, VisitOutcome};
 use crate::run::{Joined, Run, RxTools};
 use roxe_base::config::Config;
 use roxe_base::lock::Lockable;
@@ -12,10 +12,10 @@ use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::{XrcRequest, XrcRequestId};
 use roxe_net::link::RxMeta;
 use roxe_transport::cm::Route;
-use roxe_transport::qp::{FrameNote, Outcome, Service};
+use roxe_transport::qp::{FrameNote, Outcome, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
-use roxe_wire::{NetHeader, Packet, Qpn};
+use roxe_wire::{Gid, NetHeader, Packet, Psn, Qpn};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -54,6 +54,27 @@ impl QueuePair for FakeQp {
 
     fn service(&self) -> Service {
         Service::Rc
+    }
+
+    fn status(&self) -> (QpStatus, Met) {
+        let (psn, peer) = (Psn::new(0), (Qpn::new(0), Gid::default()));
+        let status = QpStatus {
+            qpn: self.0,
+            service: Service::Rc,
+            state: QpState::Rts,
+            peer,
+            path_mtu: 1024,
+            sends: 0,
+            outstanding: 0,
+            unacknowledged: 0,
+            window: 0,
+            reads: 0,
+            sent: psn,
+            received: 0,
+            expected: psn,
+            waits_for_receive: false,
+        };
+        (status, Met::default())
     }
 
     fn receive(&self, _: Run<'_>, _: &mut RxTools<'_>, _: Instant) -> VisitOutcome {

@@ -20,6 +20,7 @@
 //! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
 //!   host are of this user, and dropping packets from others
 //! - [`probe`]: what the network says of a host that does not answer
+//! - [`status`]: a process is asked what its queue pairs do
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
@@ -63,6 +64,7 @@ pub mod slot;
 mod socket_file;
 mod source_filter;
 pub mod source_ports;
+pub mod status;
 pub mod steer;
 #[allow(unsafe_code)]
 mod sys;

@@ -62,6 +62,18 @@ struct OwnTxRetention {
     _name: NamedSocket,
 }
 
+/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
+/// and identification 0: for who makes whole packets.
+///
+/// # Errors
+/// `EADDRINUSE`: another user has the port there; `EADDRNOTAVAIL`: the address is not of this host.
+pub fn bare_link(gid: Gid) -> io::Result<Socket> {
+    let address = socket_addr(gid, 0);
+    let socket = bare_socket(address, 0, BUFFER)?;
+    socket.bind(&SockAddr::from(address))?;
+    Ok(socket)
+}
+
 impl UdpLink {
     /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program
     /// that does not share the port, has it.

@@ -58,7 +58,8 @@ static void resolve(struct rdma_cm_id *id, unsigned port) {
     expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-// A client that has asked for a connection to this port; without a queue pair of the id for `qp_num`.
+// A client that has asked for a connection to this port; without a queue pair of the id for
+// `qp_num`.
 static struct rdma_cm_id *ask(unsigned port, unsigned qp_num) {
     struct rdma_cm_id *id = new_id();
     resolve(id, port);

@@ -1,5 +1,7 @@
 //! Why a verb was refused, and why a message came to nothing. Pure data.
 
+use crate::reasons::reasons;
+
 /// Why a verb of the program was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CmError {
@@ -17,51 +19,23 @@ pub enum CmError {
     Full,
 }
 
-/// Why nothing came of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ignored {
+reasons! {
+    /// Why nothing came of a message.
+    Ignored:
     /// The message names no connection of ours, or another end than the peer's.
-    UnknownId,
+    UnknownId => "cm_unknown_id",
     /// The message does not come from, or go to, the addresses of the connection.
-    Address,
+    Address => "cm_address",
     /// The connection is in a state that has no use for it.
-    State,
+    State => "cm_bad_state",
     /// The message was seen before.
-    Duplicate,
+    Duplicate => "cm_duplicate",
     /// The message names another queue pair than ours.
-    Qpn,
+    Qpn => "cm_qpn",
     /// The message lacks an id or a GUID.
-    Malformed,
+    Malformed => "cm_malformed",
     /// A request for what we do not have or not do; the sender was told.
-    Refused,
+    Refused => "cm_refused",
     /// The message is of a queue pair that has another connection with us; the sender was told.
-    Stale,
-}
-
-impl Ignored {
-    /// Every reason, for counters.
-    pub const ALL: [Self; 8] = [
-        Self::UnknownId,
-        Self::Address,
-        Self::State,
-        Self::Duplicate,
-        Self::Qpn,
-        Self::Malformed,
-        Self::Refused,
-        Self::Stale,
-    ];
-
-    /// Name of the counter.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::UnknownId => "cm_unknown_id",
-            Self::Address => "cm_address",
-            Self::State => "cm_bad_state",
-            Self::Duplicate => "cm_duplicate",
-            Self::Qpn => "cm_qpn",
-            Self::Malformed => "cm_malformed",
-            Self::Refused => "cm_refused",
-            Self::Stale => "cm_stale",
-        }
-    }
+    Stale => "cm_stale",
 }

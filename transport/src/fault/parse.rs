@@ -2,7 +2,7 @@
 //! names the word.
 
 use super::ops::OpSet;
-use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
+use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules, Window};
 use super::services::ServiceSet;
 use super::spans::{PsnSpans, Spans};
 use super::verdict::Direction;
@@ -22,7 +22,7 @@ const QUOTED: usize = 40;
 
 const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N";
 const WORDS: &str =
-    "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=";
+    "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=";
 
 /// Why a text is not a list of fault rules.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -120,6 +120,7 @@ impl Draft {
             "peer" => self.take_peer(value, word),
             "from" => self.take_dir(Direction::Rx, word).and_then(|()| self.take_peer(value, word)),
             "to" => self.take_dir(Direction::Tx, word).and_then(|()| self.take_peer(value, word)),
+            "at" => set(&mut rule.at, window(value)?, word),
             "service" => set(&mut rule.services, services(value)?, word),
             "op" => set(&mut rule.ops, ops(value)?, word),
             "psn" => set(&mut rule.psn, psns(value)?, word),
@@ -269,6 +270,18 @@ fn hold(value: &str) -> Result<Hold, Problem> {
         return Err(format!("{} is no time to wait; a range runs from the shorter to the longer", Quoted(value)));
     }
     Ok(hold)
+}
+
+/// `TIME..TIME`, or `TIME..`.
+fn window(value: &str) -> Result<Window, Problem> {
+    let parts = value.split_once("..");
+    let (from, until) = parts.ok_or_else(|| format!("{} is no span of time; write 2s..3s or 2s..", Quoted(value)))?;
+    let until = if until.is_empty() { None } else { Some(time(until)?) };
+    let window = Window { from: time(from)?, until };
+    if window.until.is_some_and(|until| until <= window.from) {
+        return Err(format!("{} ends before it begins", Quoted(value)));
+    }
+    Ok(window)
 }
 
 /// A time with its unit, an hour at most.

@@ -57,6 +57,21 @@ impl Hold {
     }
 }
 
+/// A time in the life of the rules: from the first to before the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// When it begins.
+    pub from: Duration,
+    /// When it ends, later than it begins; `None`: never.
+    pub until: Option<Duration>,
+}
+
+impl Window {
+    fn contains(self, at: Duration) -> bool {
+        self.from <= at && self.until.is_none_or(|until| at < until)
+    }
+}
+
 /// Part of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
@@ -140,6 +155,8 @@ pub struct Rule {
     pub qp: Option<QpSelector>,
     /// The address of the other side.
     pub peer: Option<Gid>,
+    /// When they pass.
+    pub at: Option<Window>,
     /// The transport services they belong to.
     pub services: Option<ServiceSet>,
     /// Their opcodes.
@@ -163,6 +180,7 @@ impl Rule {
             dir: None,
             qp: None,
             peer: None,
+            at: None,
             services: None,
             ops: None,
             psn: None,
@@ -184,6 +202,7 @@ impl Rule {
             && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
             && self.ops.is_none_or(|ops| ops.contains(seen.packet))
             && self.peer.is_none_or(|peer| peer == seen.peer)
+            && self.at.is_none_or(|window| window.contains(seen.at))
             && self.psn.as_ref().is_none_or(|psns| psns.contains(seen.packet.header.bth.psn))
             && self.msg.as_ref().is_none_or(|list| msg.is_some_and(|msg| list.contains(msg)))
             && self.action.applies_to(seen)

@@ -1,6 +1,6 @@
 //! Rules as text: what [`Rules`]' parser reads back to the same rules.
 
-use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules};
+use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules, Window};
 use super::spans::{PsnSpans, Spans};
 use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
@@ -28,6 +28,7 @@ impl Display for Rule {
         word(f, "", self.dir.map(super::Direction::name).as_ref())?;
         word(f, "qp=", self.qp.as_ref())?;
         word(f, "peer=", self.peer.map(roxe_wire::Gid::to_ip).as_ref())?;
+        word(f, "at=", self.at.as_ref())?;
         word(f, "service=", self.services.as_ref())?;
         word(f, "op=", self.ops.as_ref())?;
         word(f, "psn=", self.psn.as_ref())?;
@@ -68,6 +69,13 @@ impl Display for Hold {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Time(self.min))?;
         if self.min == self.max { Ok(()) } else { write!(f, "..{}", Time(self.max)) }
+    }
+}
+
+impl Display for Window {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", Time(self.from))?;
+        self.until.map_or(Ok(()), |until| write!(f, "{}", Time(until)))
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Seen<'a> {
     pub ordinal: u32,
     /// The address of the other side.
     pub peer: Gid,
+    /// How long ago the rules came into force.
+    pub at: Duration,
     /// The packet, undamaged.
     pub packet: &'a Packet<'a>,
 }

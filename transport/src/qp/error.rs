@@ -1,5 +1,6 @@
 //! Why a work request was not accepted, and why a packet was not taken. Pure data.
 
+use crate::reasons::reasons;
 use thiserror::Error;
 
 /// Why a work request was not accepted; nothing was queued (`man ibv_post_send`).
@@ -29,30 +30,10 @@ pub enum PostError {
     MissingDestination,
 }
 
-macro_rules! drop_reasons {
-    ($($(#[$doc:meta])+ $variant:ident => $name:literal,)+) => {
-        /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor
-        /// break, anything by it.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum DropReason {
-            $($(#[$doc])+ $variant,)+
-        }
-
-        impl DropReason {
-            /// All reasons; `reason as usize` is the index of `reason`.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// Name of the counter.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-    };
-}
-
-drop_reasons! {
+reasons! {
+    /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor break,
+    /// anything by it.
+    DropReason:
     /// The QP is in a state that does not take this kind of packet.
     BadState => "bad_state",
     /// The packet belongs to another transport service.

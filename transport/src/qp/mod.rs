@@ -14,8 +14,8 @@
 //! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and
 //!   `execution`, or into `refusal`; `datagram` has UD, `xrc` the shared queues of XRC, `tagged`
 //!   what a matched tag means; `replay` remembers answers and `reply` sends them.
-//! * Beside them: `congestion` and its notices, `migration` of paths, and [`EarlyPackets`] in front
-//!   of all.
+//! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and
+//!   [`EarlyPackets`] in front of all.
 
 mod admission;
 mod attr;
@@ -23,6 +23,7 @@ mod completer;
 mod congestion;
 mod congestion_notice;
 mod datagram;
+mod diagnosis;
 mod early_packets;
 mod error;
 mod execution;
@@ -48,6 +49,7 @@ mod send_completion;
 mod send_rules;
 pub(crate) mod shared;
 mod sq;
+mod status;
 mod tagged;
 mod unasked;
 mod unreliable;
@@ -64,4 +66,5 @@ pub use raw::FrameNote;
 pub use refusal::Outcome;
 pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
+pub use status::QpStatus;
 pub use tagged::MAX_RENDEZVOUS_REQUEST;

@@ -12,7 +12,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ModifyError {
     /// The state machine has no such edge.
-    #[error("a queue pair cannot go from {from:?} to {to:?}")]
+    #[error("a queue pair cannot go from {from:?} to {to:?}; the way is Reset, Init, Rtr, Rts")]
     BadTransition {
         /// The state it is in.
         from: QpState,

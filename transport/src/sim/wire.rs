@@ -260,7 +260,7 @@ impl Wire {
     pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
         self.tally.sent += 1;
         self.streams[end].rewinds.on_packet(&bytes);
-        let verdict = self.judge(end, qpn, Direction::Tx, &net, &bytes);
+        let verdict = self.judge(now, end, qpn, Direction::Tx, &net, &bytes);
         match node_at(net.src).zip(node_at(net.dst)) {
             Some((from, to)) => {
                 let way = self.topology.way(from, to);
@@ -277,7 +277,7 @@ impl Wire {
         if self.faults.is_none() || packet.judged {
             return Some((packet, Verdict::PASS));
         }
-        let verdict = self.judge(end, qpn, Direction::Rx, &packet.net, &packet.bytes);
+        let verdict = self.judge(now, end, qpn, Direction::Rx, &packet.net, &packet.bytes);
         if (Verdict { rnr: false, rule: None, ..verdict }) == Verdict::PASS {
             return Some((packet, verdict));
         }
@@ -285,7 +285,7 @@ impl Wire {
         None
     }
 
-    fn judge(&mut self, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
+    fn judge(&mut self, now: Instant, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
         let paused = self.pauses_faults(end);
         let stream = &mut self.streams[end];
         let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
@@ -305,7 +305,8 @@ impl Wire {
         let Some(source) = &mut self.faults else { return Verdict::PASS };
         let ordinal = u32::try_from(end).expect("few ends");
         let peer = if dir == Direction::Tx { net.dst } else { net.src };
-        let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, packet: &packet }, counts.all);
+        let at = Duration::from_nanos(now.0);
+        let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, at, packet: &packet }, counts.all);
         if verdict.is_pass() || paused {
             return Verdict::PASS;
         }

@@ -13,6 +13,7 @@ use crate::time::rnr_wait;
 use crate::wr::Av;
 use roxe_wire::{NakCode, NetHeader, Operation, Qpn, Syndrome, icrc};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use Operation as O;
 
@@ -82,7 +83,7 @@ impl Bench {
 
     fn judge(&mut self, who: Peer, dir: Direction, packet: &Packet<'_>) -> crate::fault::Verdict {
         let (qpn, peer) = (qpn(who), av(who).dgid);
-        self.injector.judge(&Seen { dir, qpn, ordinal: who.index() as u32, peer, packet })
+        self.injector.judge(&Seen { dir, qpn, ordinal: who.index() as u32, peer, at: Duration::ZERO, packet })
     }
 
     fn transmit(&mut self, who: Peer) {

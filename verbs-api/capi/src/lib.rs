@@ -4,8 +4,8 @@
 //! convention that the man page of the call promises. What can go wrong is decided elsewhere; what
 //! lives here is the shape of the interface:
 //!
-//! - the structures of the C headers, and the proof that they are laid out as in C: `abi.rs`,
-//!   `abi/`
+//! - the structures of the C headers, and the proof that they are laid out as in C: the package
+//!   `roxe-abi`
 //! - which symbols there are, under which version; which only answer EOPNOTSUPP: `exports.rs`,
 //!   `exports.map`; `unsupported.rs`; what the loader calls: `load.rs`
 //! - how a result becomes a return value and `errno`: `errno.rs`
@@ -29,7 +29,6 @@
 //! another call uses it, and handles of the data path are alive. Control calls check handles all
 //! the same.
 
-mod abi;
 mod advise;
 mod ah;
 mod allocator;
@@ -77,3 +76,5 @@ mod window;
 mod wq;
 mod wr_batch;
 mod xrc;
+
+use roxe_abi as abi;

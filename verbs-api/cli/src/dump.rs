@@ -1,32 +1,105 @@
 //! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, what the connection
-//! manager says in them, and whether each is whole.
+//! manager says in them, whether each is whole, and what it means where it stands.
 //!
-//! Reads the file; what packets mean is the business of `roxe_wire`.
+//! Reads the file and writes text, or a page of HTML; what packets mean is the business of
+//! `roxe_dissect`.
 
-use roxe_wire::capture::{Frame, frames, ip_packet};
+use clap::ArgAction;
+use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
-use roxe_wire::{MAX_PAYLOAD, NetHeader, Packet, ParseError, icrc};
+use roxe_wire::{Kind, Packet, Qpn};
 use std::error::Error;
 use std::fmt;
-use std::fs;
-use std::io::{BufWriter, Write, stdout};
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{BufWriter, IsTerminal, Write, stdout};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 /// What `roxe dump` was asked to do.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Stop at the first bad packet, and fail.
     #[arg(long)]
     check: bool,
+    /// Write a page of HTML instead: a ladder of the packets, with filters and all their fields.
+    #[arg(long, value_name = "OUT.html", conflicts_with = "check")]
+    html: Option<PathBuf>,
+    /// Packets that the page shows at most; the first ones.
+    #[arg(long, value_name = "N", default_value_t = 20_000, requires = "html")]
+    limit: usize,
+    #[command(flatten)]
+    filter: Filter,
     /// The capture, for example of `tcpdump -i lo -w FILE udp port 4791`.
     file: PathBuf,
+}
+
+/// Which packets are shown. All are counted and judged.
+#[derive(Debug, Default, clap::Args)]
+struct Filter {
+    /// Only packets to or from this queue pair, as 17 or 0x11.
+    #[arg(long, value_name = "QPN", value_parser = number)]
+    qp: Option<u32>,
+    /// Only this PSN, or those from A to B.
+    #[arg(long, value_name = "PSN|A-B", value_parser = range)]
+    psn: Option<RangeInclusive<u32>>,
+    /// Only opcodes with this text in their name, such as `ack` or `read`; may be repeated.
+    #[arg(long, value_name = "TEXT", action = ArgAction::Append)]
+    opcode: Vec<String>,
+    /// Only packets with a verdict other than ok.
+    #[arg(long)]
+    odd: bool,
+}
+
+impl Filter {
+    fn passes(&self, captured: &Captured<'_>, finding: &Finding, analysis: &Analysis) -> bool {
+        if self.odd && finding.event.tone() == Tone::Good && !captured.is_lost() {
+            return false;
+        }
+        let Some(packet) = captured.packet() else {
+            return self.qp.is_none() && self.psn.is_none() && self.opcode.is_empty();
+        };
+        let (opcode, bth) = (packet.header.opcode().to_string().to_lowercase(), packet.header.bth);
+        self.qp.is_none_or(|qpn| is_of(Qpn::new(qpn), &packet, finding, analysis))
+            && self.psn.as_ref().is_none_or(|range| range.contains(&bth.psn.get()))
+            && (self.opcode.is_empty() || self.opcode.iter().any(|text| opcode.contains(&text.to_lowercase())))
+    }
+}
+
+/// Whether a packet goes to this queue pair, or comes from it as far as is known by now.
+fn is_of(qpn: Qpn, packet: &Packet<'_>, finding: &Finding, analysis: &Analysis) -> bool {
+    let source = match packet.header.kind {
+        Kind::Ud { deth, .. } => Some(deth.src_qpn),
+        _ => finding.flow.and_then(|flow| analysis.flows()[flow].source),
+    };
+    packet.header.bth.dest_qpn == qpn || source == Some(qpn)
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| "a number such as 17 or 0x11 is needed".to_owned())
+}
+
+fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Ok(number(first)?..=number(last)?)
 }
 
 /// Prints the file.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = args.file.display();
     let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
-    dump(&file, args.check, BufWriter::new(stdout().lock())).map_err(|error| match error {
+    let done = match &args.html {
+        Some(out) => write_page(&file, args, out),
+        None => {
+            let has_colour =
+                stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            dump(&file, args, has_colour, BufWriter::new(stdout().lock()))
+        }
+    };
+    done.map_err(|error| match error {
         Stop::Output(error) => error.into(),
         other => format!("{name}: {other}").into(),
     })
@@ -40,34 +113,35 @@ enum Stop {
     #[error("cannot go on behind frame {0}: {1}")]
     Broken(usize, roxe_wire::capture::CaptureError),
     #[error("frame {0} is bad: {1}")]
-    Bad(usize, Verdict),
+    Bad(usize, Integrity),
     #[error("{0}")]
     Output(#[from] std::io::Error),
+    #[error("cannot write {}: {error}", file.display())]
+    Page { file: PathBuf, error: std::io::Error },
 }
 
-fn dump(file: &[u8], check: bool, mut out: impl Write) -> Result<(), Stop> {
-    let mut counts = Counts::default();
-    let mut start = None;
-    for (number, frame) in (1..).zip(frames(file).map_err(Stop::NotACapture)?) {
-        let frame = match frame {
-            Ok(frame) => frame,
-            Err(error) => {
+fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Result<(), Stop> {
+    let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
+    for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
+        match item {
+            Item::Other => counts.skipped += 1,
+            Item::Broken(frame, error) => {
                 writeln!(out, "{counts}")?;
                 out.flush()?;
-                return Err(Stop::Broken(number - 1, error));
+                return Err(Stop::Broken(frame, error));
             }
-        };
-        let time = frame.timestamp_ns.saturating_sub(*start.get_or_insert(frame.timestamp_ns));
-        let packets = packets(&frame);
-        counts.skipped += usize::from(packets.is_empty());
-        for (net, payload) in packets {
-            let verdict = judge(&net, payload);
-            counts.packets += 1;
-            counts.bad += usize::from(verdict != Verdict::Good);
-            writeln!(out, "{}", Line { time, net, payload, verdict, comment: frame.comment })?;
-            if check && verdict != Verdict::Good {
-                out.flush()?;
-                return Err(Stop::Bad(number, verdict));
+            Item::Packet(captured) => {
+                let finding = analysis.take(&captured);
+                counts.add(&captured, &finding);
+                if args.filter.passes(&captured, &finding, &analysis) {
+                    let colour = if has_colour { colour(&captured, &finding) } else { "" };
+                    let end = if colour.is_empty() { "" } else { "\x1b[0m" };
+                    writeln!(out, "{colour}{}{end}", Line { captured, finding })?;
+                }
+                if args.check && captured.integrity != Integrity::Good {
+                    out.flush()?;
+                    return Err(Stop::Bad(captured.frame, captured.integrity));
+                }
             }
         }
     }
@@ -75,110 +149,81 @@ fn dump(file: &[u8], check: bool, mut out: impl Write) -> Result<(), Stop> {
     Ok(out.flush()?)
 }
 
-/// What was seen; the last line.
-#[derive(Debug, Default)]
-struct Counts {
-    packets: usize,
-    bad: usize,
-    skipped: usize,
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { packets, bad, skipped } = self;
-        write!(f, "{packets} RoCEv2 packets, {bad} of them bad; {skipped} other frames skipped")
+/// The colour of a line on a terminal; none if it deserves no attention (`man console_codes`).
+fn colour(captured: &Captured<'_>, finding: &Finding) -> &'static str {
+    match finding.event.tone() {
+        Tone::Good if captured.is_lost() => "\x1b[33m",
+        Tone::Good => "",
+        Tone::Note => "\x1b[36m",
+        Tone::Warning => "\x1b[33m",
+        Tone::Bad => "\x1b[31m",
     }
 }
 
-/// Whether a packet is whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Good,
-    /// The bytes make no packet.
-    Malformed(ParseError),
-    /// The ICRC does not fit the bytes.
-    WrongIcrc,
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Good => f.write_str("icrc ok"),
-            Self::Malformed(error) => write!(f, "malformed: {error}"),
-            Self::WrongIcrc => f.write_str("icrc wrong: the packet was damaged on its way, or sent wrong"),
+/// Writes the page to `out`. A file that cannot be read to its end is shown as far as it goes.
+fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
+    let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
+    let (mut told, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
+    for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
+        match item {
+            Item::Other => counts.skipped += 1,
+            Item::Broken(frame, error) => notes.push(format!("The file cannot be read behind frame {frame}: {error}.")),
+            Item::Packet(captured) => {
+                let finding = analysis.take(&captured);
+                counts.add(&captured, &finding);
+                if args.filter.passes(&captured, &finding, &analysis) {
+                    passed += 1;
+                    told.extend((told.len() < args.limit).then_some((captured, finding)));
+                }
+            }
         }
     }
-}
-
-fn judge(net: &NetHeader, payload: &[u8]) -> Verdict {
-    match Packet::parse(payload) {
-        Err(error) => Verdict::Malformed(error),
-        Ok(_) if !icrc::verify(net, payload) => Verdict::WrongIcrc,
-        Ok(_) => Verdict::Good,
+    if passed < counts.packets {
+        let others = counts.packets - passed;
+        notes.push(format!("{others} packets do not pass the filters of the command line and are left out."));
     }
-}
-
-/// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the
-/// network device to split, which is captured before it is split.
-fn packets<'f>(frame: &Frame<'f>) -> Vec<(NetHeader, &'f [u8])> {
-    // Otherwise cut short by the capture, or another protocol: nothing to judge.
-    let Some(Ok((net, payload))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip) else {
-        return Vec::new();
-    };
-    if roxe_provider::is_probe(payload) {
-        return Vec::new();
+    if told.len() < passed {
+        let (shown, left) = (told.len(), passed - told.len());
+        notes.push(format!(
+            "The first {shown} packets are shown; {left} more are left out (--limit). The numbers above count all."
+        ));
     }
-    let size = match judge(&net, payload) {
-        Verdict::Good => payload.len(),
-        _ => segment_size(&net, payload).unwrap_or(payload.len()),
-    };
-    let numbered = payload.chunks(size.max(1)).zip(0u16..);
-    numbered.map(|(segment, index)| (segment_header(&net, index), segment)).collect()
-}
-
-/// The kernel numbers the segments of a batch one by one in their IPv4 identification.
-fn segment_header(net: &NetHeader, index: u16) -> NetHeader {
-    let ident = if net.is_ipv4() { net.ident.wrapping_add(index) } else { net.ident };
-    NetHeader { ident, ..*net }
-}
-
-/// Bytes of each segment of a batch, the last excepted: the length at which the first segment is a
-/// whole packet.
-fn segment_size(net: &NetHeader, payload: &[u8]) -> Option<usize> {
-    /// `UDP_MAX_SEGMENTS` of Linux.
-    const MAX_SEGMENTS: usize = 128;
-    /// No packet has more bytes around its payload.
-    const MAX_HEADERS: usize = 64;
-    let shortest = payload.len().div_ceil(MAX_SEGMENTS).next_multiple_of(4);
-    let longest = payload.len().saturating_sub(1).min(MAX_PAYLOAD + MAX_HEADERS);
-    let mut sizes = (shortest..=longest).step_by(4);
-    sizes.find(|size| payload.get(..*size).is_some_and(|first| judge(net, first) == Verdict::Good))
+    if counts.skipped > 0 {
+        notes.push(format!("{} other frames of the file are no RoCEv2 packets.", counts.skipped));
+    }
+    let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let page = page(title, &told, &analysis, &counts, notes);
+    let written = File::create(out).and_then(|mut file| file.write_all(ladder::render(&page).as_bytes()));
+    written.map_err(|error| Stop::Page { file: out.to_owned(), error })?;
+    eprintln!("{counts}; written to {}", out.display());
+    Ok(())
 }
 
 /// One packet, as it is printed.
 struct Line<'a> {
-    /// Nanoseconds since the first frame.
-    time: u64,
-    net: NetHeader,
-    payload: &'a [u8],
-    verdict: Verdict,
-    /// What the file says about it.
-    comment: &'a str,
+    captured: Captured<'a>,
+    finding: Finding,
 }
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, micros) = (self.time / 1_000_000_000, self.time % 1_000_000_000 / 1000);
-        write!(f, "{seconds:>3}.{micros:06} {} > {}  ", self.net.src.to_ip(), self.net.dst.to_ip())?;
-        match Packet::parse(self.payload) {
-            Ok(packet) => {
+        let Captured { time, net, bytes, integrity, remark, .. } = self.captured;
+        let (seconds, micros) = (time / 1_000_000_000, time % 1_000_000_000 / 1000);
+        write!(f, "{seconds:>3}.{micros:06} {} > {}  ", net.src.to_ip(), net.dst.to_ip())?;
+        match self.captured.packet() {
+            Some(packet) => {
                 write!(f, "{packet}  ")?;
                 self.fmt_mad(&packet, f)?;
-                write!(f, "{}", self.verdict)?;
+                if integrity == Integrity::Good
+                    && let Some(words) = self.finding.event.words(packet.header.bth.psn)
+                {
+                    write!(f, "{words}  ")?;
+                }
+                write!(f, "{integrity}")?;
             }
-            Err(_) => write!(f, "{} bytes  {}", self.payload.len(), self.verdict)?,
+            None => write!(f, "{} bytes  {integrity}", bytes.len())?,
         }
-        if self.comment.is_empty() { Ok(()) } else { write!(f, "  # {}", self.comment) }
+        if remark.is_empty() { Ok(()) } else { write!(f, "  # {}", Printable(remark)) }
     }
 }
 
@@ -186,52 +231,18 @@ impl Line<'_> {
     /// What the connection manager says in this packet, unless the comment says it.
     fn fmt_mad(&self, packet: &Packet<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Mad::of_packet(packet).map(|mad| mad.map(|mad| mad.to_string())) {
-            Some(Ok(text)) if !self.comment.contains(&text) => write!(f, "{text}  "),
+            Some(Ok(text)) if !self.captured.remark.contains(&text) => write!(f, "{text}  "),
             Some(Err(error)) => write!(f, "{error}  "),
             _ => Ok(()),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use roxe_wire::{Bth, Header, Kind, Psn, Qpn, Request, SendTail};
-    use std::net::Ipv4Addr;
+/// A remark of a file from anywhere, without what a terminal would obey.
+struct Printable<'a>(&'a str);
 
-    fn net(ident: u16) -> NetHeader {
-        let loopback = Ipv4Addr::LOCALHOST.into();
-        NetHeader { src: loopback, dst: loopback, src_port: 0xc000, ident, ..NetHeader::default() }
-    }
-
-    fn segment(psn: u32, len: usize, ident: u16) -> Vec<u8> {
-        let header = Header {
-            bth: Bth::new(Qpn::new(0x11), Psn::new(psn)),
-            kind: Kind::RcRequest(Request::SendOnly(SendTail::Plain)),
-        };
-        let mut datagram = vec![0; header.padded_len(len) + icrc::LEN];
-        let end = datagram.len() - icrc::LEN;
-        header.emit(len, &mut datagram[..end]).unwrap().fill(psn as u8);
-        icrc::seal(&net(ident), &mut datagram);
-        datagram
-    }
-
-    #[test]
-    fn a_batch_is_taken_apart() {
-        let batch = [segment(1, 64, 7), segment(2, 64, 8), segment(3, 10, 9)];
-        let size = segment_size(&net(7), &batch.concat()).unwrap();
-        assert_eq!(size, batch[0].len());
-        for (index, part) in batch.concat().chunks(size).enumerate() {
-            assert_eq!(judge(&segment_header(&net(7), index as u16), part), Verdict::Good, "{index}");
-        }
-    }
-
-    #[test]
-    fn damage_is_not_mistaken_for_a_batch() {
-        let mut datagram = segment(1, 64, 0);
-        datagram[20] ^= 1;
-        assert_eq!(judge(&net(0), &datagram), Verdict::WrongIcrc);
-        assert_eq!(segment_size(&net(0), &datagram), None);
-        assert_eq!(segment_size(&net(0), &[]), None);
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|char| write!(f, "{}", if char.is_control() { '.' } else { char }))
     }
 }

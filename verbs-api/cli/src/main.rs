@@ -11,23 +11,38 @@
 //!   `/sys/class/infiniband`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
-//! - `roxe devices`, `roxe config`, `roxe rules`: `devices.rs`, `config.rs`, `rules.rs`; `table.rs`
+//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`: `devices.rs`, `config.rs`,
+//!   `rules.rs`, `counters.rs`; `table.rs`
+//! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
+//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
+//!   `roxe replay`: `replay.rs`
+//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
+//!   `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod bypass;
+mod check_peer;
 mod checkers;
 mod config;
+mod counters;
 mod demo;
 mod devices;
+mod drill;
 mod dump;
+mod fuzz;
 mod library;
+mod metrics;
+mod peer;
 mod private_dir;
 mod program;
+mod replay;
 mod rules;
 mod run;
 mod stats;
+mod status;
 mod table;
+mod top;
 mod view;
 
 use clap::{Parser, Subcommand};
@@ -79,8 +94,37 @@ enum Command {
     Config,
     /// List the rules of the checker (run --check): what they find, and where it is written.
     Rules,
+    /// List what devices count (run --stats), in words.
+    Counters,
+    /// Show what the queue pairs of running programs do.
+    Top(top::Args),
+    /// Print the numbers of running programs as Prometheus reads them, or serve them.
+    Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap or pcapng), one line each.
     Dump(dump::Args),
+    /// Run scripts of packets against a card: what it must answer, packet by packet.
+    Drill(drill::DrillArgs),
+    /// Run the catalogue of conformance cases against a card, and report by clause.
+    Conform(drill::ConformArgs),
+    /// Do by verbs what a controller on another host says: the agent beside a card under test.
+    ///
+    /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
+    /// where it listens and the token that a controller has to show (docs/peer.md).
+    Peer(peer::Args),
+    /// Check by verbs whether this host's card and another one understand each other.
+    ///
+    /// Every service, operation, size and path MTU, in both directions, every byte compared. On the
+    /// other host runs `roxe peer`; here, the card that this host's libibverbs has, which is roxe's
+    /// under `roxe run -- roxe check-peer ...`.
+    CheckPeer(check_peer::Args),
+    /// Look for what another card does differently: cases out of a seed, compared with roxe's
+    /// transport, each difference made short and written as a script.
+    Fuzz(fuzz::Args),
+    /// Send the requests of a capture to another card, and tell what comes back.
+    ///
+    /// Queue pairs and memory like those in the capture are made there; their numbers, keys and
+    /// addresses take the places of the recorded ones.
+    Replay(replay::Args),
     /// The other process of `demo`.
     #[command(hide = true)]
     DemoServer,
@@ -97,6 +141,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Run(args) if args.asks_for_fault_rules() => finish("run", run::tell_fault_rules()),
         Command::Run(args) => {
             let error = run::run(&args);
             eprintln!("roxe run: {error}");
@@ -106,7 +151,16 @@ fn main() -> ExitCode {
         Command::Devices => finish("devices", devices::run()),
         Command::Config => finish("config", config::run()),
         Command::Rules => finish("rules", rules::run()),
+        Command::Counters => finish("counters", counters::run()),
+        Command::Top(args) => finish("top", top::run(&args)),
+        Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Drill(args) => finish("drill", drill::drill(&args)),
+        Command::Conform(args) => finish("conform", drill::conform(&args)),
+        Command::Replay(args) => finish("replay", replay::run(&args)),
+        Command::Fuzz(args) => finish("fuzz", fuzz::run(&args)),
+        Command::Peer(args) => finish("peer", peer::run(&args)),
+        Command::CheckPeer(args) => finish("check-peer", check_peer::run(&args)),
         Command::TellStats(args) => finish("tell-stats", stats::tell(&args)),
         Command::TellBypass(args) => finish("tell-bypass", bypass::tell(&args)),
         Command::ProbeView => finish("probe-view", view::try_out()),

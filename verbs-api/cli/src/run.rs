@@ -29,8 +29,8 @@ pub(crate) struct Args {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
-    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules
-    /// (docs/faults.md).
+    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules;
+    /// `roxe run --faults help` tells the language.
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
     /// Write every packet to this file (pcapng); %p in its name stands for the process id.
@@ -40,7 +40,8 @@ pub(crate) struct Args {
     /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends (ROXE_STATS).
+    /// Print what every device counted when the program ends, and what each counter counts
+    /// (ROXE_STATS).
     #[arg(long)]
     stats: bool,
     /// Say on standard error all that is known of each verb that was refused, of each work request
@@ -89,11 +90,16 @@ pub(crate) struct Args {
     #[arg(long)]
     rsocket: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]")]
+    #[arg(trailing_var_arg = true, required_unless_present = "faults", value_name = "PROGRAM [ARGS]")]
     command: Vec<OsString>,
 }
 
 impl Args {
+    /// Whether the rules of faults are asked for, and no program.
+    pub(crate) fn asks_for_fault_rules(&self) -> bool {
+        self.faults.as_deref() == Some("help") && self.command.is_empty()
+    }
+
     /// The program and its arguments.
     #[cfg(test)]
     pub(crate) fn command(&self) -> &[OsString] {
@@ -115,7 +121,7 @@ pub(crate) enum RunError {
     Folder(#[from] FolderError),
     #[error(
         "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
-         `;` stands between rules. docs/faults.md tells all of it."
+         `;` stands between rules. `roxe run --faults help` tells all of it."
     )]
     Faults(ConfigError),
     #[error("wrong --check: {0}")]
@@ -144,6 +150,11 @@ impl RunError {
             _ => 125,
         }
     }
+}
+
+/// `roxe run --faults help`: prints the rule language.
+pub(crate) fn tell_fault_rules() -> Result<(), Box<dyn std::error::Error>> {
+    Ok(std::io::Write::write_all(&mut std::io::stdout().lock(), roxe_transport::fault::LANGUAGE.as_bytes())?)
 }
 
 /// Becomes the program. Returns only when that failed.
@@ -219,7 +230,7 @@ fn set_options(args: &Args, command: &mut Command) -> Result<(), RunError> {
         }
     }
     if args.stats {
-        command.env("ROXE_STATS", "on");
+        command.env("ROXE_STATS", "words");
         leave_stats(command)?;
     }
     Ok(())

@@ -14,6 +14,7 @@
 //! lock.
 
 use nix::fcntl::{FcntlArg, fcntl};
+use roxe_provider::legend_of;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
@@ -75,7 +76,8 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
             // A process that prints its counters itself removes the file before it lets go of the
             // lock.
             Ok(()) if path.exists() => {
-                eprint!("{}", fs::read_to_string(&path)?);
+                let line = fs::read_to_string(&path)?;
+                eprint!("{line}{}", legend_of(&line));
                 fs::remove_file(&path)?;
             }
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),

@@ -183,7 +183,7 @@ fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
     let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(&lines[..2], [library.path(), library.path()]);
-    assert!(lines[2].ends_with(":/before eth7 on"), "{text}");
+    assert!(lines[2].ends_with(":/before eth7 words"), "{text}");
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl LinkType {
 pub(super) const RAW_IP: u16 = 101;
 
 /// Which way a frame went through the interface that recorded it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// The frame came in.
     Inbound,

@@ -45,11 +45,10 @@ impl MadError {
             Self::InfoLength => "mad_info_length",
         }
     }
-}
 
-impl fmt::Display for MadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// What it means, for people.
+    pub const fn words(self) -> &'static str {
+        match self {
             Self::Length => "a MAD of other than 256 bytes",
             Self::BaseVersion => "unknown base version of a MAD",
             Self::Class => "a MAD of another class",
@@ -57,7 +56,13 @@ impl fmt::Display for MadError {
             Self::Method => "a MAD of another method",
             Self::Attribute => "unknown attribute of a MAD",
             Self::InfoLength => "more additional information than there is room for",
-        })
+        }
+    }
+}
+
+impl fmt::Display for MadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::observer::Observer;
 use crate::event::{Event, Made};
-use crate::has_fork_support;
+use crate::fork_support::has_fork_support;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;

@@ -19,8 +19,8 @@
 //! `id` is what programs hold: `state` is what it is made of, `life` how it begins and ends, and in
 //! files of their own how it gets addresses (`resolve`), listens (`listen`), connects (`connect`)
 //! and moves its queue pair (`pair`). `handler` is what it hears of the machine, `interface` of the
-//! network interface; `multicast` and `alternate` belong to it. `explain` says why
-//! a connection failed; `device_addr` finds devices and routes. The machine itself is run by `ib_cm`.
+//! network interface; `multicast` and `alternate` belong to it. `explain` says why a
+//! connection failed; `device_addr` finds devices and routes. The machine itself is run by `ib_cm`.
 
 mod address;
 mod alternate;

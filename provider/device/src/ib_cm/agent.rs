@@ -5,8 +5,7 @@
 //! messages and events, leaves before the lock is dropped. May touch everything of the engine.
 
 use super::mad_sender::MadSender;
-use super::session::{CmHandler, Inbox, Session};
-use super::unanswered::Unanswered;
+use super::session::{CmHandler, Inbox, Session, Unanswered};
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;

@@ -4,8 +4,8 @@
 //! Who has a connection, or listens, is known by [`CmHandler`]. Touches the machine and the engine.
 
 use super::mad_sender::MadSender;
-use super::unanswered::Unanswered;
 use roxe_engine::engine::Engine;
+use roxe_net::probe::Probe;
 use roxe_transport::cm::{Cm, Cx, Ece, Event, EventKind, ListenId, Origin, Refusal, Resolution, Route};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{CommId, Mad, Message, PrivateData, Req, SidrReq, SidrStatus};
@@ -42,6 +42,17 @@ pub(super) struct Inbox {
     pub(super) messages: VecDeque<(Route, Mad)>,
     /// The engine's timers have called for this time.
     pub(super) call: Option<Instant>,
+}
+
+/// A request that waits for its answer.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub(super) id: CommId,
+    pub(super) route: Route,
+    /// What the network was asked last.
+    pub(super) probe: Option<Probe>,
+    /// Times in a row that it said that nobody is there.
+    pub(super) refusals: u32,
 }
 
 /// What a verb or a handler works with, under the agent's lock. It must not wait, and must not call

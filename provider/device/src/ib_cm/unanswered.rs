@@ -5,7 +5,7 @@
 //! it ([`roxe_net::probe`]). A card that is opened within the seconds until the second such answer
 //! still gets the request. Touches the sockets of the probes.
 
-use super::session::Session;
+use super::session::{Session, Unanswered};
 use roxe_net::probe::Probe;
 use roxe_transport::cm::{Route, State};
 use roxe_wire::cm::CommId;
@@ -15,15 +15,6 @@ use std::time::Duration;
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 /// So many questions in a row have the same answer before it is believed.
 const ENOUGH: u32 = 2;
-
-/// A request that waits for its answer.
-#[derive(Debug)]
-pub(super) struct Unanswered {
-    id: CommId,
-    route: Route,
-    probe: Option<Probe>,
-    refusals: u32,
-}
 
 impl Session<'_> {
     /// The request `id` has just left along `route`.

@@ -297,6 +297,7 @@ impl QpCore {
         inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
         tell(|| Event::Retried { qp: self.resources.id, counts: met });
         self.engine().counters().count_retries(met);
+        inner.state.met.add(met);
         if met.local_ack_timeout_err > 0 {
             self.engine().note_unanswered(now);
         }

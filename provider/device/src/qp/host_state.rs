@@ -11,6 +11,7 @@ use crate::cq::Cq;
 use crate::unpolled::Unpolled;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::queue_pair::Met;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(super) struct QpHostState {
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
+    /// Losses and failures.
+    pub(super) met: Met,
     /// Of the weakest legal card.
     pub(super) weak: Option<Box<Weak>>,
 }

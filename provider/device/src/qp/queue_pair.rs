@@ -8,14 +8,14 @@ use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
 use roxe_engine::flow_control::Grant;
-use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
+use roxe_engine::queue_pair::{Met, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
 use roxe_engine::tx::TxCache;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
 use roxe_transport::cx::RxPayload;
-use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpState, Service};
+use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Packet, PacketReader, Qpn};
 
@@ -30,6 +30,11 @@ impl QueuePair for QpCore {
 
     fn service(&self) -> Service {
         self.resources.service
+    }
+
+    fn status(&self) -> (QpStatus, Met) {
+        let inner = self.inner.lock();
+        (inner.machine.status(), inner.state.met)
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {

@@ -41,6 +41,7 @@ impl QpHost<'_> {
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
         if !is_flushed {
+            self.state.met.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
         }

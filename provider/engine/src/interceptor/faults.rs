@@ -6,11 +6,14 @@ use super::packet_comment::Fate;
 use crate::notice;
 use roxe_base::error::Error;
 
+use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::weakest::{self, Weakness};
 use roxe_transport::fault::{Injector, Rules, Verdict};
+use roxe_transport::time::Instant;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// What every network may do: a reliable connection recovers from it, the others know it. A NAK
 /// that ends a connection is left alone: lost, it would be another error.
@@ -26,6 +29,8 @@ pub(crate) struct Faults {
     /// How many of them were asked for.
     asked: usize,
     injector: Mutex<rank::Faults, Injector>,
+    /// When they came into force.
+    start: Instant,
     /// Whether rules of this process have been applied, and not only those of the parent of a fork.
     active: AtomicBool,
 }
@@ -53,7 +58,12 @@ impl Faults {
         }
         let rules = Rules::new(Some(seed), list);
         let injector = Mutex::new(Injector::new(&rules, seed));
-        Ok(Some(Self { rules, asked, injector, active: AtomicBool::new(true) }))
+        Ok(Some(Self { rules, asked, injector, start: clock::now(), active: AtomicBool::new(true) }))
+    }
+
+    /// How long they have been in force.
+    pub(crate) fn age(&self) -> Duration {
+        Duration::from_nanos(clock::now().0.saturating_sub(self.start.0))
     }
 
     /// The injector, for a batch of packets.

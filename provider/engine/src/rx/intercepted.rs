@@ -57,7 +57,7 @@ impl Interceptor {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;
             let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
-            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, packet })
+            Some(Seen { dir: Direction::Rx, qpn, ordinal, peer, at: Duration::ZERO, packet })
         }))
     }
 

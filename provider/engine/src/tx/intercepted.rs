@@ -54,7 +54,14 @@ impl Batch {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
             let peer = self.avs.get(entry.av)?.dgid;
-            Some(Seen { dir: Direction::Tx, qpn: entry.note.qpn, ordinal, peer, packet: packet.as_ref()? })
+            Some(Seen {
+                dir: Direction::Tx,
+                qpn: entry.note.qpn,
+                ordinal,
+                peer,
+                at: Duration::ZERO,
+                packet: packet.as_ref()?,
+            })
         });
         interceptor.judge(seen)
     }

@@ -34,6 +34,21 @@ fn directions_and_queue_pairs_are_told_apart() {
 }
 
 #[test]
+fn rules_hold_in_their_time_only() {
+    let at = |millis: u64| Way { at: MS * millis as u32, ..tx() };
+    for (text, expected) in [
+        ("drop at=2ms..4ms", [false, true, true, false]),
+        ("drop at=3ms..", [false, false, true, true]),
+        ("drop at=0s..3ms", [true, true, false, false]),
+        // Places are counted among the packets of that time.
+        ("drop at=2ms.. nth=2", [false, false, true, false]),
+    ] {
+        let mut injector = injector(text);
+        assert_eq!([1, 2, 3, 4].map(|millis| injector.drops(at(millis), 5)), expected, "{text}");
+    }
+}
+
+#[test]
 fn peers_are_told_apart_by_address() {
     let stranger = |way| Way { peer: peer(12), ..way };
     let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("an address").octets());

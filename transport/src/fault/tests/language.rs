@@ -26,6 +26,7 @@ fn rules_are_printed_as_they_were_written() {
         "ecn 0.000001%; rnr rx msg=2 times=3",
         "drop rx peer=10.77.0.11; drop tx peer=fe80::1",
         "drop op=REQUEST,READ_RESPONSE,RNR_NAK,ACK,CNP",
+        "drop at=0s..; drop 3% rx at=1500ms..2s service=RC",
         "drop 1% service=RC,XRC; delay by=2ms service=UC,UD op=SEND",
         "seed=42; drop 12.5%",
     ] {
@@ -68,11 +69,11 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
         ),
         (
             "drop somtimes",
-            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
         ),
         (
             "drop tx=1",
-            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
         ),
         ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
         ("corrupt body", "fault rule 1: corrupt \"body\": what can be corrupted is payload, header or icrc"),
@@ -101,6 +102,8 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
             "fault rule 1: \"2ms..1ms\" is no time to wait; a range runs from the shorter to the longer",
         ),
         ("reorder by=1ms..2ms", "fault rule 1: reorder takes one time, not a range; delay takes one"),
+        ("drop at=1s", "fault rule 1: \"1s\" is no span of time; write 2s..3s or 2s.."),
+        ("drop at=2s..2s", "fault rule 1: \"2s..2s\" ends before it begins"),
         ("drop by=1ms", "fault rule 1: by= goes with delay, reorder and duplicate only"),
         ("drop copies=2", "fault rule 1: copies= goes with duplicate only"),
         ("duplicate copies=17", "fault rule 1: \"17\" is not in 1..16"),
@@ -229,12 +232,17 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         any::<u32>().prop_map(QpSelector::Ordinal),
         any::<u32>().prop_map(|qpn| QpSelector::Number(Qpn::new(qpn)))
     ]);
-    let who = (dir, rate, qp, prop::option::of(any::<[u8; 16]>().prop_map(Gid)), service_sets());
+    let window = (0..=3_599_000_000u64, prop::option::of(1..=1_000_000u64)).prop_map(|(from, length)| {
+        let until = length.map(|length| Duration::from_micros(from + length));
+        Window { from: Duration::from_micros(from), until }
+    });
+    let peer = prop::option::of(any::<[u8; 16]>().prop_map(Gid));
+    let who = (dir, rate, qp, peer, service_sets(), prop::option::of(window));
     let times = prop::option::of(1u32..);
     (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
-        |(action, (dir, rate, qp, peer, services), ops, psn, msg, nth, times)| {
+        |(action, (dir, rate, qp, peer, services, at), ops, psn, msg, nth, times)| {
             let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
-            Rule { action, rate, dir, qp, peer, services, ops, psn, msg, nth, times }
+            Rule { action, rate, dir, qp, peer, at, services, ops, psn, msg, nth, times }
         },
     )
 }
@@ -259,6 +267,7 @@ fn near_rules() -> impl Strategy<Value = String> {
         "#",
         "peer=",
         "from=",
+        "at=",
         "service=",
         "XRC",
         "op=",

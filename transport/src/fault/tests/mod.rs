@@ -11,6 +11,7 @@ use roxe_wire::{
     Request, Response, Reth, SendTail, Syndrome, UcRequest, XrcEth, icrc,
 };
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 /// One QP of this process, its peer, and the way packets go.
 #[derive(Clone, Copy)]
@@ -19,6 +20,7 @@ struct Way {
     qpn: u32,
     ordinal: u32,
     peer: Gid,
+    at: Duration,
 }
 
 fn peer(last: u8) -> Gid {
@@ -26,7 +28,7 @@ fn peer(last: u8) -> Gid {
 }
 
 fn tx() -> Way {
-    Way { dir: Direction::Tx, qpn: 17, ordinal: 0, peer: peer(11) }
+    Way { dir: Direction::Tx, qpn: 17, ordinal: 0, peer: peer(11), at: Duration::ZERO }
 }
 
 fn rx() -> Way {
@@ -45,8 +47,8 @@ impl Injector {
     /// Judges one packet.
     fn see(&mut self, way: Way, psn: u32, kind: Kind, payload: &[u8]) -> Verdict {
         let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(psn)), kind };
-        let Way { dir, qpn, ordinal, peer } = way;
-        self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, packet: &Packet { header, payload } })
+        let Way { dir, qpn, ordinal, peer, at } = way;
+        self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, at, packet: &Packet { header, payload } })
     }
 
     /// Judges a whole SEND; whether it is lost.

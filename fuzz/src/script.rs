@@ -1,0 +1,28 @@
+//! The text of a drill script, and the card in this process to run it against.
+
+use roxe_drill::{Script, VirtualCard, run};
+
+/// A script that runs longer shows nothing that a shorter one does not.
+const MAX_LEN: usize = 4096;
+
+/// The input is a script.
+///
+/// Properties: reading and running never panic, whatever the script says; an error says something;
+/// every case has a name of its own.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn script(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let script = match Script::parse("fuzz", text) {
+        Ok(script) => script,
+        Err(error) => return assert!(error.to_string().starts_with("fuzz:")),
+    };
+    let cases = script.cases();
+    assert!(!cases.is_empty() && !script.title().is_empty());
+    // A block may say a hundred thousand times: that would be slow and show nothing.
+    if text.len() <= MAX_LEN && !text.contains("repeat") {
+        let outcome = run("fuzz", &cases[0], &mut VirtualCard::default());
+        assert!(outcome.verdict.failure().is_none_or(|failure| !failure.to_string().is_empty()));
+    }
+}

@@ -1,0 +1,102 @@
+//! What `roxe` does with a card behind its agent, here with rxe: `check-peer`, with roxe's card on
+//! the other side, and `fuzz`. What they say is what is judged.
+
+use super::Ending;
+use super::run::Runner;
+use super::stock::Shown;
+use crate::build;
+use crate::guest::link;
+use crate::guest::sides::{Process, Side};
+use crate::pair::{LOOK, Outcome};
+use std::fs;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest time for the checks; the guest's processor is emulated.
+const LIMIT: Duration = Duration::from_secs(400);
+/// How long an agent may take until it listens.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// A command, its options, and whether what it says is good.
+#[derive(Clone, Debug)]
+pub struct Agents {
+    command: &'static str,
+    options: &'static str,
+    is_good: fn(&Outcome) -> bool,
+}
+
+impl Agents {
+    /// What is run, as it is named in the results.
+    pub fn name(&self) -> String {
+        format!("agents {} {}", self.command, self.options).trim_end().to_owned()
+    }
+
+    /// Runs it.
+    pub fn run(&self, runner: &mut Runner) -> Shown {
+        let start = Instant::now();
+        let ending = self.try_run(runner).unwrap_or_else(|e| Ending::Failed(e.to_string()));
+        Shown { name: self.name(), ending, seconds: start.elapsed().as_secs_f32(), tries: 1, capture: None }
+    }
+
+    fn try_run(&self, runner: &mut Runner) -> io::Result<Ending> {
+        runner.set(super::Condition::Clean)?;
+        let (roxe, guest) = (build::roxe(), &runner.guest);
+        let command = format!("{} peer --once --listen 0.0.0.0:0", roxe.display());
+        let mut agent = Process::start(guest, Side::Rxe, &command, &[])?;
+        let deadline = Instant::now() + READY_LIMIT;
+        let (port, token) = loop {
+            // `listening ADDRESS:PORT token TOKEN`
+            let words = fs::read_to_string(agent.output())?;
+            if let [_, address, _, token] = words.split_whitespace().collect::<Vec<_>>()[..]
+                && let (Some((_, port)), true) = (address.rsplit_once(':'), words.ends_with('\n'))
+            {
+                break (port.to_owned(), token.to_owned());
+            }
+            if Instant::now() > deadline || agent.ended(guest, LOOK)? {
+                return Ok(Ending::Failed(format!("no agent in the guest: {}", agent.so_far())));
+            }
+            thread::sleep(LOOK);
+        };
+        let target = format!("{token}@{}:{port}", link::GUEST_V4);
+        let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
+        let client = Process::start(guest, Side::Roxe, &client, &[])?.wait(guest, Instant::now() + LIMIT)?;
+        let agent = agent.wait(guest, Instant::now() + READY_LIMIT)?;
+        if (self.is_good)(&client) && agent.ok {
+            return Ok(Ending::Passed);
+        }
+        Ok(Ending::Failed(format!("{}\n{}", client.output, agent.output)))
+    }
+}
+
+/// Every check passed.
+const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |outcome| outcome.ok };
+
+/// It came to its end, whatever it found, and all the time the honest connection was served.
+const FUZZ: Agents = Agents {
+    command: "fuzz",
+    options: "--seconds 60 --settle 20",
+    is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
+};
+
+/// The catalogue of conformance cases; what is known of rxe is tolerated, and what would end the
+/// guest is left out.
+const CONFORM: Agents = Agents {
+    command: "conform",
+    options: concat!(
+        "--skip dma_length --skip pad_wrong --tolerate ",
+        env!("CARGO_MANIFEST_DIR"),
+        "/conform/rxe-6.1.txt"
+    ),
+    is_good: |outcome| outcome.ok,
+};
+
+/// Every check, the catalogue, and a minute of cases.
+pub fn all() -> Vec<Agents> {
+    vec![CHECKS, CONFORM, FUZZ]
+}
+
+/// The checks of one MTU and family.
+pub fn slice() -> Vec<Agents> {
+    vec![Agents { options: "mtu=1024 ipv4", ..CHECKS }]
+}

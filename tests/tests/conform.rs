@@ -1,0 +1,65 @@
+//! The catalogue of conformance cases on real sockets: a program of this host behind its agent,
+//! over UDP. What `roxe drill` says and leaves behind when a card does otherwise.
+//!
+//! `cargo test -p roxe-tests --test conform -- [--all] [WORD...]`: without `--all` only the folders
+//! of scripts that take little time.
+
+use roxe_tests::build;
+use roxe_tests::report::{self, Check, Verdict};
+use std::process::{Command, ExitCode, Output};
+use std::{env, fs};
+
+/// Folders of `tests/conform` that hardly wait for timers.
+const QUICK: [&str; 2] = ["responder/", "congestion/"];
+const SLOW: [&str; 4] = ["requester/", "robustness/", "uc/", "ud/"];
+
+fn main() -> ExitCode {
+    let all = env::args().any(|word| word == "--all");
+    let slow = SLOW.into_iter().filter(|_| all);
+    let catalogue = QUICK
+        .into_iter()
+        .chain(slow)
+        .map(|folder| Check::new(format!("conform self {folder}"), move || conforms(folder)));
+    let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
+    report::main(catalogue.chain([drill]).collect())
+}
+
+fn roxe(words: &[&str]) -> Output {
+    let output = Command::new(build::roxe()).args(words).output().expect("roxe can be started");
+    println!("{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn conforms(folder: &str) -> Verdict {
+    let output = roxe(&["conform", "self", folder]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let sums = text.lines().last().unwrap_or_default();
+    println!("{sums}");
+    // IPv6 has one loopback address: there is none for the near side.
+    if output.status.success() && sums.contains(" pass") {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(text.into_owned())
+}
+
+fn drill() -> Verdict {
+    let folder = build::target_dir().join("drill");
+    fs::create_dir_all(&folder).expect("a folder");
+    let script = folder.join("wrong.drill");
+    let text = "title A count that is wrong\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=2\n";
+    fs::write(&script, text).expect("a file");
+    let captures = folder.join("captures");
+    let words = ["drill", "self", &script.to_string_lossy(), "--captures", &captures.to_string_lossy()];
+    let output = roxe(&words);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let says = text.contains(":4: expect ACK psn=100 msn=2") && text.contains("(msn is 1, not 2)");
+    let files: Vec<_> = fs::read_dir(&captures).into_iter().flatten().flatten().collect();
+    let dump = files.first().map(|file| roxe(&["dump", &file.path().to_string_lossy()]));
+    let dump = dump.map(|dump| String::from_utf8_lossy(&dump.stdout).into_owned()).unwrap_or_default();
+    fs::remove_dir_all(&folder).expect("our folder");
+    let whole = dump.contains("2 RoCEv2 packets, 0 of them bad") && dump.contains("# msn is 1, not 2");
+    if output.status.code() == Some(1) && says && whole {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
+}

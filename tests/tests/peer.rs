@@ -1,0 +1,144 @@
+//! The agent beside a card, on loopback beside roxe itself: who is let in, that a session leaves
+//! nothing behind, that no controller reaches memory that is not the agent's, and that two agents
+//! carry every operation between their cards.
+
+use roxe_peer::client::{Client, ClientError};
+use roxe_peer::protocol::{Command as Do, limits};
+use roxe_tests::build;
+use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+/// An agent beside roxe; ended when dropped.
+struct Agent {
+    child: Child,
+    address: String,
+    token: String,
+}
+
+impl Agent {
+    fn start() -> Self {
+        let roxe = build::roxe();
+        let mut command = Command::new(&roxe);
+        command.args(["run", "--"]).arg(&roxe).args(["peer", "--listen", "127.0.0.1:0"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("roxe can be started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let [_, address, _, token] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
+        Self { address: address.to_owned(), token: token.to_owned(), child }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.address, &self.token).unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn refusal(result: Result<Value, ClientError>) -> (String, i32) {
+    match result {
+        Err(ClientError::Refused(refusal)) => (refusal.text, refusal.errno),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
+    let agent = Agent::start();
+    let error = Client::connect(&agent.address, "0000").unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EACCES), "{error}");
+    let first = agent.client();
+    let error = Client::connect(&agent.address, &agent.token).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
+    drop(first);
+    // The agent sees that the first one is gone when it reads, which it does all the time.
+    let again = (0..1000).find_map(|_| match Client::connect(&agent.address, &agent.token) {
+        Ok(client) => Some(client),
+        Err(error) if error.errno() == Some(libc::EBUSY) => {
+            std::thread::yield_now();
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+    assert!(again.is_some(), "the session ends with its connection");
+}
+
+#[test]
+fn a_line_without_end_ends_the_connection_and_not_the_agent() {
+    let agent = Agent::start();
+    let mut stream = TcpStream::connect(&agent.address).unwrap();
+    stream.write_all(&vec![b' '; limits::FIRST_LINE]).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("a line has at most"), "{answer}");
+    assert_eq!(agent.client().name(), "roxe0");
+}
+
+#[test]
+fn memory_is_reached_by_regions_only_and_within_bounds() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE", "fill": "0102"})).unwrap();
+    let (mr, qp) = (mr["mr"].clone(), client.call(Do::CreateQp, json!({"type": "RC"})).unwrap()["qp"].clone());
+    let read = client.call(Do::Read, json!({"mr": mr, "offset": 61, "length": 3})).unwrap();
+    assert_eq!(read["hex"], "020102");
+    for (command, arguments) in [
+        (Do::Read, json!({"mr": mr, "offset": 61, "length": 4})),
+        (Do::Read, json!({"mr": mr, "offset": u64::MAX, "length": 2})),
+        (Do::Write, json!({"mr": mr, "offset": 64, "hex": "00"})),
+        (Do::Read, json!({"mr": qp, "offset": 0, "length": 1})),
+        (Do::PostRecv, json!({"qp": qp, "sge": [{"mr": mr, "offset": 1, "length": 64}]})),
+        // The library itself would read inline data from this address.
+        (
+            Do::PostSend,
+            json!({"qp": qp, "opcode": "SEND", "flags": "INLINE",
+            "sge": [{"addr": 4096, "length": 8, "lkey": 0}]}),
+        ),
+        (Do::PostSend, json!({"qp": qp, "opcode": "BIND_MW"})),
+        (Do::Reg, json!({"length": limits::MEMORY, "access": 0})),
+    ] {
+        let (text, errno) = refusal(client.call(command, arguments));
+        assert!(matches!(errno, libc::EINVAL | libc::ENOMEM), "{text}");
+    }
+    // As numbers it goes to the card, which has its own opinion of them.
+    let sge = json!([{"addr": 4096, "length": 8, "lkey": 1}]);
+    client.call(Do::ModifyQp, json!({"qp": qp, "to": "INIT"})).unwrap();
+    client.call(Do::PostRecv, json!({"qp": qp, "sge": sge})).unwrap();
+}
+
+#[test]
+fn a_session_leaves_nothing_behind() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let all = json!({"length": limits::MEMORY, "access": 0});
+    for _ in 0..2 {
+        client.call(Do::Reg, all.clone()).unwrap();
+        assert_eq!(refusal(client.call(Do::Reg, json!({"length": 1, "access": 0}))).1, libc::ENOMEM);
+        client.call(Do::Reset, Value::Null).unwrap();
+    }
+    client.call(Do::Reg, all).unwrap();
+    let pd = client.call(Do::AllocPd, Value::Null).unwrap()["pd"].clone();
+    client.call(Do::CreateSrq, json!({ "pd": pd })).unwrap();
+    let (text, errno) = refusal(client.call(Do::Destroy, json!({"kind": "pd", "handle": pd})));
+    assert_eq!((text.as_str(), errno), (format!("pd {pd} is still used").as_str(), libc::EBUSY));
+}
+
+/// One MTU and family of the checks: the others take the same way through the agents, and rxe's
+/// test does them.
+#[test]
+fn two_cards_behind_agents_understand_each_other() {
+    let agent = Agent::start();
+    let roxe = build::roxe();
+    let target = format!("{}@{}", agent.token, agent.address);
+    let mut command = Command::new(&roxe);
+    command.args(["run", "--"]).arg(&roxe).args(["check-peer", &target, "mtu=1024", "ipv4"]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("146 passed, 0 failed, 0 not supported"), "{text}");
+}

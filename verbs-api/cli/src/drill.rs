@@ -1,0 +1,216 @@
+//! `roxe drill TARGET FILE...` and `roxe conform TARGET`: scripts of packets against a card.
+//!
+//! Here: options, targets by name, and what is printed and written. What runs the scripts is
+//! `roxe_drill`.
+
+use roxe_drill::conform::{self, Progress, Report, Tried};
+use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _, stdout};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// What both commands take.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Common {
+    /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (a program
+    /// of this host on roxe's first device, over UDP), or `peer://TOKEN@HOST[:PORT]` (an agent,
+    /// `roxe peer`, beside any card).
+    pub(crate) target: String,
+    /// An address of this host for the near side, and another one for packets of strangers
+    /// [default: by the way to the card].
+    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
+    near: Vec<IpAddr>,
+    /// Write a capture (pcapng) of every case that did not pass into this folder.
+    #[arg(long, value_name = "DIR")]
+    captures: Option<PathBuf>,
+    /// A file of deviations that are known, a line each: `SCRIPT: REASON`.
+    #[arg(long, value_name = "FILE")]
+    tolerate: Option<PathBuf>,
+}
+
+/// What `roxe drill` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DrillArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Scripts; docs/drill.md is the manual.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+}
+
+/// What `roxe conform` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConformArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Only scripts whose name contains one of these words.
+    only: Vec<String>,
+    /// No script whose name contains this word.
+    #[arg(long, value_name = "WORD")]
+    skip: Vec<String>,
+    /// Name the scripts and run none.
+    #[arg(long)]
+    list: bool,
+    /// Name every case before it runs.
+    #[arg(long, short)]
+    verbose: bool,
+    /// Write every case as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a JUnit file.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Write a page with the table by clause and the packets of every case that did not pass.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Runs the scripts of files.
+pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
+    let read = |path: &PathBuf| -> Result<Script> {
+        let name = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|error| format!("cannot read {name}: {error}"))?;
+        Ok(Script::parse(&name, &text)?)
+    };
+    let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let report = run(&args.common, &scripts, |progress| {
+        if let Progress::Ended(tried) = progress {
+            println!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title);
+        }
+    })?;
+    finish(&report)
+}
+
+/// Runs the catalogue.
+pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
+    let mut scripts = conform::catalogue(&args.only)?;
+    scripts.retain(|script| !args.skip.iter().any(|word| script.name().contains(word.as_str())));
+    if scripts.is_empty() {
+        return Err(format!("no script has one of these words in its name: {}", args.only.join(", ")).into());
+    }
+    if args.list {
+        let mut out = stdout().lock();
+        for script in &scripts {
+            let cases = script.cases().len();
+            writeln!(out, "{:36} {cases:4}  {} ({})", script.name(), script.title(), script.clauses().join(", "))?;
+        }
+        return Ok(());
+    }
+    let report = run(&args.common, &scripts, |progress| {
+        if let (Progress::Begins(script, parameters), true) = (progress, args.verbose) {
+            println!("{} [{parameters}]", script.name());
+        }
+    })?;
+    for (path, text) in
+        [(&args.json, report::json as fn(&Report) -> String), (&args.junit, report::junit), (&args.html, report::html)]
+    {
+        if let Some(path) = path {
+            write(path, text(&report).as_bytes())?;
+        }
+    }
+    write!(stdout().lock(), "{}", report::text(&report))?;
+    finish(&report)
+}
+
+/// An error if something failed.
+fn finish(report: &Report) -> Result<()> {
+    if report.is_good() {
+        return Ok(());
+    }
+    let [failed, unknown] = ["FAIL", "inconclusive"].map(|word| report.count(word));
+    Err(format!("{failed} of {} cases failed, {unknown} are inconclusive", report.tried.len()).into())
+}
+
+fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Progress<'_>)) -> Result<Report> {
+    let deviations = match &common.tolerate {
+        None => Deviations::default(),
+        Some(path) => {
+            let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            Deviations::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?
+        }
+    };
+    if let Some(folder) = &common.captures {
+        fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    }
+    let mut target = open(common)?;
+    let mut trouble = None;
+    let report = conform::run(scripts, &mut *target.card, &deviations, |told| {
+        progress(&told);
+        let Progress::Ended(tried) = told else { return };
+        if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
+            println!("{} {}: {}\n{failure}\n", tried.outcome.verdict.word(), tried.name(), tried.title);
+        }
+        if let (Some(folder), Some(_), None) = (&common.captures, tried.outcome.verdict.failure(), &trouble) {
+            trouble = capture(folder, tried).err();
+        }
+    });
+    trouble.map_or(Ok(report), Err)
+}
+
+/// A capture of a case that did not pass.
+fn capture(folder: &Path, tried: &Tried) -> Result<()> {
+    let name: String = tried.name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    write(&folder.join(format!("{}.pcapng", name.trim_matches('-'))), &tried.outcome.log.to_pcapng())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    Ok(fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
+}
+
+/// A target, and the process that it lives in if that is ours.
+pub(crate) struct Opened {
+    pub(crate) card: Box<dyn Target>,
+    agent: Option<Child>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            // It may have ended by itself.
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+}
+
+pub(crate) fn open(common: &Common) -> Result<Opened> {
+    match common.target.as_str() {
+        "virtual" => Ok(Opened { card: Box::new(VirtualCard::default()), agent: None }),
+        "self" => {
+            let (agent, target) = start_agent()?;
+            let mut opened = Opened { card: Box::new(VirtualCard::default()), agent: Some(agent) };
+            opened.card = Box::new(connect(&target, common)?);
+            Ok(opened)
+        }
+        other => Ok(Opened { card: Box::new(connect(other, common)?), agent: None }),
+    }
+}
+
+fn connect(target: &str, common: &Common) -> Result<AgentCard> {
+    let parsed = target.parse()?;
+    Ok(AgentCard::connect(&parsed, &common.near).map_err(|refused| format!("{target}: {refused}"))?)
+}
+
+/// Starts `roxe peer` on roxe's devices, whose packets shall go over the wire.
+fn start_agent() -> Result<(Child, String)> {
+    let program = std::env::current_exe()?;
+    let mut command = Command::new(&program);
+    command.args(["run", "--"]).arg(&program).args(["peer", "--once", "--listen", "127.0.0.1:0"]);
+    let mut agent = command.env("ROXE_LINK", "udp").stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    if let Some(output) = agent.stdout.take() {
+        BufReader::new(output).read_line(&mut line)?;
+    }
+    let words: Vec<_> = line.split_whitespace().collect();
+    let ["listening", address, "token", token] = words[..] else {
+        let _ = agent.kill();
+        let _ = agent.wait();
+        return Err(format!("roxe peer did not start: {line}").into());
+    };
+    Ok((agent, format!("{token}@{address}")))
+}

@@ -1,0 +1,248 @@
+//! `roxe metrics`: the numbers of running programs in the text format of Prometheus, version 0.0.4.
+//!
+//! To standard output, into a file, or to who asks at an address of this host. Asks the processes
+//! for each of them ([`crate::status`]). The file takes its name when it is whole, so that a
+//! collector of text files never reads half of one.
+//!
+//! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
+
+use crate::status::{Process, Qp, processes};
+use roxe_provider::Counters;
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write, stdout};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What `roxe metrics` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Answer HTTP requests for /metrics at this address of the loopback interface, such as
+    /// 127.0.0.1:9417, until stopped; port 0 is any, and is printed.
+    #[arg(long, value_name = "ADDR", conflicts_with = "output")]
+    listen: Option<SocketAddr>,
+    /// Write to this file instead of standard output.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Only this process.
+    pid: Option<u32>,
+}
+
+/// Writes the numbers, once or for everybody who asks.
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    match (&args.listen, &args.output) {
+        (Some(address), _) => serve(*address, args.pid),
+        (None, Some(file)) => {
+            let text = text(&processes(args.pid)?);
+            replace(file, &text).map_err(|error| format!("cannot write {}: {error}", file.display()).into())
+        }
+        (None, None) => Ok(stdout().write_all(text(&processes(args.pid)?).as_bytes())?),
+    }
+}
+
+/// Gives `file` this content at once.
+fn replace(file: &Path, text: &str) -> io::Result<()> {
+    let mut new = file.as_os_str().to_owned();
+    new.push(format!(".{}.new", std::process::id()));
+    fs::write(&new, text).and_then(|()| fs::rename(&new, file)).inspect_err(|_| _ = fs::remove_file(&new))
+}
+
+/// Answers one request after the other. Whoever is on this host may ask, so others are not let in.
+fn serve(address: SocketAddr, pid: Option<u32>) -> Result<(), Box<dyn Error>> {
+    if !address.ip().is_loopback() {
+        return Err(
+            format!("{address} is no address of the loopback interface; give 127.0.0.1:PORT or [::1]:PORT").into()
+        );
+    }
+    let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen at {address}: {error}"))?;
+    writeln!(stdout(), "http://{}/metrics", listener.local_addr()?)?;
+    for stream in listener.incoming() {
+        // Who asks and goes away, or says nothing, is no reason to end.
+        let _ = stream.and_then(|stream| answer(stream, pid));
+    }
+    Ok(())
+}
+
+fn answer(stream: TcpStream, pid: Option<u32>) -> io::Result<()> {
+    /// Bytes of a request that are read, and how long it may take.
+    const REQUEST: u64 = 16 << 10;
+    const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
+    stream.set_read_timeout(PATIENCE)?;
+    stream.set_write_timeout(PATIENCE)?;
+    let mut lines = BufReader::new((&stream).take(REQUEST)).lines();
+    let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let (status, kind, body) = match request.split(' ').collect::<Vec<_>>()[..] {
+        ["GET", "/metrics" | "/", _] => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?)),
+        ["GET", ..] => ("404 Not Found", "text/plain; charset=utf-8", "the numbers are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "text/plain; charset=utf-8", "only GET is known\n".to_owned()),
+    };
+    let length = body.len();
+    let head =
+        format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    (&stream).write_all((head + &body).as_bytes())
+}
+
+/// A number of a queue pair: name of the metric, whether it only grows, what it says, and the name
+/// under which the process tells it.
+type QpMetric = (&'static str, Kind, &'static str, &'static str);
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Grows, but for where it wraps or begins anew.
+    Counter,
+    /// Any value.
+    Gauge,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+        })
+    }
+}
+
+const QP_METRICS: [QpMetric; 12] = [
+    ("roxe_qp_sends_total", Kind::Counter, "Send work requests that are complete, modulo 2^32", "sends"),
+    ("roxe_qp_received_messages_total", Kind::Counter, "Messages executed (RC, UC, XRC), modulo 2^24", "received"),
+    ("roxe_qp_outstanding_sends", Kind::Gauge, "Send work requests that are not complete", "outstanding"),
+    ("roxe_qp_unacknowledged_psns", Kind::Gauge, "PSNs that are sent and not acknowledged", "unacknowledged"),
+    ("roxe_qp_window_psns", Kind::Gauge, "How many PSNs may be unacknowledged", "window"),
+    ("roxe_qp_outstanding_reads", Kind::Gauge, "READs and atomics that await their response", "reads"),
+    ("roxe_qp_waits_for_receive", Kind::Gauge, "1 while the peer has no receive", "waits_for_receive"),
+    ("roxe_qp_sequence_naks_total", Kind::Counter, "NAKs received that tell of a gap", "seq_naks"),
+    ("roxe_qp_implied_naks_total", Kind::Counter, "Answers that imply the loss of an earlier one", "implied_naks"),
+    ("roxe_qp_ack_timeouts_total", Kind::Counter, "Times no acknowledgement came in time", "timeouts"),
+    ("roxe_qp_rnr_naks_received_total", Kind::Counter, "RNR NAKs received", "rnr_received"),
+    ("roxe_qp_rnr_naks_sent_total", Kind::Counter, "RNR NAKs sent", "rnr_sent"),
+];
+
+/// All numbers of these processes.
+fn text(processes: &[Process]) -> String {
+    let mut out = Exposition(String::new());
+    out.begin("roxe_up", Kind::Gauge, "1 for a device of a process that answers");
+    for process in processes {
+        out.sample("roxe_up", &of_process(process), &u8::from(process.answers).to_string());
+    }
+    let answering = || processes.iter().filter(|process| process.answers);
+    for (name, words) in Counters::legend() {
+        let metric = format!("roxe_{name}_total");
+        out.begin(&metric, Kind::Counter, &words);
+        for process in answering() {
+            out.sample(&metric, &of_process(process), &process.counter(name).to_string());
+        }
+    }
+    let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
+    out.begin("roxe_qp_info", Kind::Gauge, "1 for each queue pair, with what it is");
+    for (process, qp) in qps() {
+        let mut labels = of_qp(process, qp);
+        let known = ["service", "state", "peer", "address", "path_mtu", "error"];
+        labels.extend(known.map(|name| (name, qp.text(name))));
+        out.sample("roxe_qp_info", &labels, "1");
+    }
+    for (metric, kind, words, name) in QP_METRICS {
+        out.begin(metric, kind, words);
+        for (process, qp) in qps() {
+            out.sample(metric, &of_qp(process, qp), &qp.number(name).to_string());
+        }
+    }
+    out.0
+}
+
+/// The name of a label, and its value.
+type Label<'a> = (&'static str, &'a str);
+
+fn of_process(process: &Process) -> Vec<Label<'_>> {
+    let Process { pid, command, device, netdev, .. } = process;
+    vec![("pid", pid), ("program", command), ("device", device), ("netdev", netdev)]
+}
+
+fn of_qp<'a>(process: &'a Process, qp: &'a Qp) -> Vec<Label<'a>> {
+    let mut labels = of_process(process);
+    labels.push(("qpn", qp.text("qpn")));
+    labels
+}
+
+/// A text in the format.
+struct Exposition(String);
+
+impl Exposition {
+    /// Samples of this metric follow.
+    fn begin(&mut self, name: &str, kind: Kind, help: &str) {
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[Label<'_>], value: &str) {
+        self.0.push_str(name);
+        let mut separator = '{';
+        for (label, text) in labels {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{separator}{label}=\"{text}\"");
+            separator = ',';
+        }
+        let _ = writeln!(self.0, "}} {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::tests::process;
+    use std::collections::HashSet;
+
+    fn exposition() -> String {
+        let mut process = process(96, "qp qpn=0x11 service=RC state=RTS sends=5 rnr_sent=2 error=-");
+        process.command = "a \"b\\\n".to_owned();
+        text(&[process])
+    }
+
+    #[test]
+    fn labels_are_escaped_and_values_are_those_of_the_process() {
+        let text = exposition();
+        let labels = "pid=\"4294967295\",program=\"a \\\"b\\\\\\n\",device=\"roxe0\",netdev=\"lo\"";
+        for line in [
+            format!("roxe_up{{{labels}}} 1"),
+            format!("roxe_sent_bytes_total{{{labels}}} 96"),
+            format!("roxe_qp_sends_total{{{labels},qpn=\"0x11\"}} 5"),
+            format!("roxe_qp_rnr_naks_sent_total{{{labels},qpn=\"0x11\"}} 2"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    /// What the description of the format asks of every line.
+    #[test]
+    fn every_line_is_of_the_format() {
+        let text = exposition();
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
+        let (mut begun, mut samples) = (HashSet::new(), HashSet::new());
+        let mut current = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                current = rest.split(' ').next().unwrap();
+                assert!(is_name(current) && begun.insert(current), "{line}: once for each metric");
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert_eq!(name, current);
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            } else {
+                let (name, rest) = line.split_once('{').unwrap();
+                let (labels, value) = rest.rsplit_once("} ").unwrap();
+                assert!(name == current && value.parse::<u64>().is_ok() && samples.insert((name, labels)), "{line}");
+            }
+        }
+        assert!(text.ends_with('\n') && begun.len() > 70 && samples.len() == begun.len());
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_down_and_has_no_numbers() {
+        let text = text(&[Process { pid: "7".to_owned(), answers: false, ..Process::default() }]);
+        let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples, ["roxe_up{pid=\"7\",program=\"\",device=\"\",netdev=\"\"} 0"]);
+    }
+}

@@ -1,0 +1,78 @@
+//! `roxe replay FILE TARGET`: the requests of a capture for another card. Here: its options, and
+//! what is printed; what it does is `roxe_drill::replay`.
+
+use crate::drill::{Common, open};
+use roxe_dissect::{Item, items};
+use roxe_drill::replay::Replay;
+use roxe_wire::Packet;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `roxe replay` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The capture (pcap or pcapng).
+    file: PathBuf,
+    #[command(flatten)]
+    common: Common,
+    /// Whose requests [default: those of the first requester in the file].
+    #[arg(long, value_name = "ADDR")]
+    from: Option<IpAddr>,
+    /// How long an answer may take.
+    #[arg(long, value_name = "MS", default_value_t = 50)]
+    patience: u64,
+    /// Write the script that does this into a file and run nothing (`roxe drill` runs it).
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+    /// Print every packet, `>` to the card, `<` from it.
+    #[arg(long)]
+    verbose: bool,
+}
+
+/// Sends the requests, and tells what came back.
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let name = args.file.display();
+    let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let mut recorded = Vec::new();
+    for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
+        match item {
+            Item::Packet(captured) => recorded.push((captured.net, captured.bytes.to_vec())),
+            Item::Other => {}
+            Item::Broken(frame, error) => {
+                return Err(format!("{name}: cannot go on behind frame {frame}: {error}").into());
+            }
+        }
+    }
+    let replay = Replay::of(&recorded, args.from.map(Into::into)).map_err(|error| format!("{name}: {error}"))?;
+    let (from, to) = replay.way;
+    println!("{} requests that {} sent to {}", replay.packets, from.to_ip(), to.to_ip());
+    if replay.left_out > 0 {
+        println!("{} more do not fit into a script and are left out", replay.left_out);
+    }
+    if let Some(path) = &args.script {
+        return Ok(fs::write(path, &replay.script).map_err(|error| format!("{}: {error}", path.display()))?);
+    }
+    let mut target = open(&args.common)?;
+    let (log, states) = replay.run(&mut *target.card, Duration::from_millis(args.patience))?;
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for seen in log.packets() {
+        let text =
+            Packet::parse(&seen.datagram.bytes).map_or_else(|error| error.to_string(), |packet| packet.to_string());
+        if args.verbose {
+            println!("{:.6} {} {text}", seen.at.as_secs_f64(), if seen.from_card { '<' } else { '>' });
+        }
+        if seen.from_card {
+            // What it is, without where it goes and which one of many it is.
+            let words = text.split_whitespace().filter(|word| !word.contains('=') || word.starts_with("syndrome"));
+            *kinds.entry(words.collect::<Vec<_>>().join(" ")).or_default() += 1;
+        }
+    }
+    println!("answers:");
+    kinds.iter().for_each(|(kind, count)| println!("{count:8} {kind}"));
+    states.iter().for_each(|(qp, state)| println!("queue pair {qp} is in {state}"));
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! What running processes say of their devices and queue pairs, as values: for `roxe top` and
+//! `roxe metrics`. Asks the processes of this user; reads their names from `/proc`.
+
+use roxe_provider::{Answer, ask};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+/// How long an answer may take: a process that is stopped gives none.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// A device of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: String,
+    /// Its command, as the system knows it.
+    pub(crate) command: String,
+    pub(crate) device: String,
+    pub(crate) netdev: String,
+    /// By name, in the order of the legend.
+    pub(crate) counters: Vec<(String, u64)>,
+    pub(crate) qps: Vec<Qp>,
+    /// Whether it said all of this.
+    pub(crate) answers: bool,
+}
+
+/// A queue pair: what is known of it, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Qp(pub(crate) BTreeMap<String, String>);
+
+impl Qp {
+    /// A value as text; empty if it is not known.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    /// A number; 0 if it is not known.
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        self.text(name).parse().unwrap_or(0)
+    }
+}
+
+impl Process {
+    /// A counter of the device.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, value)| *value)
+    }
+
+    fn of(answer: &Answer) -> Self {
+        let command = fs::read_to_string(format!("/proc/{}/comm", answer.process)).unwrap_or_default();
+        let mut process = Self {
+            pid: answer.process.to_string(),
+            command: command.trim().to_owned(),
+            answers: answer.is_whole,
+            ..Self::default()
+        };
+        for line in answer.text.lines() {
+            let mut words = line.split(' ');
+            match (words.next(), words.next(), words.next()) {
+                (Some("device"), Some(device), Some(netdev)) => {
+                    (process.device, process.netdev) = (device.to_owned(), netdev.to_owned());
+                }
+                (Some("counter"), Some(name), Some(value)) => {
+                    process.counters.push((name.to_owned(), value.parse().unwrap_or(0)));
+                }
+                (Some("qp"), ..) => {
+                    let pairs = line.split(' ').filter_map(|word| word.split_once('='));
+                    let values = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+                    process.qps.push(Qp(values.collect()));
+                }
+                _ => {}
+            }
+        }
+        process.qps.sort_by_cached_key(|qp| u32::from_str_radix(qp.text("qpn").trim_start_matches("0x"), 16).ok());
+        process
+    }
+}
+
+/// The devices of all processes of this user, or of one.
+pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
+    Ok(ask(process, LIMIT)?.iter().map(Process::of).collect())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A process that says this of its queue pair, and nothing else that is not fixed.
+    pub(crate) fn process(sent_bytes: u64, qp: &str) -> Process {
+        let text =
+            format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
+        // No process has this number.
+        Process::of(&Answer { process: u32::MAX, text, is_whole: true })
+    }
+
+    #[test]
+    fn an_answer_is_read_and_what_is_not_known_is_left_out() {
+        let process = process(96, "qp qpn=0x11 service=RC sends=5 error=-");
+        assert_eq!((process.device.as_str(), process.netdev.as_str(), process.command.as_str()), ("roxe0", "lo", ""));
+        assert_eq!((process.counter("sent_bytes"), process.counter("unheard_of")), (96, 0));
+        let qp = &process.qps[0];
+        assert_eq!((qp.text("service"), qp.number("sends"), qp.text("window"), qp.number("window")), ("RC", 5, "", 0));
+    }
+}

@@ -1,0 +1,248 @@
+//! `roxe top`: what the queue pairs of running programs do, as a table that is drawn anew every
+//! second. Asks the processes ([`crate::status`]); nothing of theirs is changed.
+
+use crate::status::{Process, Qp, processes};
+use crate::table::Table;
+use roxe_provider::legend_of;
+use std::error::Error;
+use std::io::{IsTerminal, Write, stdout};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// What `roxe top` was asked to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only this process.
+    pid: Option<u32>,
+    /// Print one table and end. Two looks are taken, an interval apart, for the rates.
+    #[arg(long)]
+    once: bool,
+    /// Print the values as JSON, one object per look and line.
+    #[arg(long)]
+    json: bool,
+    /// Below the table, print what every device counted, and what each counter counts.
+    #[arg(long, conflicts_with = "json")]
+    counters: bool,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    parsed.filter(|interval| !interval.is_zero()).ok_or_else(|| "a number of seconds above 0 is needed".to_owned())
+}
+
+/// Looks until it is told to stop.
+pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let mut before = Look::take(args.pid)?;
+    // A terminal gets the first table at once, without rates.
+    if !args.once {
+        show(args, &before, &before)?;
+    }
+    loop {
+        sleep(args.interval);
+        let now = Look::take(args.pid)?;
+        show(args, &before, &now)?;
+        if args.once {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// What all processes said at one time.
+#[derive(Debug)]
+struct Look {
+    at: Instant,
+    processes: Vec<Process>,
+}
+
+impl Look {
+    fn take(pid: Option<u32>) -> Result<Self, Box<dyn Error>> {
+        let processes = processes(pid)?;
+        match pid {
+            Some(pid) if processes.is_empty() => {
+                Err(format!("process {pid} is no program of yours that has a device of roxe open").into())
+            }
+            _ => Ok(Self { at: Instant::now(), processes }),
+        }
+    }
+
+    fn find(&self, process: &Process) -> Option<&Process> {
+        self.processes.iter().find(|known| (&known.pid, &known.device) == (&process.pid, &process.device))
+    }
+}
+
+fn show(args: &Args, before: &Look, now: &Look) -> Result<(), Box<dyn Error>> {
+    let mut out = stdout().lock();
+    if args.json {
+        writeln!(out, "{}", json(now))?;
+        return Ok(out.flush()?);
+    }
+    if !args.once && out.is_terminal() {
+        // Clears the screen (`man console_codes`).
+        write!(out, "\x1b[H\x1b[2J")?;
+    }
+    let seconds = now.at.duration_since(before.at).as_secs_f64();
+    write!(out, "{}", table(before, now, seconds))?;
+    if now.processes.is_empty() {
+        writeln!(out, "no program of this user has a device of roxe open")?;
+    }
+    if args.counters {
+        now.processes.iter().try_for_each(|process| write!(out, "\n{}", counters(process)))?;
+    }
+    Ok(out.flush()?)
+}
+
+/// The counters of a device that are not zero, and what they count.
+fn counters(process: &Process) -> String {
+    let used = process.counters.iter().filter(|(_, value)| *value > 0);
+    let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
+    let line = format!("{} (process {}):{values}\n", process.device, process.pid);
+    let legend = legend_of(&line);
+    line + &legend
+}
+
+/// A line for each device, and below it one for each of its queue pairs.
+fn table(before: &Look, now: &Look, seconds: f64) -> Table {
+    let mut table = Table::new([
+        "PID", "PROGRAM", "QP", "PEER", "TYPE", "STATE", "TX msg/s", "RX msg/s", "TX pkt/s", "RX pkt/s", "TX MB/s",
+        "RX MB/s", "OUTST", "UNACKED", "RETRIES", "RNR", "ERROR",
+    ]);
+    for process in &now.processes {
+        let old = before.find(process).unwrap_or(process);
+        let grown = |name, unit| rate(process.counter(name).saturating_sub(old.counter(name)) as f64 / unit, seconds);
+        let packets = [grown("sent_packets", 1.0), grown("received_packets", 1.0)];
+        let bytes = [grown("sent_bytes", 1e6), grown("received_bytes", 1e6)];
+        let state = if process.answers { "" } else { "no answer" };
+        let place = format!("{} {}", process.device, process.netdev);
+        let head = [process.pid.clone(), process.command.clone(), place.trim().to_owned()];
+        let rest = ["", "", state, "", ""].map(str::to_owned);
+        table.row(head.into_iter().chain(rest).chain(packets).chain(bytes));
+        for qp in &process.qps {
+            let old = old.qps.iter().find(|old| old.text("qpn") == qp.text("qpn")).unwrap_or(qp);
+            table.row([String::new(), String::new()].into_iter().chain(cells(old, qp, seconds)));
+        }
+    }
+    table
+}
+
+fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
+    let grown = |name: &str, bits: u32| (qp.number(name).wrapping_sub(old.number(name)) & ((1 << bits) - 1)) as f64;
+    let peer = match qp.text("address") {
+        "-" => String::new(),
+        address => format!("{} {address}", qp.text("peer")),
+    };
+    // Datagrams are not acknowledged, nor counted by the queue pair that they come to.
+    let is_datagram = matches!(qp.text("service"), "UD" | "RAW");
+    let received = |name| if is_datagram { "-".to_owned() } else { rate(grown(name, 24), seconds) };
+    let unacknowledged = match qp.text("service") {
+        "RC" | "XRC_INI" => format!("{}/{}", qp.number("unacknowledged"), qp.number("window")),
+        _ => "-".to_owned(),
+    };
+    let sum = |names: &[&str]| names.iter().map(|name| qp.number(name)).sum::<u64>().to_string();
+    let rnr = sum(&["rnr_received"]) + "/" + &sum(&["rnr_sent"]);
+    let error = if qp.text("error") == "-" { "" } else { qp.text("error") };
+    [
+        qp.text("qpn").to_owned(),
+        peer,
+        qp.text("service").to_owned(),
+        qp.text("state").to_owned(),
+        rate(grown("sends", 32), seconds),
+        received("received"),
+        rate(grown("sent_psn", 24), seconds),
+        received("expected_psn"),
+        String::new(),
+        String::new(),
+        qp.number("outstanding").to_string(),
+        unacknowledged,
+        sum(&["seq_naks", "implied_naks", "timeouts"]),
+        rnr,
+        error.to_owned(),
+    ]
+}
+
+/// What grew in this time, each second; nothing if no time has passed.
+fn rate(grown: f64, seconds: f64) -> String {
+    match grown / seconds {
+        _ if seconds <= 0.0 => String::new(),
+        0.0 => "0".to_owned(),
+        rate if rate < 10.0 => format!("{rate:.1}"),
+        rate => format!("{rate:.0}"),
+    }
+}
+
+/// All values of a look.
+fn json(look: &Look) -> serde_json::Value {
+    let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), serde_json::Value::from);
+    let processes = look.processes.iter().map(|process| {
+        let counters: serde_json::Map<_, _> =
+            process.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
+        let qps = process
+            .qps
+            .iter()
+            .map(|qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<serde_json::Map<_, _>>());
+        serde_json::json!({
+            "pid": process.pid.parse::<u32>().ok(),
+            "program": process.command,
+            "device": process.device,
+            "netdev": process.netdev,
+            "answers": process.answers,
+            "counters": counters,
+            "qps": qps.collect::<Vec<_>>(),
+        })
+    });
+    serde_json::json!({ "processes": processes.collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::tests::process;
+
+    fn look(sent_bytes: u64, qp: &str) -> Look {
+        Look { at: Instant::now(), processes: vec![process(sent_bytes, qp)] }
+    }
+
+    #[test]
+    fn rates_are_what_grew_each_second_also_over_the_end_of_numbers() {
+        let qp = |sends: u32, received: u32, error: &str| {
+            format!(
+                "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends={sends} received={received} \
+                 outstanding=2 unacknowledged=3 window=64 seq_naks=1 timeouts=2 rnr_received=4 rnr_sent=5 error={error}"
+            )
+        };
+        let before = look(1_000_000, &qp(u32::MAX, 0xff_ffff, "-"));
+        let now = look(5_000_000, &qp(19, 9, "RetryExcErr"));
+        let text = table(&before, &now, 2.0).to_string();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["4294967295", "roxe0", "lo", "0", "0", "2.0", "0"]);
+        let expected = "0x11 0x12 10.0.0.1 RC RTS 10 5.0 0 0 2 3/64 3 4/5 RetryExcErr";
+        assert_eq!(lines[2].join(" "), expected);
+    }
+
+    #[test]
+    fn the_first_look_has_no_rates() {
+        let look = look(5, "qp qpn=0x11 service=UD state=RTS address=- sends=5 outstanding=0 window=0 error=-");
+        let text = table(&look, &look, 0.0).to_string();
+        assert_eq!(
+            text.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>(),
+            ["0x11", "UD", "RTS", "-", "-", "0", "-", "0", "0/0"]
+        );
+    }
+
+    #[test]
+    fn json_has_numbers_as_numbers_and_names_as_names() {
+        let value = json(&look(5, "qp qpn=0x11 service=RC sends=5"));
+        let process = &value["processes"][0];
+        assert_eq!(process["counters"]["sent_bytes"], 5);
+        assert_eq!((&process["qps"][0]["sends"], &process["qps"][0]["qpn"]), (&5.into(), &"0x11".into()));
+    }
+
+    #[test]
+    fn an_interval_is_a_time() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["0", "-1", "soon", "1e99"].iter().all(|text| seconds(text).is_err()));
+    }
+}

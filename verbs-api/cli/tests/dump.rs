@@ -1,0 +1,152 @@
+//! `roxe dump` with filters and as a page of HTML, which a browser shows if one is installed.
+
+use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Qpn, Request, SendTail, icrc};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A remark that would take a page over if it became markup.
+const HOSTILE: &str = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">";
+
+fn dump(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_roxe")).arg("dump").args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn capture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+/// A folder of this test, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("roxe-dump-test-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A capture of SENDs with these PSNs, each with a hostile remark.
+fn hostile_capture(psns: &[u32]) -> Vec<u8> {
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let net = NetHeader { src: loopback, dst: loopback, src_port: 0xc000, ..NetHeader::default() };
+    let mut file = Vec::new();
+    write_section(&mut file, "test");
+    write_interface(&mut file, "lo");
+    for psn in psns {
+        let kind = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
+        let header = Header { bth: Bth::new(Qpn::new(0x11), Psn::new(*psn)), kind };
+        let mut payload = vec![0; header.padded_len(8) + icrc::LEN];
+        let end = payload.len() - icrc::LEN;
+        header.emit(8, &mut payload[..end]).unwrap();
+        icrc::seal(&net, &mut payload);
+        let (direction, payload) = (Direction::Outbound, payload.as_slice());
+        let timestamp_ns = u64::from(*psn) * 1000;
+        write_packet(&mut file, &Outgoing { interface: 0, timestamp_ns, direction, net, payload, comment: HOSTILE });
+    }
+    file
+}
+
+/// The document that a browser makes of the page; `None` if there is no browser.
+fn document(page: &str, scratch: &Scratch) -> Option<String> {
+    let profile = format!("--user-data-dir={}", scratch.path("profile"));
+    let arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", &profile];
+    let output = Command::new("chromium").args(arguments).arg(format!("file://{page}")).output();
+    let output = output.inspect_err(|error| eprintln!("skipped: the page in a browser: chromium: {error}")).ok()?;
+    Some(stdout(&output))
+}
+
+#[test]
+fn retransmissions_and_naks_are_told_and_counted() {
+    let text = stdout(&dump(&["--odd", &capture("lossy_atomic.pcap")]));
+    let (last, lines) = text.lines().rev().collect::<Vec<_>>().split_first().map(|(l, r)| (*l, r.to_vec())).unwrap();
+    assert!(last.starts_with("1591 RoCEv2 packets, 0 of them bad") && last.contains("; NAKs: 6"), "{last}");
+    assert!(lines.iter().all(|line| line.ends_with("  icrc ok")), "{text}");
+    assert_eq!(lines.iter().filter(|line| line.contains("  NAK: PSN sequence error, expects ")).count(), 6);
+    assert!(lines.iter().any(|line| line.contains(", 2nd time, after the NAK")));
+}
+
+#[test]
+fn lines_are_filtered_by_queue_pair_psn_and_opcode() {
+    let file = capture("rping.pcap");
+    let lines = |arguments: &[&str]| {
+        let text = stdout(&dump(&[arguments, &[&*file]].concat()));
+        assert!(text.lines().last().unwrap().starts_with("65 RoCEv2 packets"), "all are counted: {text}");
+        text.lines().count() - 1
+    };
+    assert_eq!(lines(&["--qp", "0x1"]), 5);
+    assert_eq!(lines(&["--qp", "30"]), 60);
+    assert_eq!(lines(&["--opcode", "read_req"]), lines(&["--opcode", "READ_RESPONSE"]));
+    assert_eq!(lines(&["--psn", "10775488-10775489", "--opcode", "ack"]), 1);
+    let wrong = dump(&["--qp", "many", &file]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("a number such as 17 or 0x11 is needed"));
+}
+
+#[test]
+fn nothing_is_coloured_that_is_no_terminal() {
+    assert!(!stdout(&dump(&[&capture("lossy_atomic.pcap")])).contains('\x1b'));
+}
+
+#[test]
+fn a_page_shows_its_packets_in_a_browser() {
+    let scratch = Scratch::new("page");
+    let page = scratch.path("page.html");
+    stdout(&dump(&["--html", &page, &capture("lossy_atomic.pcap")]));
+    let Some(document) = document(&page, &scratch) else { return };
+    assert!(document.contains("data-rows=\"1591\""));
+    assert!(document.contains("1591 packets"));
+    assert!(document.contains("FETCH_ADD psn=11850441") && document.contains("an atomic at 0x555a6fa95780: adds 1"));
+    let rows = document.matches("class=\"row ").count();
+    assert!((1..100).contains(&rows), "{rows} rows: only those that can be seen are in the document");
+    assert!(document.contains("AtomicETH") && document.contains("10.77.0.12 QP 0x16"), "the first one's fields");
+}
+
+#[test]
+fn what_a_capture_says_stays_text_in_a_browser() {
+    let scratch = Scratch::new("hostile");
+    let (file, page) = (scratch.path("<script>x.pcapng"), scratch.path("page.html"));
+    fs::write(&file, hostile_capture(&[1, 2, 2])).unwrap();
+    stdout(&dump(&["--html", &page, &file]));
+    let Some(document) = document(&page, &scratch) else { return };
+    assert!(document.contains("data-rows=\"3\""));
+    assert!(document.contains("&lt;/script&gt;&lt;script&gt;document.title='taken'"), "the remark is shown");
+    assert!(!document.contains("<title>taken") && !document.contains("<img"));
+}
+
+#[test]
+fn what_a_page_leaves_out_it_says() {
+    let scratch = Scratch::new("limit");
+    let page = scratch.path("page.html");
+    let output = dump(&["--html", &page, "--limit", "10", "--opcode", "fetch_add", &capture("lossy_atomic.pcap")]);
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("1591 RoCEv2 packets"));
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("The first 10 packets are shown; "));
+    assert!(html.contains(" packets do not pass the filters of the command line"));
+    assert_eq!(html.matches("\"FETCH_ADD psn=").count(), 10);
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_an_error_with_its_name() {
+    let output = dump(&["--html", "/nonexistent/page.html", &capture("rping.pcap")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /nonexistent/page.html"));
+}

@@ -1,0 +1,132 @@
+//! `roxe top` and `roxe metrics` beside a running program.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Where processes of one test find each other, and no others: those of other tests may count how
+/// often they wake. Removed at the end of the test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("roxe-top-test-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roxe"));
+        command.args(arguments).env("XDG_RUNTIME_DIR", &self.0);
+        command
+    }
+
+    fn roxe(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Looks at the program `arguments` until it `sees` what it wants to; what that was.
+fn watch<T>(place: &Place, arguments: &[&str], mut sees: impl FnMut(&str) -> Option<T>) -> T {
+    let mut program = place.command(arguments).stdout(Stdio::null()).spawn().unwrap();
+    let pid = program.id().to_string();
+    let seen = loop {
+        if let Some(seen) = sees(&pid) {
+            break Some(seen);
+        }
+        if program.try_wait().unwrap().is_some() {
+            break None;
+        }
+    };
+    let _ = program.kill();
+    let _ = program.wait();
+    seen.expect("the program ends before it is seen")
+}
+
+#[test]
+fn the_queue_pairs_of_a_program_are_told_while_it_runs() {
+    let place = Place::new("queue-pairs");
+    let qp = watch(&place, &["demo", "rc"], |pid| {
+        let output = place.roxe(&["top", pid, "--once", "--json", "--interval", "0.01"]);
+        let look: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let process = &look["processes"][0];
+        assert_eq!((process["pid"].to_string().as_str(), &process["device"]), (pid, &"roxe0".into()));
+        let is_busy = |qp: &&Value| qp["state"] == "RTS" && qp["sends"].as_u64() > Some(0);
+        process["qps"].as_array()?.iter().find(is_busy).filter(|_| process["answers"] == true).cloned()
+    });
+    assert_eq!((&qp["service"], &qp["address"], &qp["error"]), (&"RC".into(), &"127.0.0.1".into(), &"-".into()));
+    assert!(qp["qpn"].as_str().unwrap().starts_with("0x") && qp["qpn"] != qp["peer"]);
+}
+
+#[test]
+fn a_table_has_a_line_for_each_device_and_each_queue_pair() {
+    let place = Place::new("table");
+    let text = watch(&place, &["demo", "ud"], |pid| {
+        let output = place.roxe(&["top", pid, "--once", "--counters", "--interval", "0.01"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        (text.contains(" UD ") && text.contains(" RTS ")).then_some(text)
+    });
+    assert!(text.starts_with("PID ") && text.lines().next().unwrap().contains("  TX msg/s  "), "{text}");
+    assert!(text.contains("  roxe0 lo ") && text.contains("    sent_packets "), "{text}");
+}
+
+#[test]
+fn a_process_without_a_device_is_an_error() {
+    let place = Place::new("nobody");
+    let output = place.roxe(&["top", &std::process::id().to_string(), "--once"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is no program of yours that has a device of roxe open"));
+}
+
+/// The answer to a request for `path`, head and body.
+fn get(address: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+#[test]
+fn metrics_of_a_program_are_served_on_the_loopback_interface_only() {
+    let place = Place::new("served");
+    let mut server = place.command(&["metrics", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("http://").and_then(|rest| rest.strip_suffix("/metrics")).unwrap();
+    let body = watch(&place, &["demo", "rc"], |pid| {
+        let (head, body) = get(address, "/metrics");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+        let is_busy = |line: &str| line.starts_with("roxe_qp_info{") && line.contains("state=\"RTS\"");
+        body.lines().any(|line| is_busy(line) && line.contains(&format!("pid=\"{pid}\""))).then_some(body)
+    });
+    assert!(body.contains("# TYPE roxe_sent_bytes_total counter\n"));
+    assert!(get(address, "/other").0.starts_with("HTTP/1.1 404 "));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let refused = place.roxe(&["metrics", "--listen", "192.0.2.1:0"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is no address of the loopback interface"));
+}
+
+#[test]
+fn metrics_are_written_into_a_file_at_once() {
+    let place = Place::new("file");
+    let folder = place.0.join("metrics");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("roxe.prom");
+    let output = place.roxe(&["metrics", "--output", file.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let files = std::fs::read_dir(&folder).unwrap().count();
+    assert!(output.status.success() && output.stdout.is_empty());
+    assert!(text.starts_with("# HELP roxe_up ") && files == 1, "{files} files\n{text}");
+}

@@ -1,0 +1,300 @@
+//! What the packets of a capture mean, one after the other: flows, which two of them are the two
+//! ways between the same queue pairs, messages, and the verdict on each packet.
+//!
+//! A packet of a connected service names only the queue pair it is for. Which one sent it is told
+//! by the remark of the process that recorded it, by messages of the connection manager, or by
+//! responses: their PSNs are those of the requests that they answer. Touches nothing.
+
+use crate::event::{Cause, Event};
+use crate::flow::{Flow, FlowKey};
+use crate::pairing::Pairing;
+use crate::reader::{Captured, Integrity};
+use crate::requests::{Requests, Seq, psn_of};
+use roxe_transport::time::rnr_wait;
+use roxe_wire::opcode::{Operation, Position, Service};
+use roxe_wire::{Aeth, Kind, NakCode, Packet, Psn, Request, Response, Syndrome};
+use std::collections::HashMap;
+
+/// How a message ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has not, in this capture.
+    Open,
+    /// It is acknowledged, or its response is complete.
+    Done,
+    /// The last packet was sent; nobody acknowledges.
+    Sent,
+    /// It was refused.
+    Refused(NakCode),
+}
+
+/// A message: a request, its packets and its responses.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    /// The flow of its requests.
+    pub flow: usize,
+    /// What it does.
+    pub operation: Operation,
+    /// Its first PSN.
+    pub psn: Psn,
+    /// Its packets, repeated ones and responses included.
+    pub packets: u32,
+    /// Payload bytes of requests that came once.
+    pub bytes: u64,
+    /// Packets that came once more.
+    pub repeats: u32,
+    /// When it began.
+    pub begin: u64,
+    /// When it ended.
+    pub end: Option<u64>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The sequence number of its newest packet, and whether that is its last one.
+    last: (Seq, bool),
+}
+
+/// What one packet means.
+#[derive(Clone, Copy, Debug)]
+pub struct Finding {
+    /// Its verdict.
+    pub event: Event,
+    /// The flow that it is in.
+    pub flow: Option<usize>,
+    /// The message that it belongs to.
+    pub message: Option<usize>,
+    /// Messages that it completes.
+    pub completes: u32,
+}
+
+impl Finding {
+    pub(crate) const fn of(event: Event) -> Self {
+        Self { event, flow: None, message: None, completes: 0 }
+    }
+}
+
+/// Takes the packets of a capture in their order.
+#[derive(Debug, Default)]
+pub struct Analysis {
+    flows: Vec<Flow>,
+    by_key: HashMap<FlowKey, usize>,
+    messages: Vec<Message>,
+    pairing: Pairing,
+}
+
+impl Analysis {
+    /// All flows so far; findings name them by their place.
+    pub fn flows(&self) -> &[Flow] {
+        &self.flows
+    }
+
+    /// All messages so far; findings name them by their place.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// What the next packet means.
+    pub fn take(&mut self, captured: &Captured<'_>) -> Finding {
+        let Some(packet) = captured.packet() else {
+            let Integrity::Malformed(error) = captured.integrity else { return Finding::of(Event::WrongIcrc) };
+            return Finding::of(Event::Malformed(error));
+        };
+        let (net, qpn) = (&captured.net, packet.header.bth.dest_qpn);
+        let key = FlowKey { src: net.src, dst: net.dst, qpn, direction: captured.direction };
+        if captured.integrity != Integrity::Good {
+            let flow = self.by_key.get(&key).copied();
+            let requests = flow.and_then(|flow| self.flows[flow].requests.as_mut());
+            if let Some(requests) = requests.filter(|_| !packet.header.opcode().operation().is_response()) {
+                requests.take_damaged(packet.header.bth.psn);
+            }
+            return Finding { flow, ..Finding::of(Event::WrongIcrc) };
+        }
+        let flow = self.flow(key);
+        self.pairing.learn(&mut self.flows, flow, captured, &packet);
+        let finding = match packet.header.kind {
+            Kind::RcRequest(request) | Kind::XrcRequest(_, request) => {
+                self.request(flow, &packet, request, captured.time)
+            }
+            Kind::UcRequest(request) => self.request(flow, &packet, request.into(), captured.time),
+            Kind::RcResponse(response) | Kind::XrcResponse(response) => {
+                // What was lost on its way acknowledges nothing.
+                if captured.is_lost() {
+                    Finding::of(self.unpaired(flow, response, packet.header.bth.psn))
+                } else {
+                    self.response(flow, &packet, response, captured.time)
+                }
+            }
+            Kind::Ud { .. } => Finding::of(Event::New),
+            Kind::Cnp => Finding::of(Event::Congestion),
+        };
+        Finding { flow: Some(flow), ..finding }
+    }
+
+    fn flow(&mut self, key: FlowKey) -> usize {
+        let flows = &mut self.flows;
+        *self.by_key.entry(key).or_insert_with(|| {
+            flows.push(Flow::new(key));
+            flows.len() - 1
+        })
+    }
+
+    fn request(&mut self, flow: usize, packet: &Packet<'_>, request: Request, time: u64) -> Finding {
+        let (psn, operation) = (packet.header.bth.psn, request.operation());
+        let is_reliable = packet.header.opcode().service() != Service::Uc;
+        let len = match request {
+            Request::Read(reth) => reth.dma_len,
+            _ => packet.payload.len() as u32,
+        };
+        let Flow { requests, open, .. } = &mut self.flows[flow];
+        let requests = requests.get_or_insert_with(|| Requests::new(psn));
+        let step = requests.take(psn, operation, len);
+        let position = operation.facts().position;
+        let is_last = matches!(position, Position::Last | Position::Only);
+        // A packet behind a gap may continue a message whose begin is missing.
+        let continues = step.message.filter(|message| !(self.messages[*message].last.1 && step.event.is_new()));
+        let index = continues.unwrap_or_else(|| {
+            let message = Message {
+                flow,
+                operation,
+                psn,
+                packets: 0,
+                bytes: 0,
+                repeats: 0,
+                begin: time,
+                end: None,
+                outcome: Outcome::Open,
+                last: (step.seq, is_last),
+            };
+            self.messages.push(message);
+            requests.begin(step.seq, self.messages.len() - 1);
+            open.extend(is_reliable.then_some(self.messages.len() - 1));
+            self.messages.len() - 1
+        });
+        let message = &mut self.messages[index];
+        message.packets += 1;
+        match step.event {
+            Event::Retransmission { .. } => message.repeats += 1,
+            _ => message.bytes += u64::from(len),
+        }
+        if step.seq > message.last.0 {
+            message.last = (step.seq, is_last);
+        }
+        if !is_reliable && is_last {
+            (message.end, message.outcome) = (Some(time), Outcome::Sent);
+        }
+        Finding { message: Some(index), ..Finding::of(step.event) }
+    }
+
+    fn response(&mut self, flow: usize, packet: &Packet<'_>, response: Response, time: u64) -> Finding {
+        let psn = packet.header.bth.psn;
+        let Some(asked) = self.pairing.requests_of(&mut self.flows, &self.by_key, flow, psn) else {
+            return Finding::of(self.unpaired(flow, response, psn));
+        };
+        let Some(requests) = self.flows[asked].requests.as_mut() else { return Finding::of(Event::New) };
+        let seq = requests.seq_of(psn);
+        let message = requests.message_at(seq);
+        if matches!(response, Response::ReadFirst(_) | Response::ReadMiddle) {
+            requests.learn_mtu(packet.payload.len());
+        }
+        let event = match (response, aeth(response)) {
+            (_, Some(Aeth { syndrome: Syndrome::RnrNak { timer }, .. })) => {
+                requests.ask(psn, Cause::Rnr);
+                self.rnr(flow, psn, timer)
+            }
+            (_, Some(Aeth { syndrome: Syndrome::Nak(code), .. })) => {
+                if code == NakCode::PsnSequence {
+                    requests.ask(psn, Cause::SequenceNak);
+                } else if let Some(message) = message {
+                    self.messages[message].outcome = Outcome::Refused(code);
+                    self.messages[message].end = Some(time);
+                }
+                Event::Nak(code)
+            }
+            (Response::Ack(_), _) => self.ack(flow, seq),
+            _ => self.data(flow, seq, response),
+        };
+        let completes = self.complete(asked, seq, event, response, time);
+        if let Some(message) = message.map(|message| &mut self.messages[message]) {
+            message.packets += 1;
+            message.repeats += u32::from(event == Event::RepeatedResponse);
+        }
+        Finding { message, completes, ..Finding::of(event) }
+    }
+
+    /// A response whose requests are not in the capture.
+    fn unpaired(&mut self, flow: usize, response: Response, psn: Psn) -> Event {
+        match aeth(response).map(|aeth| aeth.syndrome) {
+            Some(Syndrome::RnrNak { timer }) => self.rnr(flow, psn, timer),
+            Some(Syndrome::Nak(code)) => Event::Nak(code),
+            _ => Event::New,
+        }
+    }
+
+    fn rnr(&mut self, flow: usize, psn: Psn, timer: u8) -> Event {
+        let said = &mut self.flows[flow].responses.rnr;
+        let times = said.filter(|(last, _)| *last == psn).map_or(1, |(_, times)| times + 1);
+        *said = Some((psn, times));
+        Event::Rnr { wait: rnr_wait(timer), times }
+    }
+
+    fn ack(&mut self, flow: usize, seq: Seq) -> Event {
+        let newest = &mut self.flows[flow].responses.acknowledged;
+        let is_old = newest.is_some_and(|newest| seq <= newest);
+        *newest = (*newest).max(Some(seq));
+        if is_old { Event::RepeatedAck } else { Event::New }
+    }
+
+    fn data(&mut self, flow: usize, seq: Seq, response: Response) -> Event {
+        let newest = &mut self.flows[flow].responses.data;
+        let continues = matches!(response, Response::ReadMiddle | Response::ReadLast(_));
+        let event = match *newest {
+            Some(last) if seq <= last => Event::RepeatedResponse,
+            Some(last) if continues && seq > last + 1 => Event::ResponseGap { expected: psn_of(last + 1) },
+            _ => Event::New,
+        };
+        *newest = (*newest).max(Some(seq));
+        event
+    }
+
+    /// The messages that end with this response: how many.
+    fn complete(&mut self, asked: usize, seq: Seq, event: Event, response: Response, time: u64) -> u32 {
+        let Flow { requests: Some(requests), open, .. } = &mut self.flows[asked] else { return 0 };
+        // A NAK and an RNR NAK say that everything before their PSN was executed.
+        let is_refusal = matches!(event, Event::Nak(_) | Event::Rnr { .. });
+        let last = if is_refusal { seq - 1 } else { seq };
+        requests.acknowledge(last);
+        let ends_read = matches!(response, Response::ReadLast(_) | Response::ReadOnly(_) | Response::AtomicAck(..));
+        let mut completed = 0;
+        while let Some(index) = open.front() {
+            let message = &mut self.messages[*index];
+            let (end, is_whole) = message.last;
+            let is_own = requests.message_at(seq) == Some(*index);
+            // READs and atomics end with their own response, or with one to a later request.
+            let is_done = if asks_for_data(message.operation) { ends_read || !is_own } else { is_whole };
+            if end > last || !is_done {
+                break;
+            }
+            if message.outcome == Outcome::Open {
+                (message.end, message.outcome) = (Some(time), Outcome::Done);
+                completed += 1;
+            }
+            open.pop_front();
+        }
+        completed
+    }
+}
+
+const fn asks_for_data(operation: Operation) -> bool {
+    matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+}
+
+/// The AETH of a response that has one.
+pub(crate) const fn aeth(response: Response) -> Option<Aeth> {
+    match response {
+        Response::ReadMiddle => None,
+        Response::ReadFirst(aeth)
+        | Response::ReadLast(aeth)
+        | Response::ReadOnly(aeth)
+        | Response::Ack(aeth)
+        | Response::AtomicAck(aeth, _) => Some(aeth),
+    }
+}

@@ -1,0 +1,231 @@
+//! What a packet means where it stands, and in words. Touches nothing.
+
+use roxe_wire::{NakCode, ParseError, Psn};
+use std::fmt;
+use std::time::Duration;
+
+/// Why a request was sent again, as far as the capture tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The responder missed a packet and said so.
+    SequenceNak,
+    /// The responder had no receive.
+    Rnr,
+    /// Nothing asked for it: no answer came in time, or none that the capture has.
+    Unanswered,
+}
+
+/// What a packet means where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// As expected, or nothing is expected of such a packet.
+    New,
+    /// The bytes are no packet.
+    Malformed(ParseError),
+    /// The ICRC is wrong.
+    WrongIcrc,
+    /// Packets before it are not in the capture.
+    Gap {
+        /// The PSN that should have come.
+        expected: Psn,
+        /// How many were jumped over.
+        missing: u32,
+    },
+    /// It was jumped over before.
+    FillsGap {
+        /// Why it comes, if it was sent again.
+        cause: Cause,
+    },
+    /// It was sent before.
+    Retransmission {
+        /// How often by now, the first time included.
+        times: u32,
+        /// Why.
+        cause: Cause,
+        /// An acknowledgement for it was seen.
+        is_acknowledged: bool,
+    },
+    /// The PSN is far from the one expected: another connection.
+    Restart {
+        /// The PSN that should have come.
+        expected: Psn,
+    },
+    /// An acknowledgement that says what was said before.
+    RepeatedAck,
+    /// A response that was there before.
+    RepeatedResponse,
+    /// Responses before it are not in the capture.
+    ResponseGap {
+        /// The PSN that should have come.
+        expected: Psn,
+    },
+    /// The responder has no receive for the request.
+    Rnr {
+        /// How long to wait.
+        wait: Duration,
+        /// How often it has said so for this PSN.
+        times: u32,
+    },
+    /// The responder refuses.
+    Nak(NakCode),
+    /// Congestion was met.
+    Congestion,
+}
+
+/// How much attention an event deserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tone {
+    /// None.
+    Good,
+    /// Repeated, and no harm done.
+    Note,
+    /// Something was lost or late.
+    Warning,
+    /// Refused or damaged.
+    Bad,
+}
+
+impl Tone {
+    /// All, the calmest first.
+    pub const ALL: [Self; 4] = [Self::Good, Self::Note, Self::Warning, Self::Bad];
+
+    /// In one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+impl Event {
+    /// Its verdict in a word or two; the same for all of its kind.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::New => "ok",
+            Self::Malformed(_) => "malformed",
+            Self::WrongIcrc => "ICRC wrong",
+            Self::Gap { .. } => "PSN gap",
+            Self::FillsGap { .. } => "fills gap",
+            Self::Retransmission { .. } => "retransmission",
+            Self::Restart { .. } => "new sequence",
+            Self::RepeatedAck => "repeated ACK",
+            Self::RepeatedResponse => "repeated response",
+            Self::ResponseGap { .. } => "response gap",
+            Self::Rnr { .. } => "RNR NAK",
+            Self::Nak(_) => "NAK",
+            Self::Congestion => "congestion",
+        }
+    }
+
+    /// How much attention it deserves.
+    pub const fn tone(self) -> Tone {
+        match self {
+            Self::New => Tone::Good,
+            Self::Restart { .. } | Self::RepeatedAck | Self::FillsGap { .. } => Tone::Note,
+            Self::Gap { .. }
+            | Self::Retransmission { .. }
+            | Self::RepeatedResponse
+            | Self::ResponseGap { .. }
+            | Self::Rnr { .. }
+            | Self::Congestion => Tone::Warning,
+            Self::Malformed(_) | Self::WrongIcrc | Self::Nak(_) => Tone::Bad,
+        }
+    }
+
+    /// Whether a request goes on from where the last one ended.
+    pub(crate) const fn is_new(self) -> bool {
+        matches!(self, Self::New | Self::Gap { .. } | Self::Restart { .. })
+    }
+
+    /// What it says of the packet with this PSN; `None` if there is nothing to say.
+    pub fn words(self, psn: Psn) -> Option<String> {
+        Some(match self {
+            Self::New => return None,
+            Self::Malformed(error) => format!("no legal packet: {error}"),
+            Self::WrongIcrc => "ICRC wrong: damaged on its way, or sent wrong; a receiver drops it".to_owned(),
+            Self::Gap { expected, missing: 1 } => format!("PSN gap: {expected} is missing before {psn}"),
+            Self::Gap { expected, missing } => {
+                format!("PSN gap: {missing} packets are missing before {psn}, from {expected} on")
+            }
+            Self::FillsGap { cause: Cause::Unanswered } => {
+                format!("PSN {psn}, which was missing, comes now: overtaken, or sent again")
+            }
+            Self::FillsGap { cause } => format!("PSN {psn}, which was missing, comes now, {cause}"),
+            Self::Retransmission { times, cause, is_acknowledged } => {
+                let ghost = if is_acknowledged { "; it was acknowledged already" } else { "" };
+                format!("retransmission of PSN {psn}, {} time, {cause}{ghost}", Ordinal(times))
+            }
+            Self::Restart { expected } => {
+                format!("a new sequence begins at PSN {psn} ({expected} was next): another connection")
+            }
+            Self::RepeatedAck => "says what an earlier acknowledgement said".to_owned(),
+            Self::RepeatedResponse => format!("the response with PSN {psn} once more: the request was repeated"),
+            Self::ResponseGap { expected } => format!("responses are missing: {expected} was next, this is {psn}"),
+            Self::Rnr { wait, times } => {
+                let again = if times > 1 { format!(", {} time", Ordinal(times)) } else { String::new() };
+                format!("RNR NAK{again}: no receive is posted for PSN {psn}; send it again after {wait:?}")
+            }
+            Self::Nak(NakCode::PsnSequence) => {
+                format!("NAK: PSN sequence error, expects {psn}: a packet before the one it got is missing")
+            }
+            Self::Nak(code) => format!("NAK: {} at PSN {psn}; the queue pair ends in error", NakWords(code)),
+            Self::Congestion => "a switch marked packets (ECN): the sender is asked to slow down".to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SequenceNak => "after the NAK",
+            Self::Rnr => "after the RNR NAK",
+            Self::Unanswered => "no answer seen in time",
+        })
+    }
+}
+
+/// Why a request was refused, in words.
+struct NakWords(NakCode);
+
+impl fmt::Display for NakWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            NakCode::PsnSequence => "PSN sequence error",
+            NakCode::InvalidRequest => "invalid request (not supported, not allowed, or malformed)",
+            NakCode::RemoteAccess => "remote access error (key, range or access right)",
+            NakCode::RemoteOperation => "remote operational error (the responder failed locally)",
+            NakCode::InvalidRd => "invalid RD request",
+            NakCode::Reserved(_) => "a reserved code",
+        })
+    }
+}
+
+/// 1st, 2nd, 3rd.
+struct Ordinal(u32);
+
+impl fmt::Display for Ordinal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ending = match (self.0 % 100, self.0 % 10) {
+            (11..=13, _) => "th",
+            (_, 1) => "st",
+            (_, 2) => "nd",
+            (_, 3) => "rd",
+            _ => "th",
+        };
+        write!(f, "{}{ending}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals_end_as_they_are_spoken() {
+        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(|n| Ordinal(n).to_string());
+        assert_eq!(said, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]);
+    }
+}

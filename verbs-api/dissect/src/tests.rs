@@ -1,0 +1,291 @@
+//! Small captures made by hand: the verdict and the words of each packet.
+
+use super::*;
+use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use roxe_wire::{
+    Aeth, Bth, Header, Kind, Msn, NakCode, NetHeader, Psn, Qpn, RKey, Request, Response, Reth, SendTail, Syndrome,
+    UcRequest, icrc,
+};
+use std::net::Ipv4Addr;
+
+/// The queue pairs: the requester at 10.0.0.1, the responder at 10.0.0.2.
+const REQUESTER: u32 = 0x11;
+const RESPONDER: u32 = 0x22;
+
+/// A capture that grows.
+struct Tape {
+    bytes: Vec<u8>,
+    time: u64,
+}
+
+impl Tape {
+    fn new() -> Self {
+        let mut bytes = Vec::new();
+        write_section(&mut bytes, "test");
+        write_interface(&mut bytes, "lo");
+        Self { bytes, time: 0 }
+    }
+
+    fn net(to: u32) -> NetHeader {
+        let [requester, responder] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host).into());
+        let (src, dst) = if to == RESPONDER { (requester, responder) } else { (responder, requester) };
+        NetHeader { src, dst, src_port: 0xc000, ..NetHeader::default() }
+    }
+
+    fn packet(to: u32, psn: u32, kind: Kind, len: usize) -> Vec<u8> {
+        let header = Header { bth: Bth::new(Qpn::new(to), Psn::new(psn)), kind };
+        let mut datagram = vec![0; header.padded_len(len) + icrc::LEN];
+        let end = datagram.len() - icrc::LEN;
+        header.emit(len, &mut datagram[..end]).unwrap();
+        icrc::seal(&Self::net(to), &mut datagram);
+        datagram
+    }
+
+    /// Records a packet as the requester's host does.
+    fn record(&mut self, to: u32, payload: &[u8], comment: &str) {
+        self.time += 1000;
+        let direction = if to == RESPONDER { Direction::Outbound } else { Direction::Inbound };
+        let (timestamp_ns, net) = (self.time, Self::net(to));
+        write_packet(&mut self.bytes, &Outgoing { interface: 0, timestamp_ns, direction, net, payload, comment });
+    }
+
+    fn request(&mut self, psn: u32, request: Request, len: usize) {
+        self.record(RESPONDER, &Self::packet(RESPONDER, psn, Kind::RcRequest(request), len), "");
+    }
+
+    fn send(&mut self, psn: u32) {
+        self.request(psn, Request::SendOnly(SendTail::Plain), 8);
+    }
+
+    fn response(&mut self, psn: u32, response: Response, len: usize) {
+        self.record(REQUESTER, &Self::packet(REQUESTER, psn, Kind::RcResponse(response), len), "");
+    }
+
+    fn ack(&mut self, psn: u32, syndrome: Syndrome) {
+        self.response(psn, Response::Ack(Aeth { syndrome, msn: Msn::new(0) }), 0);
+    }
+
+    /// Each packet with what is found of it, and what is known in the end.
+    fn analyse(&self) -> (Vec<(Captured<'_>, Finding)>, Analysis) {
+        let mut analysis = Analysis::default();
+        let found = items(&self.bytes, |_| false).unwrap().map(|item| match item {
+            Item::Packet(captured) => (captured, analysis.take(&captured)),
+            other => panic!("{other:?}"),
+        });
+        (found.collect(), analysis)
+    }
+
+    fn verdicts(&self) -> Vec<&'static str> {
+        self.analyse().0.iter().map(|(_, finding)| finding.event.name()).collect()
+    }
+
+    fn words(&self) -> Vec<String> {
+        self.analyse().0.iter().map(|(captured, finding)| words(captured, finding)).collect()
+    }
+}
+
+const fn reth(dma_len: u32) -> Reth {
+    Reth { va: 0x1000, rkey: RKey(7), dma_len }
+}
+
+#[test]
+fn a_lost_packet_is_told_from_the_nak_to_the_acknowledgement() {
+    let mut tape = Tape::new();
+    [10, 11, 12].into_iter().for_each(|psn| tape.send(psn));
+    tape.ack(11, Syndrome::Nak(NakCode::PsnSequence));
+    [11, 12].into_iter().for_each(|psn| tape.send(psn));
+    tape.send(12);
+    tape.ack(12, Syndrome::ACK_UNLIMITED);
+    let words = tape.words();
+    assert_eq!(words[3], "NAK: PSN sequence error, expects 11: a packet before the one it got is missing");
+    assert_eq!(words[4], "retransmission of PSN 11, 2nd time, after the NAK; a SEND of 8 bytes");
+    assert_eq!(words[5], "retransmission of PSN 12, 2nd time, after the NAK; a SEND of 8 bytes");
+    assert_eq!(words[6], "retransmission of PSN 12, 3rd time, no answer seen in time; a SEND of 8 bytes");
+    assert_eq!(words[7], "acknowledges everything up to PSN 12, which completes 2 messages");
+    let messages = tape.analyse().1.messages().to_vec();
+    assert_eq!(messages.iter().map(|m| (m.psn.get(), m.repeats)).collect::<Vec<_>>(), [(10, 0), (11, 1), (12, 2)]);
+    assert!(messages.iter().all(|message| message.outcome == Outcome::Done));
+}
+
+#[test]
+fn gaps_are_told_and_what_fills_them() {
+    let mut tape = Tape::new();
+    [1, 4, 2, 3, 5].into_iter().for_each(|psn| tape.send(psn));
+    assert_eq!(tape.verdicts(), ["ok", "PSN gap", "fills gap", "fills gap", "ok"]);
+    assert!(tape.words()[1].starts_with("PSN gap: 2 packets are missing before 4, from 2 on"));
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let mut tape = Tape::new();
+    [0xff_fffe, 0xff_ffff, 0, 1, 0xff_ffff].into_iter().for_each(|psn| tape.send(psn));
+    tape.ack(1, Syndrome::ACK_UNLIMITED);
+    assert_eq!(tape.verdicts(), ["ok", "ok", "ok", "ok", "retransmission", "ok"]);
+    assert_eq!(tape.analyse().0[5].1.completes, 4);
+}
+
+#[test]
+fn a_responder_that_is_not_ready_is_waited_for() {
+    let mut tape = Tape::new();
+    tape.send(7);
+    tape.ack(7, Syndrome::RnrNak { timer: 12 });
+    tape.send(7);
+    tape.ack(7, Syndrome::RnrNak { timer: 12 });
+    tape.send(7);
+    tape.ack(7, Syndrome::ACK_UNLIMITED);
+    let words = tape.words();
+    assert_eq!(words[1], "RNR NAK: no receive is posted for PSN 7; send it again after 640µs");
+    assert!(words[2].starts_with("retransmission of PSN 7, 2nd time, after the RNR NAK"), "{}", words[2]);
+    assert!(words[3].starts_with("RNR NAK, 2nd time: "), "{}", words[3]);
+    assert!(words[4].starts_with("retransmission of PSN 7, 3rd time, after the RNR NAK"), "{}", words[4]);
+    assert!(words[5].ends_with("which completes a message"), "{}", words[5]);
+}
+
+#[test]
+fn a_read_takes_as_many_numbers_as_its_responses() {
+    let mut tape = Tape::new();
+    let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
+    tape.request(20, Request::Read(reth(700)), 0);
+    tape.response(20, Response::ReadFirst(aeth), 256);
+    tape.response(22, Response::ReadLast(aeth), 188);
+    tape.response(20, Response::ReadFirst(aeth), 256);
+    tape.send(23);
+    tape.request(24, Request::Read(reth(512)), 0);
+    tape.send(27);
+    let expected = ["ok", "ok", "response gap", "repeated response", "ok", "ok", "PSN gap"];
+    assert_eq!(tape.verdicts(), expected);
+    assert_eq!(tape.words()[0], "an RDMA READ: asks for 700 bytes at 0x1000");
+    assert_eq!(tape.analyse().0[2].1.message, Some(0));
+}
+
+#[test]
+fn a_refusal_ends_its_message() {
+    let mut tape = Tape::new();
+    tape.request(5, Request::WriteOnly(reth(4), None), 4);
+    tape.ack(5, Syndrome::Nak(NakCode::RemoteAccess));
+    let (found, analysis) = tape.analyse();
+    assert_eq!(found[1].1.event.tone(), Tone::Bad);
+    assert_eq!(analysis.messages()[0].outcome, Outcome::Refused(NakCode::RemoteAccess));
+    assert!(tape.words()[1].contains("remote access error"));
+}
+
+#[test]
+fn damage_counts_as_sent_and_never_as_arrived() {
+    let mut tape = Tape::new();
+    tape.send(1);
+    let mut damaged = Tape::packet(RESPONDER, 2, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 8);
+    damaged[14] ^= 1;
+    tape.record(RESPONDER, &damaged, "");
+    tape.send(3);
+    tape.record(RESPONDER, &[0xff; 20], "");
+    assert_eq!(tape.verdicts(), ["ok", "ICRC wrong", "ok", "malformed"]);
+}
+
+#[test]
+fn an_acknowledgement_that_a_rule_lost_completes_nothing() {
+    let mut tape = Tape::new();
+    tape.send(1);
+    let ack = Response::Ack(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) });
+    let ack = Tape::packet(REQUESTER, 1, Kind::RcResponse(ack), 0);
+    tape.record(REQUESTER, &ack, "qp 0x11 received | rule 1: drop 3%: dropped");
+    tape.send(1);
+    tape.record(REQUESTER, &ack, "");
+    let (found, _) = tape.analyse();
+    assert_eq!((found[1].1.completes, found[3].1.completes), (0, 1));
+    assert!(tape.words()[1].ends_with("; a fault rule lost it"));
+    assert!(!tape.words()[2].contains("acknowledged already"));
+}
+
+#[test]
+fn the_two_ways_of_a_connection_find_each_other() {
+    let mut tape = Tape::new();
+    tape.send(1);
+    assert_eq!(tape.analyse().1.flows()[0].source, None);
+    tape.ack(1, Syndrome::ACK_UNLIMITED);
+    let sources = |tape: &Tape| tape.analyse().1.flows().iter().map(|flow| flow.source).collect::<Vec<_>>();
+    assert_eq!(sources(&tape), [REQUESTER, RESPONDER].map(|qpn| Some(Qpn::new(qpn))));
+    // The process that sends says who sends.
+    let mut tape = Tape::new();
+    let send = Tape::packet(RESPONDER, 1, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 8);
+    tape.record(RESPONDER, &send, "qp 0x11 wr_id 1 first");
+    assert_eq!(sources(&tape), [Some(Qpn::new(REQUESTER))]);
+}
+
+#[test]
+fn another_connection_of_a_queue_pair_number_is_no_gap() {
+    let mut tape = Tape::new();
+    [1, 2, 0x50_0000, 0x50_0001].into_iter().for_each(|psn| tape.send(psn));
+    assert_eq!(tape.verdicts(), ["ok", "ok", "new sequence", "ok"]);
+}
+
+#[test]
+fn messages_of_unreliable_connections_are_over_when_they_are_sent() {
+    let mut tape = Tape::new();
+    let packets = [(1, UcRequest::SendFirst), (2, UcRequest::SendLast(None)), (4, UcRequest::SendOnly(None))];
+    for (psn, request) in packets {
+        tape.record(RESPONDER, &Tape::packet(RESPONDER, psn, Kind::UcRequest(request), 256), "");
+    }
+    assert_eq!(tape.verdicts(), ["ok", "ok", "PSN gap"]);
+    let (_, analysis) = tape.analyse();
+    let told: Vec<_> = analysis.messages().iter().map(|m| (m.outcome, m.packets, m.bytes)).collect();
+    assert_eq!(told, [(Outcome::Sent, 2, 512), (Outcome::Sent, 1, 256)]);
+}
+
+#[test]
+fn a_page_has_the_ends_the_arrows_and_the_numbers() {
+    let mut tape = Tape::new();
+    [1, 2, 2].into_iter().for_each(|psn| tape.send(psn));
+    tape.ack(2, Syndrome::ACK_UNLIMITED);
+    let (found, analysis) = tape.analyse();
+    let mut counts = Counts::default();
+    found.iter().for_each(|(captured, finding)| counts.add(captured, finding));
+    let page = page("test".into(), &found, &analysis, &counts, Vec::new());
+    let columns: Vec<_> = page.columns.iter().map(|column| (column.host.as_str(), column.name.as_str())).collect();
+    assert_eq!(columns, [("10.0.0.1", "0x11"), ("10.0.0.2", "0x22")]);
+    let arrows: Vec<_> = page.rows.iter().map(|row| (row.ends, row.label.as_str(), row.message)).collect();
+    assert_eq!(arrows[2], ((0, 1), "SEND_ONLY psn=2 len=8", Some(1)));
+    assert_eq!(arrows[3], ((1, 0), "ACK psn=2 msn=0", Some(1)));
+    assert_eq!(page.messages[1].outcome, "complete, after retransmissions");
+    let value = |name| page.facts.iter().find(|(known, ..)| *known == name).map(|(_, value, _)| value.as_str());
+    assert_eq!((value("packets"), value("queue pairs"), value("retransmissions")), (Some("4"), Some("2"), Some("1")));
+    let fields: Vec<_> = page.rows[3].sections.iter().map(|section| section.name).collect();
+    assert_eq!(fields, ["IPv4", "UDP", "BTH", "AETH", "Payload", "ICRC"]);
+}
+
+#[test]
+fn no_bytes_make_it_panic() {
+    let mut tape = Tape::new();
+    let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
+    [1, 2, 2, 9, 3].into_iter().for_each(|psn| tape.send(psn));
+    tape.request(10, Request::Read(reth(700)), 0);
+    tape.response(10, Response::ReadFirst(aeth), 256);
+    tape.ack(9, Syndrome::RnrNak { timer: 1 });
+    tape.ack(9, Syndrome::Nak(NakCode::InvalidRequest));
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    let mut packets = 0;
+    for _ in 0..2000 {
+        let mut bytes = tape.bytes.clone();
+        // The ICRC mostly tells; the network headers in front of it are what it does not cover.
+        for _ in 0..1 + random() % 4 {
+            let at = random() % bytes.len();
+            bytes[at] = random() as u8;
+        }
+        bytes.truncate(bytes.len() - random() % 3 * (random() % 200));
+        let (mut analysis, mut counts, mut told) = (Analysis::default(), Counts::default(), Vec::new());
+        for item in items(&bytes, |_| false).into_iter().flatten() {
+            if let Item::Packet(captured) = item {
+                let finding = analysis.take(&Captured { integrity: Integrity::Good, ..captured });
+                counts.add(&captured, &finding);
+                told.push((captured, finding));
+                packets += 1;
+            }
+        }
+        let html = ladder::render(&page("test".into(), &told, &analysis, &counts, Vec::new()));
+        assert_eq!(html.matches("</script>").count(), 2);
+    }
+    assert!(packets > 5000, "{packets}");
+}

@@ -1,0 +1,107 @@
+//! A packet in a sentence: what it does, and what it means where it stands. Touches nothing.
+
+use crate::analysis::{Finding, aeth};
+use crate::reader::Captured;
+use roxe_wire::cm::Mad;
+use roxe_wire::{Kind, Packet, Request, Response, SendTail, Syndrome};
+
+/// What `captured` is and means, in words.
+pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
+    let Some(packet) = captured.packet() else {
+        return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
+    };
+    let said = finding.event.words(packet.header.bth.psn);
+    let does = does(&packet, finding);
+    let mut text = match (said, does) {
+        (Some(said), Some(does)) => format!("{said}; {does}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => String::new(),
+    };
+    let marks = [
+        (captured.is_lost(), "; a fault rule lost it"),
+        (captured.net.is_marked(), "; a switch marked it (ECN)"),
+        (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),
+    ];
+    marks.iter().filter(|(is, _)| *is).for_each(|(_, mark)| text.push_str(mark));
+    text
+}
+
+/// What the packet does by itself; `None` if the event says it all.
+fn does(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
+    let len = packet.payload.len();
+    Some(match packet.header.kind {
+        Kind::RcRequest(request) => of_request(request, len),
+        Kind::XrcRequest(xrc, request) => {
+            format!("{}, for the shared receive queue {:#x}", of_request(request, len), xrc.0)
+        }
+        Kind::UcRequest(request) => of_request(request.into(), len),
+        Kind::RcResponse(response) | Kind::XrcResponse(response) => return of_response(response, packet, finding),
+        Kind::Ud { deth, imm } => match Mad::of_packet(packet) {
+            Some(Ok(mad)) => format!("connection manager: {}", mad.message),
+            Some(Err(error)) => format!("datagram to queue pair 1: {error}"),
+            None => format!("datagram of {} from queue pair {}{}", bytes(len), deth.src_qpn, with_imm(imm.is_some())),
+        },
+        Kind::Cnp => return None,
+    })
+}
+
+fn of_request(request: Request, len: usize) -> String {
+    let bytes = bytes(len);
+    match request {
+        Request::SendFirst => format!("a SEND begins: {bytes}, more to come"),
+        Request::SendMiddle => format!("a SEND goes on: {bytes}"),
+        Request::SendLast(tail) => format!("a SEND ends: {bytes}{}", of_tail(tail)),
+        Request::SendOnly(tail) => format!("a SEND of {bytes}{}", of_tail(tail)),
+        Request::WriteFirst(reth) => format!("an RDMA WRITE of {} to {:#x} begins: {bytes}", reth.dma_len, reth.va),
+        Request::WriteMiddle => format!("an RDMA WRITE goes on: {bytes}"),
+        Request::WriteLast(imm) => format!("an RDMA WRITE ends: {bytes}{}", with_imm(imm.is_some())),
+        Request::WriteOnly(reth, imm) => {
+            format!("an RDMA WRITE of {bytes} to {:#x}{}", reth.va, with_imm(imm.is_some()))
+        }
+        Request::Read(reth) => format!("an RDMA READ: asks for {} bytes at {:#x}", reth.dma_len, reth.va),
+        Request::CompareSwap(at) => {
+            format!("an atomic at {:#x}: becomes {:#x} if it is {:#x}", at.va, at.swap_or_add, at.compare)
+        }
+        Request::FetchAdd(at) => format!("an atomic at {:#x}: adds {}", at.va, at.swap_or_add),
+        Request::Flush(_, reth) => format!("a FLUSH of {} bytes at {:#x}", reth.dma_len, reth.va),
+        Request::AtomicWrite(reth) => format!("an atomic WRITE of {bytes} to {:#x}", reth.va),
+    }
+}
+
+fn of_tail(tail: SendTail) -> String {
+    match tail {
+        SendTail::Plain => String::new(),
+        SendTail::Imm(_) => with_imm(true).to_owned(),
+        SendTail::Invalidate(key) => format!(", and invalidates the key {:#x}", key.0.0),
+    }
+}
+
+const fn with_imm(has: bool) -> &'static str {
+    if has { ", with immediate data" } else { "" }
+}
+
+/// What a response says, unless it is a refusal, of which the event tells.
+fn of_response(response: Response, packet: &Packet<'_>, finding: &Finding) -> Option<String> {
+    let (psn, bytes) = (packet.header.bth.psn, bytes(packet.payload.len()));
+    let text = match response {
+        Response::Ack(_) => match aeth(response)?.syndrome {
+            Syndrome::Ack { .. } => format!("acknowledges everything up to PSN {psn}"),
+            Syndrome::Reserved(byte) => format!("a reserved syndrome ({byte:#04x})"),
+            Syndrome::RnrNak { .. } | Syndrome::Nak(_) => return None,
+        },
+        Response::ReadFirst(_) => format!("the data of a READ begins: {bytes}"),
+        Response::ReadMiddle => format!("the data of a READ goes on: {bytes}"),
+        Response::ReadLast(_) => format!("the data of a READ ends: {bytes}"),
+        Response::ReadOnly(_) => format!("the data of a READ: {bytes}"),
+        Response::AtomicAck(_, original) => format!("the value before the atomic: {:#x}", original.0),
+    };
+    Some(match finding.completes {
+        0 => text,
+        1 => format!("{text}, which completes a message"),
+        count => format!("{text}, which completes {count} messages"),
+    })
+}
+
+fn bytes(len: usize) -> String {
+    if len == 1 { "1 byte".to_owned() } else { format!("{len} bytes") }
+}

@@ -1,0 +1,107 @@
+//! The catalogue of conformance cases, run against a target.
+
+use crate::cases::CASES;
+use crate::deviations::Deviations;
+use crate::run::{self, Outcome};
+use crate::script::{Script, ScriptError};
+use crate::target::Target;
+use crate::verdict::Verdict;
+use std::time::{Duration, Instant};
+
+/// One case and what came of it.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The script, as `responder/gap_nak`.
+    pub script: String,
+    /// What the script shows.
+    pub title: String,
+    /// The clauses that it is about.
+    pub clauses: Vec<String>,
+    /// The values of its loops.
+    pub parameters: String,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// How long that took.
+    pub took: Duration,
+}
+
+impl Tried {
+    /// Script and values of loops.
+    pub fn name(&self) -> String {
+        if self.parameters.is_empty() { self.script.clone() } else { format!("{} [{}]", self.script, self.parameters) }
+    }
+}
+
+/// What came of several cases.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The card.
+    pub target: String,
+    /// The cases, in the order they ran.
+    pub tried: Vec<Tried>,
+}
+
+impl Report {
+    /// How many cases have the verdict with this word.
+    pub fn count(&self, word: &str) -> usize {
+        self.tried.iter().filter(|tried| tried.outcome.verdict.word() == word).count()
+    }
+
+    /// Whether nothing failed and everything could be told.
+    pub fn is_good(&self) -> bool {
+        self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
+    }
+}
+
+/// The scripts of the catalogue whose name contains one of `filters`; all if there are none.
+///
+/// # Errors
+/// A script of the catalogue is broken, which a test excludes.
+pub fn catalogue(filters: &[String]) -> Result<Vec<Script>, ScriptError> {
+    let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+    let cases = CASES.iter().filter(|(name, _)| wanted(name));
+    cases.map(|(name, text)| Script::parse(name, text)).collect()
+}
+
+/// What is told while cases run.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// A case begins: its script, and the values of its loops.
+    Begins(&'a Script, &'a str),
+    /// It is over.
+    Ended(&'a Tried),
+}
+
+/// Runs all cases of `scripts` and tells `progress` of each.
+pub fn run(
+    scripts: &[Script],
+    target: &mut dyn Target,
+    deviations: &Deviations,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Report {
+    let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
+    let mut report = Report { target: name, tried: Vec::new() };
+    for script in scripts {
+        for case in script.cases() {
+            let (start, parameters) = (Instant::now(), case.to_string());
+            progress(Progress::Begins(script, &parameters));
+            let mut outcome = run::run(script.name(), case, target);
+            if let (Verdict::Fail(failure), Some(reason)) =
+                (&outcome.verdict, deviations.reason(script.name(), &parameters))
+            {
+                outcome.verdict = Verdict::Tolerated(reason.to_owned(), failure.clone());
+            }
+            let tried = Tried {
+                script: script.name().into(),
+                title: script.title().into(),
+                clauses: script.clauses().to_vec(),
+                parameters,
+                outcome,
+                took: start.elapsed(),
+            };
+            progress(Progress::Ended(&tried));
+            report.tried.push(tried);
+        }
+    }
+    report
+}

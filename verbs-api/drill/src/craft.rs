@@ -1,0 +1,188 @@
+//! Packets as scripts say them: bytes from a specification, and bytes held against one.
+
+use crate::layout::{self, Field};
+use crate::number::Names;
+use crate::script::steps::{Skips, Spec};
+use roxe_wire::{NetHeader, Packet, Psn};
+
+/// What a packet says when the script says nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usual {
+    /// The queue pair it goes to.
+    pub(crate) dqpn: u32,
+    /// The queue pair it comes from.
+    pub(crate) sqpn: u32,
+    pub(crate) qkey: u32,
+}
+
+/// The bytes of a packet to send, sealed.
+///
+/// # Errors
+/// The script says what cannot be said.
+pub(crate) fn build(spec: &Spec, usual: Usual, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
+    let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
+    let (fields, len) = layout::fields(spec.opcode);
+    let mut packet = vec![0; len];
+    packet.extend(&payload);
+    packet.resize(packet.len().next_multiple_of(4), 0);
+    let usual = [
+        ("opcode", u64::from(spec.opcode)),
+        ("migreq", 1),
+        ("pad", (packet.len() - len - payload.len()) as u64),
+        ("pkey", 0xffff),
+        ("dqpn", u64::from(usual.dqpn)),
+        ("syndrome", 0x1f),
+        ("dmalen", payload.len() as u64),
+        ("qkey", u64::from(usual.qkey)),
+        ("sqpn", u64::from(usual.sqpn)),
+        ("becn", u64::from(spec.opcode == 0x81)),
+    ];
+    for (name, value) in usual {
+        if let Ok(field) = find(&fields, spec, name) {
+            field.set(&mut packet, value);
+        }
+    }
+    for (name, number) in &spec.fields {
+        find(&fields, spec, name)?.set(&mut packet, number.value(names)?);
+    }
+    damage(spec, packet, net, names)
+}
+
+/// Adds the ICRC, and does to the packet what the script wants done.
+fn damage(spec: &Spec, mut packet: Vec<u8>, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
+    if let Some(extra) = &spec.damage.extra {
+        let extra = extra.value(names)?.min(4096) as usize;
+        packet.resize(packet.len() + extra, 0);
+    }
+    let cut = spec.damage.cut.as_ref().map(|cut| cut.value(names)).transpose()?;
+    if let Some(cut) = cut {
+        packet.truncate((cut as usize).saturating_sub(layout::ICRC_LEN));
+    }
+    let mut icrc = layout::icrc(net, &packet);
+    if let Some(number) = &spec.damage.icrc {
+        icrc = u32::from_le_bytes(icrc).wrapping_add(number.value(names)? as u32).to_le_bytes();
+    }
+    packet.extend(icrc);
+    packet.truncate(cut.map_or(packet.len(), |cut| cut as usize));
+    Ok(packet)
+}
+
+fn find<'f>(fields: &'f [Field], spec: &Spec, name: &str) -> Result<&'f Field, String> {
+    fields.iter().find(|field| field.name == name).ok_or_else(|| format!("{} has no field `{name}`", spec.name))
+}
+
+/// What differs between a packet of the card and what is said of it; nothing: it is the one.
+///
+/// # Errors
+/// The script says what cannot be said.
+pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<Vec<String>, String> {
+    let (fields, len) = layout::fields(spec.opcode);
+    if packet.first() != Some(&spec.opcode) {
+        return Ok(vec!["another opcode".into()]);
+    }
+    let mut found = Vec::new();
+    for (name, number) in &spec.fields {
+        let field = find(&fields, spec, name)?;
+        let (wanted, is) = (field.fit(number.value(names)?), field.get(packet).unwrap_or_default());
+        if wanted != is {
+            found.push(format!("{name} is {}, not {}", shown(name, is), shown(name, wanted)));
+        }
+    }
+    let syndrome = find(&fields, spec, "syndrome").ok().and_then(|field| field.get(packet));
+    let is_named = spec.fields.iter().any(|(name, _)| name == "syndrome");
+    if let Some(syndrome) = syndrome.filter(|syndrome| !is_named && *syndrome >= 0x20) {
+        found.push(format!("syndrome is {syndrome:#04x}, no acknowledgement"));
+    }
+    if let Some(data) = &spec.payload {
+        let (wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
+        found.extend(bytes_differ("payload", &wanted, is));
+    }
+    Ok(found)
+}
+
+/// How two pieces of memory differ, in words.
+pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<String> {
+    if wanted.len() != is.len() {
+        return Some(format!("{what} has {} bytes, not {}", is.len(), wanted.len()));
+    }
+    let at = wanted.iter().zip(is).position(|(wanted, is)| wanted != is)?;
+    let show = |bytes: &[u8]| bytes.iter().skip(at).take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
+    Some(format!("{what} differs from byte {at} on: {}, not {}", show(is), show(wanted)))
+}
+
+/// A field in the way people write it.
+fn shown(name: &str, value: u64) -> String {
+    match name {
+        "psn" | "msn" | "dmalen" | "pad" => value.to_string(),
+        _ => format!("{value:#x}"),
+    }
+}
+
+/// Whether a packet that is not the expected one is passed over.
+pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names) -> Result<bool, String> {
+    // A congestion notification says nothing about any request.
+    if packet.first() == Some(&0x81) && spec.opcode != 0x81 {
+        return Ok(true);
+    }
+    match skips {
+        Skips::Nothing => Ok(false),
+        Skips::Everything => Ok(true),
+        Skips::EarlierAcks => {
+            let wanted = spec.fields.iter().find(|(name, _)| name == "psn");
+            let wanted = wanted.map(|(_, number)| number.value(names)).transpose()?;
+            let (fields, _) = layout::fields(spec.opcode);
+            let get = |name| find(&fields, spec, name).ok().and_then(|field| field.get(packet));
+            let is_ack = packet.first() == Some(&spec.opcode) && get("syndrome").is_some_and(|byte| byte < 0x20);
+            let psn = get("psn").map(|psn| Psn::new(psn as u32));
+            let is_earlier = |(wanted, psn): (u64, Psn)| psn.is_before(Psn::new(wanted as u32));
+            Ok(is_ack && wanted.zip(psn).is_some_and(is_earlier))
+        }
+    }
+}
+
+/// What is wrong with a packet of the card whatever it says; `to` are the queue pairs of the near
+/// side.
+pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
+    let (fields, len) = layout::fields(*packet.first()?);
+    let get = |name| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
+    let Some(body) = packet.len().checked_sub(len + layout::ICRC_LEN) else {
+        return Some("it is shorter than its headers".into());
+    };
+    let (covered, icrc) = packet.split_at(packet.len() - layout::ICRC_LEN);
+    if layout::icrc(net, covered) != icrc {
+        return Some("its ICRC is wrong".into());
+    }
+    let pad = get("pad").unwrap_or_default() as usize;
+    if body % 4 != 0 || pad > body {
+        return Some(format!("{body} bytes behind the headers, of which {pad} are pad"));
+    }
+    if covered.iter().rev().take(pad).any(|byte| *byte != 0) {
+        return Some("its pad is not zero".into());
+    }
+    for field in ["tver", "resv6", "resv7", "resv8", "resv26", "reserved", "reserved2"] {
+        if get(field).is_some_and(|value| value != 0) {
+            return Some(format!("{field} is not 0"));
+        }
+    }
+    if get("pkey") != Some(0xffff) {
+        return Some("its P_Key is not the default one".into());
+    }
+    let dqpn = get("dqpn").unwrap_or_default();
+    let is_known = to.iter().any(|qpn| u64::from(*qpn) == dqpn);
+    (!is_known).then(|| format!("it goes to queue pair {dqpn:#x}, which is none of the near side"))
+}
+
+/// A packet as people read it.
+pub(crate) fn describe(packet: &[u8]) -> String {
+    match Packet::parse(packet) {
+        Ok(packet) => packet.to_string(),
+        Err(error) => {
+            let hex: String = packet.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+            format!(
+                "{} bytes, no legal packet ({error}): {hex}{}",
+                packet.len(),
+                if packet.len() > 32 { ".." } else { "" }
+            )
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `roxe fuzz`: cases out of a seed, given to a card and to roxe's transport as its model; where
+//! they differ, the case is made as short as it can be and becomes a script.
+//!
+//! - `generate`: cases, as lines of a script
+//! - `compare`: what both show of a case, without what a card is free in
+//! - `minimise`: the fewest lines that still show the difference, and the script that expects what
+//!   the model does
+//!
+//! Beside every case runs an honest connection, whose last packet has to be acknowledged.
+
+mod compare;
+mod generate;
+mod minimise;
+
+use crate::run::trace::{Trace, trace};
+use crate::script::Script;
+use crate::target::Target;
+use crate::virtual_card::VirtualCard;
+use compare::{Difference, compare};
+use generate::Random;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long to look, from where, and how patiently.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What all cases are made from.
+    pub seed: u64,
+    /// No case begins after so long.
+    pub time: Duration,
+    /// Nor after so many.
+    pub cases: u64,
+    /// For how long nothing must have come before a case is over.
+    pub settle: Duration,
+}
+
+/// A way in which the card differs from the model.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What all examples of it have in common.
+    pub cause: String,
+    /// The seed of the case that showed it first.
+    pub seed: u64,
+    /// How many cases have shown it.
+    pub count: u64,
+    /// The shortest script: it fails with the card and passes with the model.
+    pub script: String,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Cases, those made again to be shortened not counted.
+    pub cases: u64,
+    /// Packets sent to the card, all of them.
+    pub packets: u64,
+    /// How long it took, and how much of that to make findings short.
+    pub took: Duration,
+    /// As said.
+    pub shortening: Duration,
+    /// Packets sent to make findings short.
+    pub shortening_packets: u64,
+    /// The causes, the most frequent one first.
+    pub findings: Vec<Finding>,
+}
+
+/// For how long nothing must have come, at least, before a case that has shown something is over.
+const PATIENCE: Duration = Duration::from_millis(150);
+
+/// The two that are compared.
+struct Lab<'a> {
+    card: &'a mut dyn Target,
+    packets: u64,
+}
+
+impl Lab<'_> {
+    /// The difference that these lines show, if they show one.
+    ///
+    /// # Errors
+    /// The card is gone.
+    fn difference(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
+        // A case that has lost a line on the way to be shortened may say nothing that can be done.
+        let Ok(script) = Script::parse("fuzz", &lines.join("\n")) else { return Ok(None) };
+        let [case] = script.cases() else { return Ok(None) };
+        let Some(model) = done(trace(case, &mut VirtualCard::default(), settle))? else { return Ok(None) };
+        let Some(card) = done(trace(case, self.card, settle))? else { return Ok(None) };
+        self.packets += card.sent as u64;
+        Ok(compare(case, &model, &card))
+    }
+}
+
+fn done(result: Result<Trace, Option<String>>) -> Result<Option<Trace>, String> {
+    match result {
+        Ok(trace) => Ok(Some(trace)),
+        Err(None) => Ok(None),
+        Err(Some(gone)) => Err(gone),
+    }
+}
+
+/// Looks for differences between `card` and the model, and tells `progress` of each new cause.
+///
+/// # Errors
+/// The card, or its agent, is gone: the text says how, and which case was the last.
+pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
+    let start = Instant::now();
+    let mut lab = Lab { card, packets: 0 };
+    let mut found: BTreeMap<String, Finding> = BTreeMap::new();
+    let mut summary = Summary::default();
+    while summary.cases < options.cases && start.elapsed() < options.time {
+        let seed = options.seed.wrapping_add(summary.cases);
+        let lines = generate::case(&mut Random::new(seed));
+        let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
+        summary.cases += 1;
+        let Some(difference) = lab.difference(&lines, options.settle).map_err(gone)? else { continue };
+        let cause = difference.cause(service(&lines));
+        if let Some(known) = found.get_mut(&cause) {
+            known.count += 1;
+            continue;
+        }
+        // What does not show again was a lost packet, or one that came late.
+        let patient = PATIENCE.max(options.settle);
+        let same =
+            |other: &Option<Difference>| other.as_ref().is_some_and(|other| other.cause(service(&lines)) == cause);
+        if !same(&lab.difference(&lines, patient).map_err(gone)?) {
+            continue;
+        }
+        let (begin, sent) = (Instant::now(), lab.packets);
+        let short = minimise::shorten(&lines, |lines| lab.difference(lines, options.settle).map(|other| same(&other)))
+            .map_err(gone)?;
+        let is_sure = same(&lab.difference(&short, patient).map_err(gone)?);
+        summary.shortening += begin.elapsed();
+        summary.shortening_packets += lab.packets - sent;
+        if !is_sure {
+            continue;
+        }
+        let script = minimise::script(&short, &cause, seed);
+        let finding = Finding { cause: cause.clone(), seed, count: 1, script };
+        progress(&finding);
+        found.insert(cause, finding);
+    }
+    summary.findings = found.into_values().collect();
+    summary.findings.sort_by_key(|finding| std::cmp::Reverse(finding.count));
+    (summary.packets, summary.took) = (lab.packets, start.elapsed());
+    Ok(summary)
+}
+
+/// The service of the connections that misbehave.
+fn service(lines: &[String]) -> &str {
+    let services = lines.iter().filter_map(|line| line.strip_prefix("service "));
+    services.clone().find(|service| *service != "RC").or_else(|| services.clone().next()).unwrap_or_default()
+}

@@ -1,0 +1,383 @@
+//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines
+//! of a script. Pure: the same seed makes the same case.
+//!
+//! The generator knows the grammar of messages (which opcode may follow which, what a header may
+//! say) and follows the state of each connection as an honest peer would, so that most packets go
+//! deep; every few packets one of them is wrong in one way.
+
+use std::fmt::Write as _;
+
+/// Bytes of the region that requests go to, and where its receives begin.
+const REGION: u64 = 8192;
+const RECEIVES: u64 = 4096;
+
+/// The connections that misbehave.
+pub(super) const NAMES: [&str; 8] = ["q", "r", "s", "t", "u", "v", "w", "x"];
+
+/// A small generator of numbers (xorshift64*).
+#[derive(Clone, Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) const fn new(seed: u64) -> Self {
+        // Zero would stay zero; neighbouring seeds shall not look alike.
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `limit`, which is not 0.
+    fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 16) % limit
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// A packet that is about to be a line.
+#[derive(Clone, Debug)]
+struct Line {
+    opcode: &'static str,
+    psn: u64,
+    fields: Vec<(&'static str, String)>,
+    flags: Vec<&'static str>,
+}
+
+impl Line {
+    fn new(opcode: &'static str, psn: u64) -> Self {
+        Self { opcode, psn, fields: Vec::new(), flags: Vec::new() }
+    }
+
+    fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.set(name, value);
+        self
+    }
+
+    fn set(&mut self, name: &'static str, value: impl ToString) {
+        self.fields.retain(|(known, _)| *known != name);
+        self.fields.push((name, value.to_string()));
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.fields.iter().find(|(known, _)| *known == name)?.1.parse().ok()
+    }
+
+    fn text(&self, qp: &str) -> String {
+        let mut text = format!("send {} psn={} of={qp}", self.opcode, self.psn & 0xff_ffff);
+        for (name, value) in &self.fields {
+            // `@` stands for the region of the connection.
+            let _ = write!(text, " {name}={}", value.replace('@', &format!("m{qp}")));
+        }
+        self.flags.iter().fold(text, |text, flag| text + " " + flag)
+    }
+}
+
+/// What a peer knows of a message that it has begun.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    is_write: bool,
+    /// Bytes that are still to come.
+    left: u64,
+}
+
+/// One connection to the card, seen by its peer.
+struct Stream {
+    name: &'static str,
+    service: &'static str,
+    mtu: u64,
+    psn: u64,
+    begun: Option<Begun>,
+    /// PSN of the next answer, if the card is the requester.
+    answer: u64,
+    sent: Vec<String>,
+}
+
+/// What part of a case each packet may break.
+const WRONG: u64 = 25;
+
+/// The lines of a case.
+pub(super) fn case(random: &mut Random) -> Vec<String> {
+    let service = random.pick(&["RC", "RC", "RC", "RC", "UC", "UD"]);
+    let is_requester = service == "RC" && random.percent(25);
+    let mut lines = vec![
+        "title What the card answers differs from the model".to_owned(),
+        "peer reg ro length=4096 fill=9 access=local,read".to_owned(),
+        "peer reg hm length=64".to_owned(),
+        "service RC".to_owned(),
+        "peer qp h".to_owned(),
+        "let beat = 0".to_owned(),
+        format!("service {service}"),
+    ];
+    let names = &NAMES[..1 + random.below(NAMES.len() as u64) as usize];
+    let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, service, &mut lines)).collect();
+    for stream in &mut streams {
+        if is_requester {
+            stream.post(random, &mut lines);
+        }
+    }
+    for _ in 0..4 + random.below(28) {
+        for stream in &mut streams {
+            lines.push(if is_requester { stream.answer(random) } else { stream.request(random) });
+        }
+    }
+    for stream in &mut streams {
+        if !is_requester {
+            lines.push(stream.last(random));
+        }
+    }
+    lines.push("service RC".to_owned());
+    // Sent behind every packet, `beat` by `beat`.
+    lines.push("send WRITE_ONLY psn=100+beat of=h ackreq va=hm.addr rkey=hm.rkey len=8".to_owned());
+    lines
+}
+
+impl Stream {
+    fn open(random: &mut Random, name: &'static str, service: &'static str, lines: &mut Vec<String>) -> Self {
+        let mtu = random.pick(&[256, 512, 1024]);
+        let psn = random.pick(&[100, 0, 0xff_fffe, 0x7f_fffe, 0x80_0001]);
+        let mut line = format!("peer qp {name} mtu={mtu} rq_psn={psn} sq_psn=500");
+        if service == "RC" {
+            let _ = write!(line, " timeout=0 dest_rd_atomic=16 rnr_timer=1");
+        }
+        if service != "UD" && random.percent(10) {
+            line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
+        }
+        // Of its own: which connection writes first is no card's business.
+        lines.push(format!("peer reg m{name} length={REGION} fill=7"));
+        lines.push(line);
+        for id in 0..random.below(8) {
+            // A datagram is preceded by its GRH.
+            let grh = if service == "UD" { 40 } else { 0 };
+            let (at, len) = (RECEIVES + id * 256, random.pick(&[0, 16, 200, mtu, 2048]) + grh);
+            lines.push(format!("peer recv {name} id={id} sge=m{name}:{at}:{}", len.min(REGION - at)));
+        }
+        Self { name, service, mtu, psn, begun: None, answer: 500, sent: Vec::new() }
+    }
+
+    /// A few work requests of the card, which its peer will answer.
+    fn post(&self, random: &mut Random, lines: &mut Vec<String>) {
+        let qp = self.name;
+        for id in 100..102 + random.below(4) {
+            let len = random.pick(&[0, 1, 64, self.mtu + 1]);
+            let (operation, rest) = match random.below(5) {
+                0 => ("SEND", format!("sge=m{qp}:0:{len}")),
+                1 => ("RDMA_WRITE", format!("sge=m{qp}:0:{len} remote=4096 rkey=1")),
+                2 => ("RDMA_READ", format!("sge=m{qp}:0:{len} remote=4096 rkey=1")),
+                3 => ("ATOMIC_FETCH_AND_ADD", format!("sge=m{qp}:0:8 remote=4096 rkey=1 add=1")),
+                _ => ("SEND_WITH_IMM", format!("sge=m{qp}:0:{len} imm=5")),
+            };
+            lines.push(format!("peer post {qp} {operation} id={id} {rest}"));
+        }
+    }
+
+    /// The next request of the peer, or something like it.
+    fn request(&mut self, random: &mut Random) -> String {
+        // What UC does with what comes late is its own business: it may be put in order, or lost.
+        if self.service != "UC" && random.percent(8) && !self.sent.is_empty() {
+            // Again what was sent before: the newest, or any.
+            let back = if random.percent(50) { 1 } else { 1 + random.below(self.sent.len() as u64) as usize };
+            return self.sent[self.sent.len() - back].clone();
+        }
+        let mut line = self.next(random);
+        if random.percent(60) {
+            line.flags.push("ackreq");
+        }
+        if random.percent(WRONG) {
+            let span = line.number("dmalen").filter(|_| line.opcode == "READ_REQUEST");
+            self.mutate(&mut line, random);
+            // A peer that makes mistakes does not notice them, but half of the time.
+            if self.service != "UC" && random.percent(50) {
+                self.psn = self.psn.wrapping_sub(span.map_or(1, |len| len.div_ceil(self.mtu).max(1)));
+            }
+        }
+        let text = line.text(self.name);
+        self.sent.push(text.clone());
+        text
+    }
+
+    /// A request that an honest peer could send now; the stream goes on behind it.
+    fn next(&mut self, random: &mut Random) -> Line {
+        let psn = self.psn;
+        self.psn = self.psn.wrapping_add(1);
+        if self.service == "UD" {
+            let opcode = random.pick(&["SEND_ONLY", "SEND_ONLY_IMM"]);
+            return with_imm(Line::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
+        }
+        if let Some(begun) = self.begun {
+            let middle = begun.left > self.mtu;
+            let len = begun.left.min(self.mtu);
+            self.begun = middle.then_some(Begun { left: begun.left - len, ..begun });
+            let opcode = match (begun.is_write, middle, random.percent(20)) {
+                (true, true, _) => "WRITE_MIDDLE",
+                (true, false, false) => "WRITE_LAST",
+                (true, false, true) => "WRITE_LAST_IMM",
+                (false, true, _) => "SEND_MIDDLE",
+                (false, false, false) => "SEND_LAST",
+                (false, false, true) => "SEND_LAST_IMM",
+            };
+            return with_imm(Line::new(opcode, psn), random).with("len", len);
+        }
+        let all = if self.service == "RC" { 9 } else { 6 };
+        let len = random.pick(&[0, 1, 3, 64, self.mtu]);
+        let long = self.mtu * random.pick(&[1, 2]) + 1 + random.below(self.mtu);
+        let place = |line: Line, dmalen: u64| line.with("va", "@.addr").with("rkey", "@.rkey").with("dmalen", dmalen);
+        match random.below(all) {
+            0 => Line::new("SEND_ONLY", psn).with("len", len),
+            1 => with_imm(Line::new("SEND_ONLY_IMM", psn), random).with("len", len),
+            2 => place(Line::new("WRITE_ONLY", psn), len).with("len", len),
+            3 => with_imm(place(Line::new("WRITE_ONLY_IMM", psn), len), random).with("len", len),
+            4 | 5 => {
+                let is_write = random.percent(50);
+                self.begun = Some(Begun { is_write, left: long - self.mtu });
+                let line = Line::new(if is_write { "WRITE_FIRST" } else { "SEND_FIRST" }, psn);
+                let line = if is_write { place(line, long) } else { line };
+                line.with("len", self.mtu)
+            }
+            6 => {
+                let dmalen = random.pick(&[0, 1, self.mtu, long]);
+                self.psn = psn.wrapping_add(dmalen.div_ceil(self.mtu).max(1));
+                place(Line::new("READ_REQUEST", psn), dmalen)
+            }
+            7 => Line::new("FETCH_ADD", psn).with("va", "@.addr+8").with("rkey", "@.rkey").with("add", 3),
+            _ => {
+                let line = Line::new("COMPARE_SWAP", psn).with("va", "@.addr+16").with("rkey", "@.rkey");
+                line.with("compare", "0x0707070707070707").with("swap", 1)
+            }
+        }
+    }
+
+    /// Makes one thing wrong with a packet.
+    fn mutate(&mut self, line: &mut Line, random: &mut Random) {
+        let has = |name: &str| line.fields.iter().any(|(known, _)| *known == name);
+        match random.below(16) {
+            0..3 if self.service == "UC" => {
+                line.psn = line.psn.wrapping_add(random.pick(&[1, 2, 100]));
+                self.psn = line.psn.wrapping_add(1);
+            }
+            0..3 => {
+                let by = random.pick(&[1, 2, 100, 0x7f_ffff, 0x80_0000, 0xff_ffff, 0xff_fffe, 0xff_ff00]);
+                line.psn = line.psn.wrapping_add(by);
+            }
+            3 => line.opcode = random.pick(opcodes(self.service)),
+            4 if has("va") => {
+                let va = random.pick(&["@.addr-1", "@.addr+1", "@.addr+8191", "@.addr+8192", "0xffffffffffffffff"]);
+                line.set("va", va);
+            }
+            5 if has("rkey") => line.set("rkey", random.pick(&["@.rkey+1", "0", "ro.rkey", "@.rkey-256"])),
+            6 if has("dmalen") => line.set("dmalen", random.pick(&[0, 1, self.mtu + 1, 0x8000_0001, 0xffff_ffff])),
+            7 if has("len") => {
+                line.set("len", random.pick(&[0, 1, self.mtu - 1, self.mtu + 1, self.mtu + 4, 3000]));
+            }
+            8 => line.set("pad", random.below(4)),
+            9 => line.set("icrc", 1 + random.below(1 << 31)),
+            10 => line.set("cut", random.pick(&[4, 11, 12, 16, 20, 27, 28, 31, 32, 44])),
+            11 => line.set("extra", random.pick(&[1, 3, 4, 8, 1024])),
+            12 => line.set("tver", 1 + random.below(15)),
+            13 => line.set("pkey", random.pick(&[0, 0x7fff, 0x8001, 0x1234])),
+            14 if self.service == "UD" => line.set("qkey", random.pick(&[0_u64, 0x8000_0000, 0xffff_ffff])),
+            14 => line.set("migreq", 0),
+            _ => line.flags.push(random.pick(&["solicited", "fecn", "becn", "stranger"])),
+        }
+    }
+
+    /// The last request, which asks for an answer.
+    fn last(&mut self, random: &mut Random) -> String {
+        let mut line = self.next(random);
+        line.flags.push("ackreq");
+        line.text(self.name)
+    }
+
+    /// An answer to a request of the card, or something like it.
+    fn answer(&mut self, random: &mut Random) -> String {
+        let psn = self.answer;
+        if random.percent(50) {
+            self.answer += 1;
+        }
+        let mut line = match random.below(10) {
+            0..4 => Line::new("ACK", psn).with("msn", psn - 499),
+            4 => Line::new("NAK psn_sequence", psn),
+            5 => Line::new("RNR timer=1", psn),
+            6 => Line::new(random.pick(&["NAK invalid_request", "NAK remote_access", "NAK remote_operation"]), psn),
+            7 => Line::new("ATOMIC_ACK", psn).with("original", random.below(1 << 40)),
+            _ => {
+                let opcodes =
+                    ["READ_RESPONSE_ONLY", "READ_RESPONSE_FIRST", "READ_RESPONSE_MIDDLE", "READ_RESPONSE_LAST"];
+                Line::new(random.pick(&opcodes), psn).with("len", random.pick(&[0, 1, 64, self.mtu]))
+            }
+        };
+        if random.percent(WRONG) {
+            match random.below(5) {
+                0 => line.psn = line.psn.wrapping_add(random.pick(&[1, 7, 0x7f_ffff, 0xff_ffff, 0xff_fff0])),
+                1 if line.opcode == "ACK" => line.set("syndrome", random.pick(&[0x00, 0x40, 0x65, 0x7f, 0xa0])),
+                2 => line.set("icrc", 1),
+                3 => line.set("cut", random.pick(&[12, 15, 16, 19])),
+                _ => line.set("msn", random.pick(&[0, 1, 0xff_ffff])),
+            }
+        }
+        line.text(self.name)
+    }
+}
+
+/// Immediate data, if the packet has any.
+fn with_imm(line: Line, random: &mut Random) -> Line {
+    if line.opcode.ends_with("_IMM") { line.with("imm", random.below(1 << 32)) } else { line }
+}
+
+/// Requests, and some that are none for this service.
+const fn opcodes(service: &str) -> &'static [&'static str] {
+    match service.as_bytes() {
+        b"UD" => &["SEND_ONLY", "SEND_ONLY_IMM", "0x00", "0x60", "0x04"],
+        b"UC" => {
+            &["SEND_FIRST", "SEND_MIDDLE", "SEND_LAST", "SEND_ONLY", "WRITE_ONLY", "WRITE_LAST", "0x2c", "0x04", "0x3f"]
+        }
+        _ => &[
+            "SEND_FIRST",
+            "SEND_MIDDLE",
+            "SEND_LAST",
+            "SEND_ONLY",
+            "SEND_ONLY_INV",
+            "SEND_LAST_INV",
+            "WRITE_FIRST",
+            "WRITE_MIDDLE",
+            "WRITE_LAST",
+            "WRITE_ONLY",
+            "READ_REQUEST",
+            "FETCH_ADD",
+            "COMPARE_SWAP",
+            "ACK",
+            "READ_RESPONSE_ONLY",
+            "0x15",
+            "0x1f",
+            "0x24",
+            "0x64",
+            "0xc4",
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Script;
+
+    #[test]
+    fn every_case_is_a_script_and_a_seed_makes_one() {
+        for seed in 0..500 {
+            let lines = case(&mut Random::new(seed));
+            let script = Script::parse("made", &lines.join("\n"));
+            assert!(script.is_ok(), "seed {seed}: {}", script.unwrap_err());
+            assert_eq!(lines, case(&mut Random::new(seed)));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What went over the wire while a case ran: for messages, and as a capture. Touches `roxe_wire`.
+
+use crate::craft::describe;
+use crate::target::Datagram;
+use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Packets in front of a failure that its message shows.
+const SHOWN: usize = 10;
+
+/// A packet on the wire.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// When.
+    pub at: Duration,
+    /// Whether the card sent it.
+    pub from_card: bool,
+    /// The packet.
+    pub datagram: Datagram,
+    /// What was wrong with it, if it ended the case.
+    pub remark: String,
+}
+
+/// All packets of a case.
+#[derive(Clone, Debug, Default)]
+pub struct Log(Vec<Seen>);
+
+impl Log {
+    pub(crate) fn add(&mut self, at: Duration, from_card: bool, datagram: Datagram) {
+        self.0.push(Seen { at, from_card, datagram, remark: String::new() });
+    }
+
+    /// Says something of the newest packet.
+    pub(crate) fn remark(&mut self, text: &str) {
+        if let Some(last) = self.0.last_mut() {
+            last.remark = text.into();
+        }
+    }
+
+    /// The packets, oldest first.
+    pub fn packets(&self) -> &[Seen] {
+        &self.0
+    }
+
+    /// The newest packets, a line each: `>` to the card, `<` from it.
+    pub fn newest(&self) -> String {
+        let mut text = String::new();
+        let start = self.0.first().map_or(Duration::ZERO, |seen| seen.at);
+        let skipped = self.0.len().saturating_sub(SHOWN);
+        if skipped > 0 {
+            let _ = writeln!(text, "    ({skipped} packets before these)");
+        }
+        for seen in self.0.iter().skip(skipped) {
+            let way = if seen.from_card { '<' } else { '>' };
+            let time = seen.at.saturating_sub(start).as_secs_f64();
+            let _ = writeln!(text, "    {time:.6} {way} {}", describe(&seen.datagram.bytes));
+        }
+        text
+    }
+
+    /// A pcapng file of all packets, as the near side saw them.
+    pub fn to_pcapng(&self) -> Vec<u8> {
+        let mut file = Vec::new();
+        write_section(&mut file, "roxe drill");
+        write_interface(&mut file, "near side");
+        for seen in &self.0 {
+            let direction = if seen.from_card { Direction::Inbound } else { Direction::Outbound };
+            let packet = Outgoing {
+                interface: 0,
+                timestamp_ns: seen.at.as_nanos() as u64,
+                direction,
+                net: seen.datagram.net,
+                payload: &seen.datagram.bytes,
+                comment: &seen.remark,
+            };
+            write_packet(&mut file, &packet);
+        }
+        file
+    }
+}

@@ -1,0 +1,178 @@
+//! Numbers in scripts: what is written, and what it comes to.
+//!
+//! `4096`, `0x10`, `200ms`, `psn+1`, `mr.addr+8`, `(n-1)*mtu`. All numbers have 64 bits and wrap; a
+//! field of a packet takes the low bits, which makes the arithmetic of PSNs that of 24 bits.
+//! Durations are numbers of nanoseconds. Pure data.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The names a script has given to numbers.
+pub(crate) type Names = BTreeMap<String, u64>;
+
+/// How deep brackets may be in each other.
+const MAX_DEPTH: usize = 16;
+
+/// What comes to a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Number {
+    root: Node,
+    text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Node {
+    Value(u64),
+    Name(String),
+    Operation(Box<Self>, char, Box<Self>),
+}
+
+impl Number {
+    /// Reads a number.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut rest = text;
+        let root = sum(&mut rest, 0)?;
+        if !rest.is_empty() {
+            return Err(format!("`{rest}` does not belong to the number `{text}`"));
+        }
+        Ok(Self { root, text: text.to_owned() })
+    }
+
+    /// The number itself.
+    ///
+    /// # Errors
+    /// Which name nobody has given.
+    pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
+        value(&self.root, names)
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn value(node: &Node, names: &Names) -> Result<u64, String> {
+    Ok(match node {
+        Node::Value(value) => *value,
+        Node::Name(name) => *names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?,
+        Node::Operation(left, operation, right) => {
+            let (left, right) = (value(left, names)?, value(right, names)?);
+            match operation {
+                '+' => left.wrapping_add(right),
+                '-' => left.wrapping_sub(right),
+                '*' => left.wrapping_mul(right),
+                _ => left.checked_div(right).ok_or("division by 0")?,
+            }
+        }
+    })
+}
+
+fn sum(rest: &mut &str, depth: usize) -> Result<Node, String> {
+    chain(rest, ['+', '-'], |rest| chain(rest, ['*', '/'], |rest| factor(rest, depth)))
+}
+
+fn chain(
+    rest: &mut &str,
+    operations: [char; 2],
+    mut part: impl FnMut(&mut &str) -> Result<Node, String>,
+) -> Result<Node, String> {
+    let mut left = part(rest)?;
+    let mut length = 0;
+    while let Some(operation) = rest.chars().next().filter(|next| operations.contains(next)) {
+        *rest = &rest[1..];
+        length += 1;
+        if length > MAX_DEPTH {
+            return Err("too many operations in one number".into());
+        }
+        left = Node::Operation(Box::new(left), operation, Box::new(part(rest)?));
+    }
+    Ok(left)
+}
+
+fn factor(rest: &mut &str, depth: usize) -> Result<Node, String> {
+    if let Some(inside) = rest.strip_prefix('(') {
+        if depth >= MAX_DEPTH {
+            return Err("too many brackets in each other".into());
+        }
+        *rest = inside;
+        let node = sum(rest, depth + 1)?;
+        *rest = rest.strip_prefix(')').ok_or("a bracket is not closed")?;
+        return Ok(node);
+    }
+    let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(rest.len());
+    let (word, behind) = rest.split_at(end);
+    *rest = behind;
+    match word.chars().next() {
+        None => Err("a number is missing".into()),
+        Some(first) if first.is_ascii_digit() => literal(word).map(Node::Value),
+        Some(_) => Ok(Node::Name(word.to_owned())),
+    }
+}
+
+fn literal(word: &str) -> Result<u64, String> {
+    let wrong = || format!("`{word}` is not a number");
+    if let Some(hex) = word.strip_prefix("0x") {
+        return u64::from_str_radix(hex, 16).map_err(|_| wrong());
+    }
+    let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let unit = match unit {
+        "" | "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return Err(wrong()),
+    };
+    number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<u64, String> {
+        let names = [("psn".to_owned(), 0xff_ffff), ("mr.addr".to_owned(), 4096)].into_iter().collect();
+        Number::parse(text)?.value(&names)
+    }
+
+    #[test]
+    fn numbers_are_what_they_say() {
+        for (text, value) in [
+            ("7", 7),
+            ("0x10", 16),
+            ("200ms", 200_000_000),
+            ("4us", 4000),
+            ("psn+2", 0x100_0001),
+            ("mr.addr+8*2", 4112),
+            ("(1+2)*3-1", 8),
+            ("10-2-3", 5),
+            ("7/2", 3),
+            ("0-1", u64::MAX),
+        ] {
+            assert_eq!(of(text), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_is_named() {
+        for (text, error) in [
+            ("", "a number is missing"),
+            ("1+", "a number is missing"),
+            ("5parsecs", "`5parsecs` is not a number"),
+            ("0xzz", "`0xzz` is not a number"),
+            ("psm", "nothing here has the name `psm`"),
+            ("(1", "a bracket is not closed"),
+            ("1)", "`)` does not belong to the number `1)`"),
+            ("1/0", "division by 0"),
+            (&"(".repeat(100), "too many brackets in each other"),
+            (&format!("1{}", "+1".repeat(100)), "too many operations in one number"),
+        ] {
+            assert_eq!(of(text), Err(error.to_owned()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! `roxe replay`: the requests of a capture as a script, for another card.
+//!
+//! The script makes a queue pair for each one that the capture sends to, and memory for each remote
+//! key in it; queue pair numbers, keys and addresses are then those of the card that it runs on.
+//! Everything else of a packet stays as it was recorded. Pure, but for running it.
+
+use crate::layout::{self, Field};
+use crate::run::trace::record;
+use crate::script::Script;
+use crate::target::Target;
+use crate::{Log, ScriptError};
+use roxe_wire::{Gid, NetHeader};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// Bytes of a script of a capture: what comes behind that is left out.
+const MAX_TEXT: usize = 900_000;
+/// Bytes of memory for one remote key.
+const MAX_REGION: u64 = 64 << 20;
+/// Bytes of a page, at which memory for a key begins: addresses keep their alignment.
+const PAGE: u64 = 4096;
+/// Largest messages that a receive of UD is made for hold a network header, too.
+const GRH: u64 = 40;
+
+/// A packet of a capture.
+pub type Recorded = (NetHeader, Vec<u8>);
+
+/// Why a capture cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// Nothing in it is a request of that direction.
+    #[error("there is no request of RC, UC or UD {0}")]
+    Nothing(String),
+    /// More memory than is reasonable.
+    #[error("key {0:#x} is used for {1} bytes of memory; at most {MAX_REGION} are made")]
+    TooLarge(u64, u64),
+    /// A packet that scripts cannot say.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+}
+
+/// The requests of a capture, as a script.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The script, without expectations.
+    pub script: String,
+    /// Who sent the requests, and to whom.
+    pub way: (Gid, Gid),
+    /// How many packets the script sends, and how many did not fit into it.
+    pub packets: usize,
+    /// As said.
+    pub left_out: usize,
+}
+
+/// What one queue pair of the capture needs.
+#[derive(Default)]
+struct Connection {
+    service: u8,
+    first_psn: u64,
+    mtu: u64,
+    qkey: u64,
+    /// Bytes of the longest message so far, and of the current one.
+    longest: u64,
+    current: u64,
+    /// Messages that take a receive.
+    receives: u64,
+}
+
+impl Replay {
+    /// Makes the script of the packets that `from` sent; of those of the first requester, if nobody
+    /// is named.
+    ///
+    /// # Errors
+    /// If there is nothing to replay, or no script can say it.
+    pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
+        let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
+        let said = || from.map_or_else(|| "in it".to_owned(), |from| format!("from {} in it", from.to_ip()));
+        let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(said()))?;
+        let way = (first.0.src, first.0.dst);
+        let requests: Vec<_> =
+            packets.iter().filter(|(net, bytes)| (net.src, net.dst) == way && is_request(bytes)).collect();
+        let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
+        let mut regions: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for (_, bytes) in &requests {
+            note(bytes, &mut connections, &mut regions);
+        }
+        let mut text = setup(&connections, &regions)?;
+        let (mut sent, mut service) = (0, u8::MAX);
+        for (_, bytes) in &requests {
+            if text.len() > MAX_TEXT {
+                break;
+            }
+            if bytes[0] >> 5 != service {
+                service = bytes[0] >> 5;
+                let _ = writeln!(text, "service {}", name_of(service));
+            }
+            let _ = writeln!(text, "{}", line(bytes, &regions));
+            sent += 1;
+        }
+        Script::parse("replay", &text)?;
+        Ok(Self { script: text, way, packets: sent, left_out: requests.len() - sent })
+    }
+
+    /// Sends everything and writes down what goes over the wire; waits so long for an answer to a
+    /// packet that asks for one.
+    ///
+    /// # Errors
+    /// What the card's program refused, or that the card is gone.
+    pub fn run(&self, target: &mut dyn Target, patience: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
+        let script = Script::parse("replay", &self.script).map_err(|error| error.to_string())?;
+        let case = script.cases().first().ok_or("the script is empty")?;
+        record(case, target, patience)
+    }
+}
+
+/// Whether a packet is a request to an ordinary queue pair: RC, UC or UD, and none to queue pair 1.
+fn is_request(bytes: &[u8]) -> bool {
+    let Some(opcode) = bytes.first().copied().and_then(roxe_wire::Opcode::from_u8) else { return false };
+    let is_known = matches!(bytes[0] >> 5, 0b000 | 0b001 | 0b011) && !opcode.operation().is_response();
+    is_known && layout::payload(bytes, layout::fields(bytes[0]).1).is_some() && field(bytes, "dqpn") > 1
+}
+
+fn field(bytes: &[u8], name: &str) -> u64 {
+    let (fields, _) = layout::fields(bytes[0]);
+    fields.iter().find(|field| field.name == name).and_then(|field| field.get(bytes)).unwrap_or_default()
+}
+
+const fn name_of(service: u8) -> &'static str {
+    match service {
+        0b000 => "RC",
+        0b001 => "UC",
+        _ => "UD",
+    }
+}
+
+/// Notes what a packet needs on the other side.
+fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
+    let (fields, len) = layout::fields(bytes[0]);
+    let payload = layout::payload(bytes, len).unwrap_or_default().len() as u64;
+    let connection = connections.entry(field(bytes, "dqpn")).or_insert_with(|| Connection {
+        service: bytes[0] >> 5,
+        first_psn: field(bytes, "psn"),
+        qkey: field(bytes, "qkey"),
+        ..Connection::default()
+    });
+    connection.mtu = connection.mtu.max(payload);
+    let name = roxe_wire::Opcode::from_u8(bytes[0]).map_or("", |opcode| opcode.facts().name);
+    if name.ends_with("_FIRST") || name.contains("_ONLY") {
+        connection.current = 0;
+    }
+    connection.current += payload;
+    connection.longest = connection.longest.max(connection.current);
+    let is_end = name.contains("_LAST") || name.contains("_ONLY");
+    connection.receives += u64::from(is_end && (name.starts_with("SEND") || name.ends_with("_IMM")));
+    if has(&fields, "rkey") {
+        // An atomic has no length in it: it touches eight bytes.
+        let (va, span) = (field(bytes, "va"), if has(&fields, "dmalen") { field(bytes, "dmalen") } else { 8 });
+        let (begin, end) = regions.entry(field(bytes, "rkey")).or_insert((va, va));
+        (*begin, *end) = ((*begin).min(va), (*end).max(va.saturating_add(span)));
+    }
+}
+
+fn has(fields: &[Field], name: &str) -> bool {
+    fields.iter().any(|field| field.name == name)
+}
+
+/// The lines that make the queue pairs, their receives and the memory.
+fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, u64)>) -> Result<String, ReplayError> {
+    let mut text = "title The requests of a capture\n".to_owned();
+    for (key, (begin, end)) in regions {
+        let length = end - begin / PAGE * PAGE;
+        if length > MAX_REGION {
+            return Err(ReplayError::TooLarge(*key, length));
+        }
+        let _ = writeln!(text, "peer reg k{key:x} length={}", length.max(1));
+    }
+    for (qpn, connection) in connections {
+        let Connection { service, first_psn, mtu, qkey, longest, receives, .. } = connection;
+        let is_ud = *service == 0b011;
+        let mtu = [256, 512, 1024, 2048, 4096].into_iter().find(|known| known >= mtu).unwrap_or(4096);
+        let room = longest + if is_ud { GRH } else { 0 };
+        let depth = (*receives).clamp(1, 4096);
+        let _ = writeln!(text, "service {}", name_of(*service));
+        let _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);
+        match (is_ud, *service == 0) {
+            (true, _) => writeln!(text, " qkey={qkey}"),
+            (_, true) => writeln!(text, " dest_rd_atomic=16"),
+            _ => writeln!(text),
+        }
+        .unwrap_or_default();
+        if *receives > 0 {
+            let _ = writeln!(text, "peer reg r{qpn:x} length={}", room.max(1));
+            let _ = writeln!(text, "repeat {depth}\npeer recv q{qpn:x} id=i sge=r{qpn:x}:0:{room}\nend");
+        }
+    }
+    Ok(text)
+}
+
+/// The line that sends a packet again.
+fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
+    let (fields, len) = layout::fields(bytes[0]);
+    let payload = layout::payload(bytes, len).unwrap_or_default();
+    let (rkey, qpn) = (field(bytes, "rkey"), field(bytes, "dqpn"));
+    let mut text = format!("send {:#04x} of=q{qpn:x}", bytes[0]);
+    let pad = (4 - payload.len() % 4) % 4;
+    let usual: BTreeMap<_, _> =
+        [("migreq", 1), ("pkey", 0xffff), ("pad", pad as u64), ("dmalen", payload.len() as u64)].into();
+    let mut seen = BTreeSet::from(["opcode", "dqpn", "sqpn"]);
+    for field in fields.iter().filter(|field| !seen.contains(field.name)).collect::<Vec<_>>() {
+        let value = field.get(bytes).unwrap_or_default();
+        match field.name {
+            "va" => {
+                let (begin, _) = regions[&rkey];
+                let _ = write!(text, " va=k{rkey:x}.addr+{}", value - begin / PAGE * PAGE);
+            }
+            "rkey" => {
+                let _ = write!(text, " rkey=k{rkey:x}.rkey");
+            }
+            name if value != usual.get(name).copied().unwrap_or_default() && seen.insert(name) => {
+                let _ = write!(text, " {name}={value}");
+            }
+            _ => {}
+        }
+    }
+    if !payload.is_empty() {
+        text += " hex=";
+        payload.iter().for_each(|byte| {
+            let _ = write!(text, "{byte:02x}");
+        });
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::VirtualCard;
+    use crate::craft::describe;
+    use roxe_wire::capture::{frames, ip_packet};
+
+    fn recorded(file: &[u8]) -> Vec<Recorded> {
+        let packet = |frame: roxe_wire::capture::Frame<'_>| {
+            let (net, bytes) = NetHeader::parse_ip(ip_packet(frame.link, frame.data)?).ok()?;
+            Some((net, bytes.to_vec()))
+        };
+        frames(file).unwrap().filter_map(|frame| packet(frame.unwrap())).collect()
+    }
+
+    fn answers(file: &[u8]) -> (Replay, Vec<String>) {
+        let replay = Replay::of(&recorded(file), None).unwrap();
+        let (log, _) = replay.run(&mut VirtualCard::default(), Duration::from_millis(5)).unwrap();
+        let answers = log.packets().iter().filter(|seen| seen.from_card).map(|seen| describe(&seen.datagram.bytes));
+        (replay, answers.collect())
+    }
+
+    #[test]
+    fn what_rxe_once_accepted_is_accepted_again() {
+        let files: [&[u8]; 4] = [
+            include_bytes!("../../../tests/captures/rc_send_pingpong.pcap"),
+            include_bytes!("../../../tests/captures/pt_write_bw.pcap"),
+            include_bytes!("../../../tests/captures/pt_read_bw.pcap"),
+            include_bytes!("../../../tests/captures/pt_atomic_fa.pcap"),
+        ];
+        for file in files {
+            let (replay, answers) = answers(file);
+            assert!(replay.packets > 0 && !answers.is_empty(), "{}", replay.script);
+            assert!(answers.iter().all(|answer| !answer.contains("NAK")), "{answers:?}\n{}", replay.script);
+        }
+    }
+
+    #[test]
+    fn a_capture_without_requests_is_told() {
+        assert!(matches!(Replay::of(&[], None), Err(ReplayError::Nothing(_))));
+    }
+}

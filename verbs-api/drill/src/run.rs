@@ -1,0 +1,142 @@
+//! Runs one case of a script against a target, step by step.
+//!
+//! `state` is what is known meanwhile, `near` has the steps of the near side, `peer` those of the
+//! far side.
+
+mod near;
+mod peer;
+mod state;
+pub(crate) mod trace;
+
+use crate::log::Log;
+use crate::script::steps::{Line, Step};
+use crate::script::{Case, Family};
+use crate::target::Target;
+use crate::verdict::{Failure, Verdict};
+use state::{Run, Stop, World};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The most steps of a case, those of blocks counted each time.
+const MAX_STEPS: usize = 100_000;
+
+/// What came of a case.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// What went over the wire.
+    pub log: Log,
+}
+
+/// Runs `case`, of the script that is called `name`. The target is reset before.
+pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
+    let wanted: &[bool] = match case.family {
+        Family::Any => &[false, true],
+        Family::V4 => &[false],
+        Family::V6 => &[true],
+    };
+    let early = |verdict| Outcome { verdict, log: Log::default() };
+    let Some(ipv6) = wanted.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
+        return early(Verdict::Unsupported("the card has no address of this family".into()));
+    };
+    if let Err(refused) = target.begin(ipv6) {
+        return early(Verdict::Inconclusive(Failure::of_target(name, &refused.to_string())));
+    }
+    let Some(card) = target.card(ipv6) else {
+        return early(Verdict::Unsupported("the card has lost its address".into()));
+    };
+    let now = target.now();
+    let mut run = Run {
+        target,
+        card,
+        names: case.names.clone(),
+        world: World::default(),
+        log: Log::default(),
+        last: now,
+        steps: 0,
+    };
+    // A card in this process may panic; the next case begins with a new one.
+    let verdict = match catch_unwind(AssertUnwindSafe(|| run.all(&case.lines))) {
+        Ok(Ok(())) => Verdict::Pass,
+        Ok(Err((line, stop))) => run.verdict(name, line, stop),
+        Err(_) => {
+            let (expected, received) = ("the card goes on".into(), "it panics".into());
+            run.verdict(name, None, Stop::Differs { expected, received })
+        }
+    };
+    Outcome { verdict, log: run.log }
+}
+
+impl Run<'_> {
+    fn all<'l>(&mut self, lines: &'l [Line]) -> Result<(), (Option<&'l Line>, Stop)> {
+        self.lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
+        // What has come and nobody waited for is one packet too many.
+        let now = self.target.now();
+        let expected = "no packet behind the last step";
+        self.quiet(now, expected).map_err(|stop| (lines.last(), stop))
+    }
+
+    fn lines<'l>(&mut self, lines: &'l [Line]) -> Result<(), (&'l Line, Stop)> {
+        for line in lines {
+            self.steps += 1;
+            if self.steps > MAX_STEPS {
+                return Err((line, Stop::Script("the script has too many steps".into())));
+            }
+            if let Step::Repeat(count, inside) = &line.step {
+                let count = count.value(&self.names).map_err(|text| (line, Stop::Script(text)))?;
+                for index in 0..count {
+                    self.names.insert("i".into(), index);
+                    self.lines(inside)?;
+                }
+                continue;
+            }
+            self.step(&line.step).map_err(|stop| (line, stop))?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Stop> {
+        match step {
+            Step::Send(spec) => self.send(spec),
+            Step::Expect(expectation) => self.expect(expectation),
+            Step::Silence(time) => {
+                let until = self.target.now() + self.time(time)?;
+                self.quiet(until, &format!("silence {time}"))
+            }
+            Step::Wait(time) => {
+                let until = self.target.now() + self.time(time)?;
+                while self.target.now() < until {
+                    self.target.pause(until);
+                }
+                Ok(())
+            }
+            Step::Let(name, number) => {
+                let value = number.value(&self.names)?;
+                self.names.insert(name.clone(), value);
+                Ok(())
+            }
+            Step::Peer(peer) => self.peer(peer),
+            Step::Repeat(..) => Ok(()),
+        }
+    }
+
+    fn verdict(&mut self, name: &str, line: Option<&Line>, stop: Stop) -> Verdict {
+        let failure = |expected, received| Failure {
+            at: line.map_or_else(|| name.to_owned(), |line| format!("{name}:{}", line.number)),
+            step: line.map_or_else(String::new, |line| line.text.clone()),
+            expected,
+            received,
+            packets: self.log.newest(),
+        };
+        match stop {
+            Stop::Differs { expected, received } => Verdict::Fail(failure(expected, received)),
+            Stop::Unsupported(text) => Verdict::Unsupported(text),
+            Stop::Refused(refused) if refused.is_unsupported() => Verdict::Unsupported(refused.to_string()),
+            Stop::Refused(refused) if refused.errno == 0 => {
+                Verdict::Inconclusive(failure("a target that can be used".into(), refused.to_string()))
+            }
+            Stop::Refused(refused) => Verdict::Fail(failure("the verb does it".into(), refused.to_string())),
+            Stop::Script(text) => Verdict::Inconclusive(failure("a script that can be followed".into(), text)),
+        }
+    }
+}

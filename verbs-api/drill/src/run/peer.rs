@@ -1,0 +1,297 @@
+//! The steps of the far side: what the card's program does, and what it is asked.
+
+use super::state::{Run, Stop, Tie};
+use crate::craft::bytes_differ;
+use crate::number::Number;
+use crate::script::steps::{Completion, Numbers, Peer, Post, QpSpec, Sge};
+use crate::target::{Answer, Change, Completed, NewQp, Piece, Work};
+use std::time::Duration;
+
+/// How often the far side is asked while something is waited for.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// How long nothing must happen when the script does not say it.
+const IDLE: Duration = Duration::from_millis(20);
+
+impl Run<'_> {
+    pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
+        match peer {
+            Peer::Pd(name) => {
+                let pd = self.target.alloc_pd()?;
+                self.world.domains.insert(name.clone(), pd);
+            }
+            Peer::Register { name, length, access, fill, pd } => {
+                let length = length.value(&self.names)?;
+                let fill = fill.as_ref().map_or(Ok(0), |fill| fill.value(&self.names))?;
+                let pd = self.world.domain(pd.as_ref())?;
+                let region = self.target.register(length, *access, fill as u8, pd)?;
+                self.name(name, "addr", region.addr);
+                self.name(name, "rkey", region.rkey.into());
+                self.name(name, "lkey", region.lkey.into());
+                self.world.regions.insert(name.clone(), region);
+            }
+            Peer::Deregister(name) => self.target.deregister(self.world.region(name)?.mr)?,
+            Peer::Srq { name, pd } => {
+                let pd = self.world.domain(pd.as_ref())?;
+                let srq = self.target.create_srq(pd)?;
+                self.world.srqs.insert(name.clone(), srq);
+            }
+            Peer::Qp(spec) => self.make_qp(spec)?,
+            Peer::Modify { qp, to, numbers } => {
+                let mut change = self.change(numbers)?;
+                change.to.clone_from(to);
+                self.target.modify_qp(self.world.tie(Some(qp))?.qp, &change)?;
+            }
+            Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
+            Peer::Post(post) => self.post(post)?,
+            Peer::Recv { queue, id, sges } => {
+                let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
+                match self.world.srqs.get(queue) {
+                    Some(srq) => self.target.post_srq_recv(*srq, id, &pieces)?,
+                    None => self.target.post_recv(self.world.tie(Some(queue))?.qp, id, &pieces)?,
+                }
+            }
+            Peer::Write { mr, at, data } => {
+                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let bytes = data.bytes(&self.names)?;
+                self.target.write(self.world.region(mr)?.mr, at, &bytes)?;
+            }
+            asked => self.ask(asked)?,
+        }
+        Ok(())
+    }
+
+    /// The steps that look at the far side.
+    fn ask(&mut self, peer: &Peer) -> Result<(), Stop> {
+        match peer {
+            Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within.as_ref()),
+            Peer::Idle { qp, time } => {
+                let until = self.target.now() + time.as_ref().map_or(Ok(IDLE), |time| self.time(time))?;
+                let tie = self.world.tie(Some(qp))?.clone();
+                while self.target.now() < until {
+                    self.target.pause(until);
+                }
+                match self.completion(&tie)? {
+                    None => Ok(()),
+                    Some(done) => Err(differs(format!("no completion of {qp}"), done.to_string())),
+                }
+            }
+            Peer::State { qp, state, within } => {
+                let handle = self.world.tie(Some(qp))?.qp;
+                let mut last = String::new();
+                let reached = self.wait(within.as_ref(), |run| {
+                    last = run.target.query_qp(handle)?;
+                    Ok((last == *state).then_some(()))
+                })?;
+                reached.ok_or_else(|| differs(format!("{qp} is in {state}"), format!("it is in {last}")))
+            }
+            Peer::Memory { mr, at, data } => {
+                let region = self.world.region(mr)?;
+                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let wanted = data.bytes(&self.names)?;
+                let is = self.target.read(region.mr, at, wanted.len() as u64)?;
+                let differ = bytes_differ(&format!("{mr} at {at}"), &wanted, &is);
+                differ.map_or(Ok(()), |text| Err(differs(format!("{} bytes of {mr}", wanted.len()), text)))
+            }
+            Peer::Event { name, within } => {
+                let found = self.wait(within.as_ref(), |run| {
+                    let new = run.target.events()?;
+                    run.world.events.extend(new);
+                    let at = run.world.events.iter().position(|event| event == name);
+                    Ok(at.map(|at| run.world.events.remove(at)))
+                })?;
+                let seen = || format!("events: {}", self.world.events.join(", "));
+                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}"), seen()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks until there is an answer, or the time is over.
+    fn wait<T>(
+        &mut self,
+        within: Option<&Number>,
+        mut ask: impl FnMut(&mut Self) -> Answer<Option<T>>,
+    ) -> Result<Option<T>, Stop> {
+        let deadline = self.deadline(within)?;
+        loop {
+            if let Some(answer) = ask(self)? {
+                return Ok(Some(answer));
+            }
+            let now = self.target.now();
+            if now >= deadline {
+                return Ok(None);
+            }
+            self.target.pause(deadline.min(now + INTERVAL));
+        }
+    }
+
+    /// Gives `OBJECT.PART` a value.
+    fn name(&mut self, object: &str, part: &str, value: u64) {
+        self.names.insert(format!("{object}.{part}"), value);
+    }
+
+    fn pieces(&self, sges: &[Sge]) -> Result<Vec<Piece>, Stop> {
+        let piece = |sge: &Sge| {
+            let (at, len) = (sge.at.value(&self.names)?, sge.len.value(&self.names)?);
+            let region = self.world.region(&sge.mr)?;
+            Ok(Piece { addr: region.addr.wrapping_add(at), len: len as u32, lkey: region.lkey })
+        };
+        sges.iter().map(piece).collect()
+    }
+
+    /// The attribute with this name, or what is usual.
+    fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
+        Ok(numbers.get(name).map_or(Ok(usual), |number| number.value(&self.names))?)
+    }
+
+    /// A change of the attributes that are named.
+    fn change(&self, numbers: &Numbers) -> Result<Change, Stop> {
+        let get = |name| numbers.get(name).map(|number| number.value(&self.names)).transpose();
+        let byte = |name| Ok::<_, Stop>(get(name)?.map(|value| value as u8));
+        let word = |name| Ok::<_, Stop>(get(name)?.map(|value| value as u32));
+        Ok(Change {
+            qkey: word("qkey")?,
+            path_mtu: word("mtu")?,
+            rq_psn: word("rq_psn")?,
+            sq_psn: word("sq_psn")?,
+            timeout: byte("timeout")?,
+            retry_cnt: byte("retry_cnt")?,
+            rnr_retry: byte("rnr_retry")?,
+            min_rnr_timer: byte("rnr_timer")?,
+            max_rd_atomic: byte("rd_atomic")?,
+            max_dest_rd_atomic: byte("dest_rd_atomic")?,
+            notify: get("notify")?.is_some_and(|value| value != 0),
+            ..Change::default()
+        })
+    }
+
+    fn make_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
+        let number = |name, usual| self.attribute(&spec.numbers, name, usual);
+        let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
+        if mtu > u64::from(self.card.max_mtu) {
+            return Err(Stop::Unsupported(format!("the port carries {} bytes, not {mtu}", self.card.max_mtu)));
+        }
+        let (rq_psn, sq_psn) = (number("rq_psn", 100)?, number("sq_psn", 500)?);
+        let qkey = number("qkey", 0x1111_1111)? as u32;
+        let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
+        let cqe = number("cqe", 256)? as u32;
+        let srq = spec.srq.as_ref().map(|name| {
+            let found = self.world.srqs.get(name).copied();
+            found.ok_or_else(|| Stop::Script(format!("there is no shared queue `{name}`")))
+        });
+        let cq = self.target.create_cq(cqe)?;
+        let new = NewQp {
+            service: spec.service.clone(),
+            pd: self.world.domain(spec.pd.as_ref())?,
+            cq,
+            srq: srq.transpose()?,
+            caps: caps.map(|cap| cap as u32),
+        };
+        let (qp, qpn) = self.target.create_qp(&new)?;
+        let near = self.card.first_near + self.world.ties.len() as u32;
+        let tie = Tie { name: spec.name.clone(), qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
+        let values = [("qpn", qpn.into()), ("near", near.into()), ("psn", rq_psn), ("first", sq_psn), ("mtu", mtu)];
+        for (part, value) in values {
+            self.name(&spec.name, part, value);
+        }
+        for change in self.ladder(spec, &tie, [mtu, rq_psn, sq_psn])? {
+            self.target.modify_qp(qp, &change)?;
+        }
+        self.world.ties.push(tie);
+        Ok(())
+    }
+
+    /// The changes that bring a queue pair to the state that the script wants.
+    fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
+        let byte = |name, usual| self.attribute(&spec.numbers, name, usual).map(|value| Some(value as u8));
+        let (is_rc, is_ud) = (spec.service == "RC", spec.service == "UD");
+        let to = |state: &str| Change { to: state.into(), ..Change::default() };
+        let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
+        let mut rtr = to("RTR");
+        if !is_ud {
+            rtr.dest = Some((tie.near, self.card.near[0]));
+            (rtr.path_mtu, rtr.rq_psn) = (Some(mtu as u32), Some(rq_psn as u32 & 0xff_ffff));
+        }
+        let mut rts = Change { sq_psn: Some(sq_psn as u32 & 0xff_ffff), ..to("RTS") };
+        if is_rc {
+            rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
+            rtr.min_rnr_timer = byte("rnr_timer", 12)?;
+            rts.timeout = byte("timeout", 14)?;
+            rts.retry_cnt = byte("retry_cnt", 7)?;
+            rts.rnr_retry = byte("rnr_retry", 7)?;
+            rts.max_rd_atomic = byte("rd_atomic", 4)?;
+        }
+        let steps = match spec.state.as_str() {
+            "RESET" => 0,
+            "INIT" => 1,
+            "RTR" => 2,
+            _ => 3,
+        };
+        Ok([init, rtr, rts].into_iter().take(steps).collect())
+    }
+
+    fn post(&mut self, post: &Post) -> Result<(), Stop> {
+        let tie = self.world.tie(Some(&post.qp))?.clone();
+        let number = |name, usual| self.attribute(&post.numbers, name, usual);
+        let mut flags: Vec<_> = post.flags.iter().copied().filter(|flag| *flag != "UNSIGNALED").collect();
+        if flags.len() == post.flags.len() {
+            flags.push("SIGNALED");
+        }
+        let dest = (self.card.near[0], number("remote_qpn", tie.near.into())? as u32);
+        let qkey = number("remote_qkey", tie.qkey.into())? as u32;
+        let work = Work {
+            wr_id: post.id.value(&self.names)?,
+            opcode: post.operation.clone(),
+            flags,
+            pieces: self.pieces(&post.sges)?,
+            inline: post.inline.as_ref().map(|data| data.bytes(&self.names)).transpose()?,
+            remote_addr: number("remote", 0)?,
+            rkey: number("rkey", number("invalidate", 0)?)? as u32,
+            imm: number("imm", 0)? as u32,
+            compare_add: number("compare", number("add", 0)?)?,
+            swap: number("swap", 0)?,
+            datagram: tie.is_datagram.then_some((dest.0, dest.1, qkey)),
+        };
+        match (self.target.post_send(tie.qp, &work), post.refused) {
+            (Ok(()), true) => Err(differs("the verb refuses it".into(), "it is accepted".into())),
+            (Err(refused), true) if refused.errno != 0 => Ok(()),
+            (answer, _) => Ok(answer?),
+        }
+    }
+
+    /// The next completion of a queue pair, if there is one.
+    fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
+        let new = self.target.poll(tie.cq)?;
+        self.world.completed.extend(new);
+        let at = self.world.completed.iter().position(|done| done.qpn == tie.qpn);
+        Ok(at.map(|at| self.world.completed.remove(at)))
+    }
+
+    fn complete(&mut self, qp: &str, wanted: &Completion, within: Option<&Number>) -> Result<(), Stop> {
+        let tie = self.world.tie(Some(qp))?.clone();
+        let id = wanted.id.value(&self.names)?;
+        let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
+        let Some(done) = self.wait(within, |run| run.completion(&tie))? else {
+            return Err(differs(expected, "nothing".into()));
+        };
+        let mut wrong = done.wr_id != id || done.status != wanted.status;
+        wrong |= wanted.opcode.as_ref().is_some_and(|opcode| *opcode != done.opcode);
+        let mut said = wanted.opcode.as_ref().map_or_else(String::new, |opcode| format!(" opcode={opcode}"));
+        for (name, number) in &wanted.numbers {
+            let value = number.value(&self.names)?;
+            let is = match *name {
+                "bytes" => Some(done.byte_len),
+                "imm" => done.imm,
+                "invalidated" => done.invalidated,
+                _ => Some(done.src_qp),
+            };
+            wrong |= is.map(u64::from) != Some(value);
+            said += &format!(" {name}={value}");
+        }
+        if wrong { Err(differs(expected + &said, done.to_string())) } else { Ok(()) }
+    }
+}
+
+fn differs(expected: String, received: String) -> Stop {
+    Stop::Differs { expected, received }
+}

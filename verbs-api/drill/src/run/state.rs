@@ -1,0 +1,109 @@
+//! What a run knows: the script's names, what it has made on the far side, the packets so far; and
+//! why a run ends. `near` and `peer` do the steps.
+
+use crate::log::Log;
+use crate::number::{Names, Number};
+use crate::target::{Card, Completed, Handle, Refused, Region, Target};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a packet or a completion may take when the script says nothing.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Why a case ends before its last step.
+#[derive(Clone, Debug)]
+pub(super) enum Stop {
+    /// The card did something else.
+    Differs { expected: String, received: String },
+    /// The far side did not obey.
+    Refused(Refused),
+    /// The script cannot be followed.
+    Script(String),
+    /// The card does not have what the script wants.
+    Unsupported(String),
+}
+
+impl From<Refused> for Stop {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Self::Script(text)
+    }
+}
+
+/// A case that is being run.
+pub(super) struct Run<'a> {
+    pub(super) target: &'a mut dyn Target,
+    pub(super) card: Card,
+    pub(super) names: Names,
+    pub(super) world: World,
+    pub(super) log: Log,
+    /// When the newest packet was sent or received.
+    pub(super) last: Duration,
+    pub(super) steps: usize,
+}
+
+impl Run<'_> {
+    /// A duration that the script says.
+    pub(super) fn time(&self, number: &Number) -> Result<Duration, Stop> {
+        Ok(Duration::from_nanos(number.value(&self.names)?).min(Duration::from_secs(600)))
+    }
+
+    pub(super) fn deadline(&self, within: Option<&Number>) -> Result<Duration, Stop> {
+        Ok(self.target.now() + within.map_or(Ok(PATIENCE), |within| self.time(within))?)
+    }
+}
+
+/// A queue pair of the card and the one of the near side that it is connected to.
+#[derive(Clone, Debug)]
+pub(super) struct Tie {
+    pub(super) name: String,
+    pub(super) qp: Handle,
+    pub(super) cq: Handle,
+    pub(super) qpn: u32,
+    pub(super) near: u32,
+    pub(super) qkey: u32,
+    pub(super) is_datagram: bool,
+}
+
+/// What the script has made on the far side.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    pub(super) ties: Vec<Tie>,
+    pub(super) regions: BTreeMap<String, Region>,
+    pub(super) domains: BTreeMap<String, Handle>,
+    pub(super) srqs: BTreeMap<String, Handle>,
+    /// Completions that nobody has asked for yet.
+    pub(super) completed: Vec<Completed>,
+    pub(super) events: Vec<String>,
+}
+
+impl World {
+    /// The queue pair with this name, or the first.
+    pub(super) fn tie(&self, name: Option<&str>) -> Result<&Tie, Stop> {
+        let found = match name {
+            None => self.ties.first(),
+            Some(name) => self.ties.iter().find(|tie| tie.name == name),
+        };
+        found.ok_or_else(|| Stop::Script(format!("there is no queue pair `{}`", name.unwrap_or_default())))
+    }
+
+    /// The numbers of the near side.
+    pub(super) fn near(&self) -> Vec<u32> {
+        self.ties.iter().map(|tie| tie.near).collect()
+    }
+
+    pub(super) fn region(&self, name: &str) -> Result<Region, Stop> {
+        self.regions.get(name).copied().ok_or_else(|| Stop::Script(format!("there is no memory `{name}`")))
+    }
+
+    pub(super) fn domain(&self, name: Option<&String>) -> Result<Option<Handle>, Stop> {
+        let find = |name: &String| self.domains.get(name).copied();
+        let missing = |name: &String| Stop::Script(format!("there is no domain `{name}`"));
+        name.map(|name| find(name).ok_or_else(|| missing(name))).transpose()
+    }
+}

@@ -1,0 +1,240 @@
+//! A case without judgement: its steps are done, and all that the card shows of it is written down.
+
+use super::state::{Run, Stop, World};
+use crate::layout;
+use crate::log::Log;
+use crate::script::Case;
+use crate::script::steps::{Line, Peer, Spec, Step};
+use crate::target::Target;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long the answer to the last packet may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of a network header in front of a datagram.
+const GRH: usize = 40;
+/// The most answers that are looked at.
+const MAX_ANSWERS: usize = 4096;
+
+/// What a card shows of a case.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trace {
+    /// Its packets: to which queue pair, and their bytes.
+    pub(crate) answers: Vec<(String, Vec<u8>)>,
+    /// Completions by queue pair, as text.
+    pub(crate) completions: BTreeMap<String, Vec<String>>,
+    /// States of the queue pairs.
+    pub(crate) states: BTreeMap<String, String>,
+    /// What is in the regions.
+    pub(crate) memory: BTreeMap<String, Vec<u8>>,
+    /// Whether the last packet, on the queue pair `h`, was acknowledged.
+    pub(crate) is_alive: bool,
+    /// How many packets were sent.
+    pub(crate) sent: usize,
+    /// Where the network headers of datagrams go, which have addresses in them.
+    headers: Vec<(String, usize)>,
+}
+
+/// Does the steps of `case`, which sends and tells the far side what to do, until nothing has come
+/// for `settle`.
+///
+/// Its last packet is that of an honest connection, `h`. It is sent before a queue pair gets its
+/// next packet, each time with the next number `beat`, and the card acknowledges it before the case
+/// goes on: what a queue pair does does not depend on how much came at once.
+///
+/// # Errors
+/// The case cannot be followed, or the target is gone: `None` for the first.
+pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Trace, Option<String>> {
+    target.begin(false).map_err(|refused| Some(refused.to_string()))?;
+    let card = target.card(false).ok_or_else(|| Some("the card has no IPv4 address".to_owned()))?;
+    let last = target.now();
+    let world = World::default();
+    let mut run = Run { target, card, names: case.names.clone(), world, log: Log::default(), last, steps: 0 };
+    let honest = case.lines.iter().rev().find_map(|line| match &line.step {
+        Step::Send(spec) if spec.qp.as_deref() == Some("h") => Some(spec),
+        _ => None,
+    });
+    let mut trace = Trace { is_alive: true, ..Trace::default() };
+    run.steps(case, honest.ok_or(None)?, &mut trace).map_err(|stop| match stop {
+        Stop::Refused(refused) if refused.errno == 0 => Some(refused.to_string()),
+        _ => None,
+    })?;
+    let rest = |stop: Stop| Some(format!("{stop:?}"));
+    run.settle(&mut trace, settle).map_err(rest)?;
+    run.look(&mut trace).map_err(rest)?;
+    Ok(trace)
+}
+
+/// Does the steps of `case` and writes down what goes over the wire; waits so long for an answer to
+/// each packet that asks for one, and at the end. Also tells the states of the queue pairs then.
+///
+/// # Errors
+/// What the far side refused, or that it is gone.
+pub(crate) fn record(
+    case: &Case,
+    target: &mut dyn Target,
+    patience: Duration,
+) -> Result<(Log, BTreeMap<String, String>), String> {
+    target.begin(false).map_err(|refused| refused.to_string())?;
+    let card = target.card(false).ok_or("the card has no IPv4 address")?;
+    let last = target.now();
+    let world = World::default();
+    let mut run = Run { target, card, names: case.names.clone(), world, log: Log::default(), last, steps: 0 };
+    run.recorded(&case.lines, patience).map_err(|stop| match stop {
+        Stop::Refused(refused) => refused.to_string(),
+        Stop::Differs { received, .. } => received,
+        Stop::Script(text) | Stop::Unsupported(text) => text,
+    })?;
+    let states = run.world.ties.iter().map(|tie| Ok((tie.name.clone(), run.target.query_qp(tie.qp)?)));
+    let states = states.collect::<Result<_, crate::target::Refused>>().map_err(|refused| refused.to_string())?;
+    Ok((run.log, states))
+}
+
+impl Run<'_> {
+    fn recorded(&mut self, lines: &[Line], patience: Duration) -> Result<(), Stop> {
+        for line in lines {
+            match &line.step {
+                Step::Send(spec) => {
+                    self.send(spec)?;
+                    let asks = spec.fields.iter().any(|(name, _)| name == "ackreq")
+                        || matches!(spec.opcode, 0x0c | 0x13 | 0x14);
+                    self.log_answers(if asks { patience } else { Duration::ZERO }, asks)?;
+                }
+                Step::Peer(peer) => self.peer(peer)?,
+                Step::Repeat(count, inside) => {
+                    for index in 0..count.value(&self.names)? {
+                        self.names.insert("i".into(), index);
+                        self.recorded(inside, patience)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.log_answers(patience, false)
+    }
+
+    /// Writes down what has come until then, or until the first answer.
+    fn log_answers(&mut self, patience: Duration, is_one_enough: bool) -> Result<(), Stop> {
+        let mut until = self.target.now() + patience;
+        while let Some((at, datagram)) = self.target.receive(until)? {
+            self.log.add(at, true, datagram);
+            if is_one_enough {
+                until = self.target.now();
+            }
+        }
+        Ok(())
+    }
+
+    fn steps(&mut self, case: &Case, honest: &Spec, trace: &mut Trace) -> Result<(), Stop> {
+        let (mut beat, mut busy) = (0, BTreeSet::new());
+        for line in &case.lines {
+            match &line.step {
+                Step::Send(spec) if trace.is_alive && !std::ptr::eq(spec, honest) => {
+                    if busy.contains(&spec.qp) {
+                        busy.clear();
+                        self.beat(honest, beat, trace)?;
+                        beat += 1;
+                    }
+                    busy.insert(&spec.qp);
+                    self.send(spec)?;
+                    trace.sent += 1;
+                }
+                Step::Peer(peer) => match self.peer(peer) {
+                    // A queue pair in error refuses work on one card and flushes it on another.
+                    Err(Stop::Refused(refused))
+                        if refused.errno != 0 && matches!(peer, Peer::Post(_) | Peer::Recv { .. }) => {}
+                    done => {
+                        done?;
+                        if let Peer::Recv { queue, sges, .. } = peer
+                            && self.world.tie(Some(queue))?.is_datagram
+                        {
+                            for sge in sges {
+                                trace.headers.push((sge.mr.clone(), sge.at.value(&self.names)? as usize));
+                            }
+                        }
+                    }
+                },
+                Step::Let(name, number) => {
+                    self.names.insert(name.clone(), number.value(&self.names)?);
+                }
+                _ => {}
+            }
+        }
+        if trace.is_alive { self.beat(honest, beat, trace) } else { Ok(()) }
+    }
+
+    /// Sends the honest packet number `beat` and takes all answers until its own; once again if none
+    /// comes, because the path may lose a packet.
+    fn beat(&mut self, honest: &Spec, beat: u64, trace: &mut Trace) -> Result<(), Stop> {
+        self.names.insert("beat".into(), beat);
+        let tie = self.world.tie(Some("h"))?;
+        let psn = (self.names.get(&format!("{}.psn", tie.name)).copied().unwrap_or_default() + beat) & 0xff_ffff;
+        for _ in 0..2 {
+            self.send(honest)?;
+            trace.sent += 1;
+            let until = self.target.now() + PATIENCE;
+            while let Some(packet) = self.answer(trace, until)? {
+                if packet.0 == "h" && is_acknowledgement(&packet.1, psn) {
+                    return Ok(());
+                }
+            }
+        }
+        trace.is_alive = false;
+        Ok(())
+    }
+
+    /// All answers until none has come for so long.
+    fn settle(&mut self, trace: &mut Trace, settle: Duration) -> Result<(), Stop> {
+        let mut until = self.target.now() + settle;
+        while self.answer(trace, until)?.is_some() && trace.answers.len() < MAX_ANSWERS {
+            until = self.target.now() + settle;
+        }
+        Ok(())
+    }
+
+    /// The next answer, which is also written down, but for those to the honest connection.
+    fn answer(&mut self, trace: &mut Trace, until: Duration) -> Result<Option<(String, Vec<u8>)>, Stop> {
+        let Some((_, datagram)) = self.target.receive(until)? else { return Ok(None) };
+        let to = datagram.bytes.get(5..8).map(|qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
+        let tie = self.world.ties.iter().find(|tie| Some(tie.near) == to);
+        let answer = (tie.map_or_else(|| "?".to_owned(), |tie| tie.name.clone()), datagram.bytes);
+        if answer.0 != "h" {
+            trace.answers.push(answer.clone());
+        }
+        Ok(Some(answer))
+    }
+
+    fn look(&mut self, trace: &mut Trace) -> Result<(), Stop> {
+        for tie in &self.world.ties {
+            trace.states.insert(tie.name.clone(), self.target.query_qp(tie.qp)?);
+            let done = self.target.poll(tie.cq)?;
+            // The number of the near side is another one in each run.
+            let done = done.into_iter().map(|mut done| {
+                done.src_qp = 0;
+                if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
+                    // Nobody defines it.
+                    done.byte_len = 0;
+                }
+                done.to_string()
+            });
+            let done = done.collect();
+            trace.completions.insert(tie.name.clone(), done);
+        }
+        for (name, region) in &self.world.regions {
+            let len = if name.starts_with('m') { 8192 } else { 64 };
+            let mut bytes = self.target.read(region.mr, 0, len)?;
+            for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
+                bytes.iter_mut().skip(*at).take(GRH).for_each(|byte| *byte = 0);
+            }
+            trace.memory.insert(name.clone(), bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a packet acknowledges the request with this PSN.
+fn is_acknowledgement(packet: &[u8], psn: u64) -> bool {
+    let (fields, _) = layout::fields(*packet.first().unwrap_or(&0));
+    let get = |name: &str| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
+    get("psn") == Some(psn) && get("syndrome").is_some_and(|syndrome| syndrome < 0x20)
+}

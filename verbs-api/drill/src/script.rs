@@ -1,0 +1,217 @@
+//! Scripts: a text, its loops unrolled, each line a step.
+//!
+//! `docs/drill.md` is the manual of the language. `words` takes lines apart, `steps` has what a
+//! step says and `read` makes steps of words. Nothing here runs anything.
+
+mod read;
+pub(crate) mod steps;
+mod words;
+
+use crate::number::{Names, Number};
+use std::fmt;
+use steps::{Line, Step};
+
+/// The most cases that the loops of one script make.
+const MAX_CASES: usize = 4096;
+/// The most bytes of a script.
+const MAX_LEN: usize = 1 << 20;
+
+/// A script that can be run.
+#[derive(Debug)]
+pub struct Script {
+    name: String,
+    title: String,
+    clauses: Vec<String>,
+    cases: Vec<Case>,
+}
+
+/// One way through the loops of a script.
+#[derive(Debug)]
+pub struct Case {
+    pub(crate) parameters: Vec<(String, String)>,
+    pub(crate) names: Names,
+    pub(crate) family: Family,
+    pub(crate) lines: Vec<Line>,
+}
+
+/// Which addresses a script wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Family {
+    /// Any.
+    #[default]
+    Any,
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// What is wrong with a script, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}:{line}: {what}\n    {text}")]
+pub struct ScriptError {
+    name: String,
+    line: usize,
+    what: String,
+    text: String,
+}
+
+/// A line of the text: its number, and what it says without its comment.
+type Source<'a> = (usize, &'a str);
+
+impl Script {
+    /// Reads the text of a script. `name` is what errors call it.
+    ///
+    /// # Errors
+    /// The first line that says nothing that can be done.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ScriptError> {
+        let error = |line, text: &str, what| ScriptError { name: name.into(), line, what, text: text.into() };
+        if text.len() > MAX_LEN {
+            return Err(error(1, "", "a script has at most a megabyte".into()));
+        }
+        let sources: Vec<Source<'_>> = (1..).zip(text.lines().map(words::without_comment)).collect();
+        let sources: Vec<_> = sources.into_iter().filter(|(_, line)| !line.is_empty()).collect();
+        let mut script = Self { name: name.into(), title: String::new(), clauses: Vec::new(), cases: Vec::new() };
+        let mut combinations = vec![Vec::new()];
+        for (number, line) in &sources {
+            let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            match word {
+                "title" => script.title = rest.trim().into(),
+                "clause" => script.clauses.extend(rest.split(',').map(|clause| clause.trim().into())),
+                "for" => {
+                    combinations = combine(combinations, rest).map_err(|what| error(*number, line, what))?;
+                }
+                _ => {}
+            }
+        }
+        if script.title.is_empty() {
+            return Err(error(1, "", "a script begins with its title".into()));
+        }
+        for parameters in combinations {
+            let case = unroll(&sources, parameters).map_err(|(line, text, what)| error(line, &text, what))?;
+            script.cases.push(case);
+        }
+        Ok(script)
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it shows.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// The clauses of the protocol that it is about.
+    pub fn clauses(&self) -> &[String] {
+        &self.clauses
+    }
+
+    /// The ways through its loops; one if it has none.
+    pub fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+}
+
+impl fmt::Display for Case {
+    /// The values of its loops, as they tell it from others of its script.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.parameters.iter().enumerate() {
+            write!(f, "{}{name}={value}", if index == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Names of loops and their values.
+type Parameters = Vec<(String, String)>;
+
+/// Each of `combinations` with each turn of the loop `names in values`: `mtu in 256 1024`, or with
+/// several names `opcode, length in SEND_ONLY 0; SEND_LAST 1`.
+fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>, String> {
+    let (names, values) = text.split_once(" in ").ok_or("a loop is `for NAME in VALUE...`")?;
+    let names: Vec<_> = names.split(',').map(str::trim).collect();
+    // A value of several words stands in quotes.
+    let bare = |value: &'_ str| value.trim_matches('"').to_owned();
+    let turns: Vec<Vec<_>> = if names.len() == 1 {
+        words::split(values).map(|value| vec![bare(value)]).collect()
+    } else {
+        values.split(';').map(|turn| words::split(turn).map(bare).collect()).collect()
+    };
+    if turns.is_empty() || turns.iter().any(|turn| turn.len() != names.len()) {
+        return Err(format!("each turn of this loop has {} values", names.len()));
+    }
+    if combinations.len().saturating_mul(turns.len()) > MAX_CASES {
+        return Err(format!("the loops of a script make at most {MAX_CASES} cases"));
+    }
+    let mut all = Vec::new();
+    for parameters in &combinations {
+        for turn in &turns {
+            let more = names.iter().zip(turn).map(|(name, value)| ((*name).to_owned(), value.clone()));
+            all.push(parameters.iter().cloned().chain(more).collect());
+        }
+    }
+    Ok(all)
+}
+
+/// A line that says nothing: its number, its text with the values of loops in it, and why.
+type Complaint = (usize, String, String);
+
+fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Complaint> {
+    let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
+    let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
+    let mut case = Case { names, parameters, family: Family::Any, lines: Vec::new() };
+    let mut service = String::from("RC");
+    // The blocks around the current line, with the count of each.
+    let mut open: Vec<(Line, Vec<Line>)> = Vec::new();
+    for (at, line) in sources {
+        let text = case
+            .parameters
+            .iter()
+            .fold((*line).to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value));
+        let complain = |what: String| (*at, text.clone(), what);
+        let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
+        let rest = rest.trim();
+        match word {
+            "title" | "clause" | "for" => continue,
+            "service" => service = rest.into(),
+            "family" => case.family = family(rest).map_err(complain)?,
+            "end" => {
+                let (mut block, lines) = open.pop().ok_or_else(|| complain("nothing is open here".into()))?;
+                if let Step::Repeat(_, inside) = &mut block.step {
+                    *inside = lines;
+                }
+                open.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(block);
+            }
+            _ => {
+                let step = read::step(&service, word, rest).map_err(complain)?;
+                let line = Line { number: *at, text, step };
+                match line.step {
+                    Step::Repeat(..) if open.len() >= 8 => {
+                        return Err((line.number, line.text, "too many blocks in each other".into()));
+                    }
+                    Step::Repeat(..) => open.push((line, Vec::new())),
+                    _ => open.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(line),
+                }
+            }
+        }
+    }
+    match open.pop() {
+        Some((block, _)) => Err((block.number, block.text, "this block has no end".into())),
+        None => Ok(case),
+    }
+}
+
+fn family(text: &str) -> Result<Family, String> {
+    match text {
+        "any" => Ok(Family::Any),
+        "ipv4" => Ok(Family::V4),
+        "ipv6" => Ok(Family::V6),
+        _ => Err("a family is ipv4, ipv6 or any".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! What scripts are, and what is said of those that are none.
+
+use super::*;
+
+fn error(text: &str) -> String {
+    Script::parse("a.drill", &format!("title t\n{text}")).unwrap_err().to_string()
+}
+
+#[test]
+fn a_script_has_a_title_clauses_and_a_case_for_each_turn_of_its_loops() {
+    let text = "title Zero bytes # a comment\nclause A-B, C-D\nfor mtu in 256 512\nfor op, n in SEND_ONLY 0; SEND_LAST 1\n\
+                send {op} psn=n len=mtu\n";
+    let script = Script::parse("a.drill", text).unwrap();
+    assert_eq!((script.title(), script.clauses()), ("Zero bytes", &["A-B".to_owned(), "C-D".to_owned()][..]));
+    let cases: Vec<_> = script.cases().iter().map(Case::to_string).collect();
+    assert_eq!(cases[..2], ["mtu=256 op=SEND_ONLY n=0", "mtu=256 op=SEND_LAST n=1"]);
+    assert_eq!(cases.len(), 4);
+    assert_eq!(script.cases()[0].names.get("mtu"), Some(&256));
+    assert!(matches!(&script.cases()[1].lines[0].step, Step::Send(spec) if spec.opcode == 2));
+}
+
+#[test]
+fn a_value_of_several_words_stands_in_quotes() {
+    let script = Script::parse("a", "title t\nfor a in \"SEND_ONLY len=4\" READ_REQUEST\nsend {a} psn=1").unwrap();
+    let cases: Vec<_> = script.cases().iter().map(|case| case.lines[0].text.as_str()).collect();
+    assert_eq!(cases, ["send SEND_ONLY len=4 psn=1", "send READ_REQUEST psn=1"]);
+}
+
+#[test]
+fn blocks_hold_the_lines_up_to_their_end() {
+    let script =
+        Script::parse("a.drill", "title t\nrepeat 3\nwait 1ms\nrepeat 2\nwait 2ms\nend\nend\nwait 3ms").unwrap();
+    let lines = &script.cases()[0].lines;
+    let Step::Repeat(_, inside) = &lines[0].step else { panic!("{lines:?}") };
+    assert_eq!((lines.len(), inside.len(), inside[1].number), (2, 2, 4));
+}
+
+#[test]
+fn what_a_script_does_wrong_is_said_with_its_line() {
+    for (text, what) in [
+        ("sned SEND_ONLY", "a.drill:2: there is no step `sned`\n    sned SEND_ONLY"),
+        ("\n\nsend SEND_MOST", "a.drill:4: RC has no opcode `SEND_MOST`\n    send SEND_MOST"),
+        ("send SEND_ONLY psn=x+", "a.drill:2: a number is missing\n    send SEND_ONLY psn=x+"),
+        ("send SEND_ONLY pns=1", "a.drill:2: `pns` means nothing here\n    send SEND_ONLY pns=1"),
+        ("expect NAK within 1ms", "a.drill:2: which NAK is missing\n    expect NAK within 1ms"),
+        ("expect NAK no_reason", "a.drill:2: there is no NAK `no_reason`\n    expect NAK no_reason"),
+        ("expect ACK within", "a.drill:2: what is within is missing\n    expect ACK within"),
+        ("peer dance q", "a.drill:2: the peer cannot `dance`\n    peer dance q"),
+        ("peer reg m access=lots", "a.drill:2: there is no right `lots`\n    peer reg m access=lots"),
+        ("peer reg m sise=3", "a.drill:2: `sise=3` means nothing here\n    peer reg m sise=3"),
+        ("send SEND_ONLY hex=abc", "a.drill:2: bytes are pairs of hexadecimal digits\n    send SEND_ONLY hex=abc"),
+        ("repeat 3\nwait 1ms", "a.drill:2: this block has no end\n    repeat 3"),
+        ("end", "a.drill:2: nothing is open here\n    end"),
+        ("for mtu 256", "a.drill:2: a loop is `for NAME in VALUE...`\n    for mtu 256"),
+        ("for a, b in 1 2; 3", "a.drill:2: each turn of this loop has 2 values\n    for a, b in 1 2; 3"),
+        ("service RD\nsend SEND_ONLY", "a.drill:3: there is no service `RD`\n    send SEND_ONLY"),
+        ("family ipx", "a.drill:2: a family is ipv4, ipv6 or any\n    family ipx"),
+    ] {
+        assert_eq!(error(text), what);
+    }
+    assert_eq!(Script::parse("b", "wait 1ms").unwrap_err().to_string(), "b:1: a script begins with its title\n    ");
+}

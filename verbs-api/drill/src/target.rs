@@ -1,0 +1,254 @@
+//! What a script needs of a target: a card that obeys verbs (the far side), and a way for packets
+//! to and from it (the near side). Traits and plain data; `virtual_card` and `agent` implement
+//! them.
+
+use roxe_wire::Gid;
+use std::fmt;
+use std::time::Duration;
+
+/// Why the far side did not do what it was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What it says.
+    pub text: String,
+    /// The error number of the verb; 0: none, the target itself cannot be used.
+    pub errno: i32,
+}
+
+impl Refused {
+    /// What no verb is to blame for.
+    pub fn broken(text: impl Into<String>) -> Self {
+        Self { text: text.into(), errno: 0 }
+    }
+
+    /// Whether the card says that it does not do such things.
+    pub(crate) const fn is_unsupported(&self) -> bool {
+        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        if self.errno == 0 { Ok(()) } else { write!(f, " (errno {})", self.errno) }
+    }
+}
+
+/// What the far side answers.
+pub type Answer<T> = Result<T, Refused>;
+
+/// An object of the far side.
+pub type Handle = u64;
+
+/// Registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its handle.
+    pub mr: Handle,
+    /// First address.
+    pub addr: u64,
+    /// Key for its owner.
+    pub lkey: u32,
+    /// Key for peers.
+    pub rkey: u32,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Debug, Default)]
+pub struct NewQp {
+    /// RC, UC or UD.
+    pub service: String,
+    /// Its protection domain; `None`: the one that is there from the start.
+    pub pd: Option<Handle>,
+    /// Its completion queue, for both sides.
+    pub cq: Handle,
+    /// Its shared receive queue.
+    pub srq: Option<Handle>,
+    /// Depths: sends, receives, elements of a list, inline bytes.
+    pub caps: [u32; 4],
+}
+
+/// Attributes of a modify; those of `None` stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// RESET, INIT, RTR, RTS, SQD or ERR.
+    pub to: String,
+    /// `enum ibv_access_flags`.
+    pub access: Option<u32>,
+    /// Q_Key.
+    pub qkey: Option<u32>,
+    /// Bytes of a full packet.
+    pub path_mtu: Option<u32>,
+    /// The near side's queue pair and address.
+    pub dest: Option<(u32, Gid)>,
+    /// First PSN expected.
+    pub rq_psn: Option<u32>,
+    /// First PSN sent.
+    pub sq_psn: Option<u32>,
+    /// Code of the ACK timeout.
+    pub timeout: Option<u8>,
+    /// Retries after loss.
+    pub retry_cnt: Option<u8>,
+    /// Retries after RNR NAK.
+    pub rnr_retry: Option<u8>,
+    /// Code of the wait in RNR NAKs.
+    pub min_rnr_timer: Option<u8>,
+    /// READs and atomics outstanding as requester.
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics outstanding as responder.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// Raise SQ_DRAINED (with SQD).
+    pub notify: bool,
+}
+
+/// A piece of memory, by numbers: what the card says to wrong ones is its business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Key.
+    pub lkey: u32,
+}
+
+/// A send work request.
+#[derive(Clone, Debug, Default)]
+pub struct Work {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// As in `enum ibv_wr_opcode`, without `IBV_WR_`.
+    pub opcode: String,
+    /// SIGNALED, FENCE, SOLICITED.
+    pub flags: Vec<&'static str>,
+    /// Its list.
+    pub pieces: Vec<Piece>,
+    /// Or its bytes.
+    pub inline: Option<Vec<u8>>,
+    /// Address in the memory of the near side.
+    pub remote_addr: u64,
+    /// Key there, or the key to invalidate.
+    pub rkey: u32,
+    /// Immediate data, as on the wire.
+    pub imm: u32,
+    /// Operands of atomics.
+    pub compare_add: u64,
+    /// The new value.
+    pub swap: u64,
+    /// Destination of a datagram: address, queue pair, Q_Key.
+    pub datagram: Option<(Gid, u32, u32)>,
+}
+
+/// A completion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Completed {
+    /// Of which work request.
+    pub wr_id: u64,
+    /// As in `enum ibv_wc_status`, without `IBV_WC_`.
+    pub status: String,
+    /// As in `enum ibv_wc_opcode`, without `IBV_WC_`.
+    pub opcode: String,
+    /// Bytes received.
+    pub byte_len: u32,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// Key that the sender has invalidated.
+    pub invalidated: Option<u32>,
+    /// The sender of a datagram.
+    pub src_qp: u32,
+    /// The queue pair.
+    pub qpn: u32,
+}
+
+impl fmt::Display for Completed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wr_id, status, opcode, byte_len, imm, invalidated, src_qp, qpn: _ } = self;
+        write!(f, "id={wr_id} status={status}")?;
+        if status != "SUCCESS" {
+            return Ok(());
+        }
+        write!(f, " opcode={opcode} bytes={byte_len}")?;
+        imm.map_or(Ok(()), |imm| write!(f, " imm={imm:#x}"))?;
+        invalidated.map_or(Ok(()), |key| write!(f, " invalidated={key:#x}"))?;
+        if *src_qp == 0 { Ok(()) } else { write!(f, " src_qp={src_qp:#x}") }
+    }
+}
+
+/// The card under test and its program. Methods are those of verbs, in the order of a program.
+#[allow(missing_docs, reason = "named as the verbs are")]
+pub trait FarSide {
+    fn alloc_pd(&mut self) -> Answer<Handle>;
+    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region>;
+    fn deregister(&mut self, mr: Handle) -> Answer<()>;
+    fn create_cq(&mut self, cqe: u32) -> Answer<Handle>;
+    fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle>;
+    /// Handle and number.
+    fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)>;
+    fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()>;
+    /// Its state, as in [`Change::to`].
+    fn query_qp(&mut self, qp: Handle) -> Answer<String>;
+    fn destroy_qp(&mut self, qp: Handle) -> Answer<()>;
+    fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()>;
+    fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
+    fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
+    /// What is in the queue now.
+    fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>>;
+    fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
+    fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
+    /// Asynchronous events since the last call, as in `enum ibv_event_type` without `IBV_EVENT_`.
+    fn events(&mut self) -> Answer<Vec<String>>;
+}
+
+/// A packet on the near side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// From whom to whom, and what the IP header says.
+    pub net: roxe_wire::NetHeader,
+    /// From the BTH to the ICRC.
+    pub bytes: Vec<u8>,
+}
+
+/// What is known of a target before anything is tried.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// What reports call it.
+    pub name: String,
+    /// Its address.
+    pub address: Gid,
+    /// The address of the near side, and another one that no connection is with; zero if there is
+    /// none.
+    pub near: [Gid; 2],
+    /// The first queue pair number of the near side.
+    pub first_near: u32,
+    /// The UDP port that the near side sends from.
+    pub near_port: u16,
+    /// How much too late the near side may see a packet; time between two is known no better.
+    pub jitter: Duration,
+    /// The largest path MTU of its port, bytes.
+    pub max_mtu: u32,
+}
+
+/// A target of scripts.
+pub trait Target: FarSide {
+    /// What is known of it, when addresses are IPv6, or IPv4. `None`: it has no such address.
+    fn card(&self, ipv6: bool) -> Option<Card>;
+    /// Begins a case over these addresses: everything of the case before is freed.
+    ///
+    /// # Errors
+    /// The target cannot be used.
+    fn begin(&mut self, ipv6: bool) -> Answer<()>;
+    /// The time since some start.
+    fn now(&self) -> Duration;
+    /// Sends a packet from the near side.
+    ///
+    /// # Errors
+    /// The near side itself cannot.
+    fn send(&mut self, datagram: &Datagram) -> Answer<()>;
+    /// The next packet for the near side, if one comes until then, and when it came.
+    ///
+    /// # Errors
+    /// The near side itself cannot.
+    fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
+    /// Waits before the far side is asked again, at most until then.
+    fn pause(&mut self, until: Duration);
+}

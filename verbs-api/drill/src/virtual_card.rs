@@ -1,0 +1,441 @@
+//! The target `virtual`: queue pairs of `roxe_transport` in this process, at a time that jumps.
+//!
+//! A card without sockets, threads and waiting: a script runs in microseconds, the same way every
+//! time. Memory, completions and shared queues are those of the simulation
+//! (`roxe_transport::sim`); here is what a driver does around a queue pair.
+
+use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
+use crate::target::{Target, Work};
+use roxe_transport::Qp;
+use roxe_transport::cx::TxState;
+use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, Service};
+use roxe_transport::sim::batch::{Batch, Pool};
+use roxe_transport::sim::host::{SRQ_MAX_SGE, Srq};
+use roxe_transport::sim::memory::OWN_PD;
+use roxe_transport::sim::{Mr, SimHost, VecMemory};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{
+    Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra,
+};
+use roxe_transport::wr::{WcOpcode, WcStatus};
+use roxe_wire::{Gid, ImmDt, LKey, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+/// Number of the first queue pair.
+const FIRST_QPN: u32 = 0x11;
+/// Number of the first queue pair of the near side.
+const FIRST_NEAR: u32 = 0x2a;
+/// Bytes of a region.
+const MAX_REGION: u32 = 64 << 20;
+/// A card that goes on for so long without time passing hangs.
+const MAX_ROUNDS: usize = 100_000;
+
+/// A queue pair and what it reaches.
+struct Member {
+    qp: Qp,
+    host: SimHost,
+    cq: Handle,
+    srq: Option<usize>,
+    alive: bool,
+}
+
+/// A card in this process.
+#[derive(Default)]
+pub struct VirtualCard {
+    now: Instant,
+    memory: VecMemory,
+    regions: Vec<Mr>,
+    domains: u32,
+    queues: Handle,
+    srqs: Vec<Srq>,
+    members: Vec<Member>,
+    events: Vec<String>,
+    arrived: VecDeque<(Duration, Datagram)>,
+    pool: Pool,
+}
+
+fn invalid(text: impl Into<String>) -> Refused {
+    Refused { text: text.into(), errno: libc::EINVAL }
+}
+
+impl VirtualCard {
+    /// Calls `verb` with a queue pair that sees the time, the memory and the shared queue of the
+    /// card, and then lets it send.
+    fn with<T>(&mut self, at: usize, verb: impl FnOnce(&mut Qp, &mut SimHost) -> T) -> Answer<T> {
+        let member = self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| invalid("no queue pair"))?;
+        member.host.clock = self.now;
+        std::mem::swap(&mut member.host.memory, &mut self.memory);
+        let mut srq = member.srq.and_then(|srq| self.srqs.get_mut(srq));
+        if let Some(srq) = &mut srq {
+            std::mem::swap(&mut member.host.srq, srq);
+        }
+        let answer = verb(&mut member.qp, &mut member.host);
+        drive(member, self.now, &mut self.pool, &mut self.arrived);
+        self.events.extend(member.qp.poll_event().iter_names().map(|(name, _)| event_name(name)));
+        if let Some(srq) = &mut srq {
+            std::mem::swap(&mut member.host.srq, srq);
+        }
+        std::mem::swap(&mut member.host.memory, &mut self.memory);
+        Ok(answer)
+    }
+
+    /// Lets time pass until then, or until a packet has come for the near side.
+    fn advance(&mut self, until: Instant) {
+        for _ in 0..MAX_ROUNDS {
+            if !self.arrived.is_empty() {
+                return;
+            }
+            let timers = self.members.iter().enumerate().filter(|(_, member)| member.alive);
+            let next = timers.filter_map(|(at, member)| Some((member.qp.poll_timeout()?, at))).min();
+            let Some((due, at)) = next.filter(|(due, _)| *due <= until) else {
+                self.now = self.now.max(until);
+                return;
+            };
+            self.now = self.now.max(due);
+            // It is there: its timer has just been looked at.
+            let _ = self.with(at, |qp, host| qp.handle_timeout(host));
+        }
+        self.events.push("HANGS".into());
+        self.now = self.now.max(until);
+    }
+
+    fn region(&self, mr: Handle) -> Answer<Mr> {
+        self.regions.get(mr as usize).copied().ok_or_else(|| invalid("no such region"))
+    }
+}
+
+fn sges(pieces: &[Piece]) -> Vec<Sge> {
+    pieces.iter().map(|piece| Sge { addr: piece.addr, length: piece.len, lkey: LKey(piece.lkey) }).collect()
+}
+
+/// What a driver does after anything happened to a queue pair.
+fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDeque<(Duration, Datagram)>) {
+    let mut batch = Batch::default();
+    for _ in 0..MAX_ROUNDS {
+        let state = member.qp.poll_transmit(&mut member.host, &mut batch.open(pool, 64, false));
+        for (mut net, _, mut bytes) in batch.drain() {
+            // The near side judges the ICRC by itself; an identification is any card's to choose.
+            net.ident = 0;
+            roxe_wire::icrc::seal(&net, &mut bytes);
+            arrived.push_back((Duration::from_nanos(now.0), Datagram { net, bytes }));
+        }
+        if state == TxState::Drained {
+            return;
+        }
+    }
+}
+
+/// As in `enum ibv_event_type`.
+fn event_name(name: &str) -> String {
+    match name {
+        "FATAL" | "REQ_ERR" | "ACCESS_ERR" | "LAST_WQE_REACHED" => format!("QP_{name}"),
+        name => name.into(),
+    }
+}
+
+const fn localhost(ipv6: bool, host: u8) -> IpAddr {
+    if ipv6 {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, host))
+    }
+}
+
+impl Target for VirtualCard {
+    fn card(&self, ipv6: bool) -> Option<Card> {
+        Some(Card {
+            name: "roxe's transport at virtual time".into(),
+            address: localhost(ipv6, 1).into(),
+            near: [localhost(ipv6, 2).into(), localhost(ipv6, 3).into()],
+            first_near: FIRST_NEAR,
+            near_port: 0xc0de,
+            jitter: Duration::ZERO,
+            max_mtu: 4096,
+        })
+    }
+
+    fn begin(&mut self, _ipv6: bool) -> Answer<()> {
+        *self = Self { now: self.now, ..Self::default() };
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now.0)
+    }
+
+    fn send(&mut self, datagram: &Datagram) -> Answer<()> {
+        let Datagram { net, bytes } = datagram;
+        // As the engine does: what is damaged, is no packet or is for nobody, is dropped.
+        let Ok(packet) = Packet::parse(bytes) else { return Ok(()) };
+        if !roxe_wire::icrc::verify(net, bytes) {
+            return Ok(());
+        }
+        let is_it = |member: &Member| member.alive && member.qp.qpn() == packet.header.bth.dest_qpn;
+        if let Some(at) = self.members.iter().position(is_it) {
+            self.with(at, |qp, host| qp.handle_packet(host, net, &packet).is_ok())?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
+        self.advance(Instant(until.as_nanos() as u64));
+        Ok(self.arrived.pop_front())
+    }
+
+    fn pause(&mut self, until: Duration) {
+        let waiting = std::mem::take(&mut self.arrived);
+        self.advance(Instant(until.as_nanos() as u64));
+        let later = std::mem::replace(&mut self.arrived, waiting);
+        self.arrived.extend(later);
+    }
+}
+
+impl FarSide for VirtualCard {
+    fn alloc_pd(&mut self) -> Answer<Handle> {
+        self.domains += 1;
+        Ok(u64::from(OWN_PD + self.domains))
+    }
+
+    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
+        let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION);
+        let length = length.ok_or_else(|| invalid("a region has at most 64 MiB here"))?;
+        let pd = pd.map_or(OWN_PD, |pd| pd as u32);
+        let mr = self.memory.register_in(pd, length, Access::from_bits_retain(access));
+        self.memory.bytes_mut(mr).fill(fill);
+        self.regions.push(mr);
+        Ok(Region { mr: self.regions.len() as u64 - 1, addr: mr.addr, lkey: mr.key, rkey: mr.key })
+    }
+
+    fn deregister(&mut self, mr: Handle) -> Answer<()> {
+        let mr = self.region(mr)?;
+        self.memory.deregister(mr);
+        Ok(())
+    }
+
+    fn create_cq(&mut self, _cqe: u32) -> Answer<Handle> {
+        self.queues += 1;
+        Ok(self.queues)
+    }
+
+    fn create_srq(&mut self, _pd: Option<Handle>) -> Answer<Handle> {
+        self.srqs.push(Srq::default());
+        Ok(self.srqs.len() as u64 - 1)
+    }
+
+    fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
+        let service = match new.service.as_str() {
+            "RC" => Service::Rc,
+            "UC" => Service::Uc,
+            "UD" => Service::Ud,
+            _ => return Err(Refused { text: "no such service here".into(), errno: libc::EOPNOTSUPP }),
+        };
+        if new.pd.is_some() {
+            return Err(Refused { text: "all queue pairs have one domain here".into(), errno: libc::EOPNOTSUPP });
+        }
+        let [sends, receives, sges, inline] = new.caps;
+        let caps = QpCaps {
+            max_send_wr: sends,
+            max_recv_wr: if new.srq.is_some() { 0 } else { receives },
+            max_send_sge: sges,
+            max_recv_sge: sges,
+            max_inline_data: inline,
+        };
+        let qpn = FIRST_QPN + self.members.len() as u32;
+        let srq_max_sge = new.srq.map(|_| SRQ_MAX_SGE as u32);
+        let config = QpConfig { srq_max_sge, ..QpConfig::new(Qpn::new(qpn), service, caps) };
+        let host = SimHost::with_depth(16);
+        let srq = new.srq.map(|srq| srq as usize);
+        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true });
+        Ok((self.members.len() as u64 - 1, qpn))
+    }
+
+    fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
+        let ipv6 = change.dest.is_some_and(|(_, dgid)| !dgid.is_ipv4());
+        let sgid = Gid::from(localhost(ipv6, 1));
+        let change = change.clone();
+        let modify = move |qp: &mut Qp, host: &mut SimHost| {
+            let (attr, mask) = attributes(&change, *qp.attr(), qp.service(), sgid)?;
+            qp.modify(host, &attr, mask).map_err(|error| invalid(error.to_string()))
+        };
+        self.with(qp as usize, modify)?
+    }
+
+    fn query_qp(&mut self, qp: Handle) -> Answer<String> {
+        self.with(qp as usize, |qp, _| format!("{:?}", qp.state()).to_ascii_uppercase())
+    }
+
+    fn destroy_qp(&mut self, qp: Handle) -> Answer<()> {
+        let change = Change { to: "RESET".into(), ..Change::default() };
+        self.modify_qp(qp, &change)?;
+        self.members[qp as usize].alive = false;
+        Ok(())
+    }
+
+    fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()> {
+        let sges = sges(&work.pieces);
+        let op = operation(work)?;
+        let flags = work.flags.iter().filter_map(|flag| SendFlags::from_name(flag)).collect();
+        let data = work.inline.as_deref().map_or(SendData::Sges(&sges), SendData::Inline);
+        let sgid = |dgid: Gid| Gid::from(localhost(!dgid.is_ipv4(), 1));
+        let ud = work.datagram.map(|(dgid, qpn, qkey)| UdDest {
+            av: Av { sgid: sgid(dgid), dgid, hop_limit: 64, ..Av::default() },
+            qpn: Qpn::new(qpn),
+            qkey: Qkey(qkey),
+        });
+        let request = SendRequest { wr_id: work.wr_id, op, flags, data, ud };
+        self.with(qp as usize, |qp, _| qp.post_send(&request).map_err(|error| invalid(error.to_string())))?
+    }
+
+    fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
+        let sges = sges(pieces);
+        let request = RecvRequest { wr_id, sges: &sges };
+        self.with(qp as usize, |qp, _| qp.post_recv(&request).map_err(|error| invalid(error.to_string())))?
+    }
+
+    fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
+        let sges = sges(pieces);
+        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| invalid("no such queue"))?;
+        srq.post(&RecvRequest { wr_id, sges: &sges });
+        Ok(())
+    }
+
+    fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
+        let mine = self.members.iter_mut().filter(|member| member.cq == cq);
+        let done = mine.flat_map(|member| member.host.sends.drain(..).chain(member.host.recvs.drain(..)));
+        Ok(done.map(completed).collect())
+    }
+
+    fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>> {
+        let bytes = self.memory.bytes(self.region(mr)?);
+        let end = at.checked_add(len).ok_or_else(|| invalid("outside"))?;
+        bytes.get(at as usize..end as usize).map(<[u8]>::to_vec).ok_or_else(|| invalid("outside of the region"))
+    }
+
+    fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()> {
+        let mr = self.region(mr)?;
+        let room = self.memory.bytes_mut(mr).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes.len()));
+        room.ok_or_else(|| invalid("outside of the region"))?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn events(&mut self) -> Answer<Vec<String>> {
+        Ok(std::mem::take(&mut self.events))
+    }
+}
+
+/// What a modify sets, and which of it.
+fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {
+    type M = AttrMask;
+    let state = QpState::ALL.into_iter().find(|state| format!("{state:?}").eq_ignore_ascii_case(&change.to));
+    let state = state.ok_or_else(|| invalid("no such state"))?;
+    let (mut attr, mut mask) = (QpAttr { state, port: 1, ..old }, M::STATE);
+    if state == QpState::Init && old.state == QpState::Reset {
+        mask |= M::PKEY_INDEX | M::PORT;
+    }
+    if let (Some((qpn, dgid)), true) = (change.dest, service != Service::Ud) {
+        attr.dest_qpn = Qpn::new(qpn);
+        attr.av = Av { sgid, dgid, hop_limit: 64, ..Av::default() };
+        mask |= M::DEST_QPN | M::AV;
+    }
+    if let Some(mtu) = change.path_mtu {
+        let known = PathMtu::ALL.into_iter().find(|known| known.bytes() == mtu);
+        attr.path_mtu = known.ok_or_else(|| invalid("no such path MTU"))?;
+        mask |= M::PATH_MTU;
+    }
+    if change.notify {
+        attr.en_sqd_async_notify = true;
+        mask |= M::EN_SQD_ASYNC_NOTIFY;
+    }
+    macro_rules! set {
+        ($($from:ident => $to:ident, $bit:ident, $as:expr;)*) => {
+            $(if let Some(value) = change.$from { attr.$to = $as(value); mask |= M::$bit; })*
+        };
+    }
+    set! {
+        access => access, ACCESS_FLAGS, Access::from_bits_retain;
+        qkey => qkey, QKEY, Qkey;
+        rq_psn => rq_psn, RQ_PSN, Psn::new;
+        sq_psn => sq_psn, SQ_PSN, Psn::new;
+        timeout => timeout, TIMEOUT, u8::from;
+        retry_cnt => retry_cnt, RETRY_CNT, u8::from;
+        rnr_retry => rnr_retry, RNR_RETRY, u8::from;
+        min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER, u8::from;
+        max_rd_atomic => max_rd_atomic, MAX_QP_RD_ATOMIC, u8::from;
+        max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC, u8::from;
+    }
+    Ok((attr, mask))
+}
+
+fn operation(work: &Work) -> Answer<SendOp> {
+    let (remote_addr, rkey, imm) = (work.remote_addr, RKey(work.rkey), ImmDt(work.imm.to_be_bytes()));
+    Ok(match work.opcode.as_str() {
+        "SEND" => SendOp::Send,
+        "SEND_WITH_IMM" => SendOp::SendImm(imm),
+        "SEND_WITH_INV" => SendOp::SendInvalidate(rkey),
+        "RDMA_WRITE" => SendOp::Write { remote_addr, rkey },
+        "RDMA_WRITE_WITH_IMM" => SendOp::WriteImm { remote_addr, rkey, imm },
+        "RDMA_READ" => SendOp::Read { remote_addr, rkey },
+        "ATOMIC_CMP_AND_SWP" => SendOp::CompareSwap { remote_addr, rkey, compare: work.compare_add, swap: work.swap },
+        "ATOMIC_FETCH_AND_ADD" => SendOp::FetchAdd { remote_addr, rkey, add: work.compare_add },
+        "LOCAL_INV" => SendOp::LocalInvalidate(rkey),
+        _ => return Err(Refused { text: "no such operation here".into(), errno: libc::EOPNOTSUPP }),
+    })
+}
+
+fn completed(cqe: Cqe) -> Completed {
+    let (imm, invalidated) = match cqe.extra {
+        WcExtra::None => (None, None),
+        WcExtra::Imm(imm) => (Some(u32::from_be_bytes(imm.0)), None),
+        WcExtra::Invalidated(key) => (None, Some(key.0)),
+    };
+    Completed {
+        wr_id: cqe.wr_id,
+        status: status_name(cqe.status).into(),
+        opcode: opcode_name(cqe.opcode).into(),
+        byte_len: cqe.byte_len,
+        imm,
+        invalidated,
+        src_qp: cqe.src_qpn.get(),
+        qpn: cqe.qpn.get(),
+    }
+}
+
+/// As in `enum ibv_wc_status`.
+const fn status_name(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::Success => "SUCCESS",
+        WcStatus::LocLenErr => "LOC_LEN_ERR",
+        WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
+        WcStatus::LocProtErr => "LOC_PROT_ERR",
+        WcStatus::WrFlushErr => "WR_FLUSH_ERR",
+        WcStatus::MwBindErr => "MW_BIND_ERR",
+        WcStatus::BadRespErr => "BAD_RESP_ERR",
+        WcStatus::LocAccessErr => "LOC_ACCESS_ERR",
+        WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
+        WcStatus::RemAccessErr => "REM_ACCESS_ERR",
+        WcStatus::RemOpErr => "REM_OP_ERR",
+        WcStatus::RetryExcErr => "RETRY_EXC_ERR",
+        WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
+        _ => "GENERAL_ERR",
+    }
+}
+
+/// As in `enum ibv_wc_opcode`.
+const fn opcode_name(opcode: WcOpcode) -> &'static str {
+    match opcode {
+        WcOpcode::Send => "SEND",
+        WcOpcode::RdmaWrite => "RDMA_WRITE",
+        WcOpcode::RdmaRead => "RDMA_READ",
+        WcOpcode::CompSwap => "COMP_SWAP",
+        WcOpcode::FetchAdd => "FETCH_ADD",
+        WcOpcode::BindMw => "BIND_MW",
+        WcOpcode::LocalInv => "LOCAL_INV",
+        WcOpcode::Flush => "FLUSH",
+        WcOpcode::AtomicWrite => "ATOMIC_WRITE",
+        WcOpcode::Recv => "RECV",
+        WcOpcode::RecvRdmaWithImm => "RECV_RDMA_WITH_IMM",
+        _ => "TM",
+    }
+}

@@ -1,0 +1,93 @@
+//! `roxe fuzz` without a card: the model agrees with itself, and a card that differs from it in one
+//! answer is found, with a script that tells them apart.
+
+use roxe_drill::fuzz::{Options, fuzz};
+use roxe_drill::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Region, Work};
+use roxe_drill::{Script, Target, Verdict, VirtualCard, run};
+use std::time::Duration;
+
+const OPTIONS: Options =
+    Options { seed: 1, time: Duration::from_secs(600), cases: 1000, settle: Duration::from_millis(5) };
+
+/// A card that answers an invalid request as if it had failed to carry it out.
+#[derive(Default)]
+struct Wrong(VirtualCard);
+
+macro_rules! delegate {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&mut self, $($argument: $type),*) -> $result {
+            self.0.$name($($argument),*)
+        })*
+    };
+}
+
+impl FarSide for Wrong {
+    delegate! {
+        alloc_pd() -> Answer<Handle>;
+        register(length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region>;
+        deregister(mr: Handle) -> Answer<()>;
+        create_cq(cqe: u32) -> Answer<Handle>;
+        create_srq(pd: Option<Handle>) -> Answer<Handle>;
+        create_qp(new: &NewQp) -> Answer<(Handle, u32)>;
+        modify_qp(qp: Handle, change: &Change) -> Answer<()>;
+        query_qp(qp: Handle) -> Answer<String>;
+        destroy_qp(qp: Handle) -> Answer<()>;
+        post_send(qp: Handle, work: &Work) -> Answer<()>;
+        post_recv(qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
+        post_srq_recv(srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
+        poll(cq: Handle) -> Answer<Vec<Completed>>;
+        read(mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
+        write(mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
+        events() -> Answer<Vec<String>>;
+    }
+}
+
+impl Target for Wrong {
+    delegate! {
+        begin(ipv6: bool) -> Answer<()>;
+        send(datagram: &Datagram) -> Answer<()>;
+        pause(until: Duration) -> ();
+    }
+
+    fn card(&self, ipv6: bool) -> Option<Card> {
+        self.0.card(ipv6)
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
+        let mut answer = self.0.receive(until)?;
+        if let Some((_, Datagram { net, bytes })) = &mut answer
+            && (bytes[0], bytes[12]) == (0x11, 0x61)
+        {
+            bytes[12] = 0x63;
+            roxe_wire::icrc::seal(net, bytes);
+        }
+        Ok(answer)
+    }
+}
+
+#[test]
+fn the_model_agrees_with_itself() {
+    let summary = fuzz(&mut VirtualCard::default(), &OPTIONS, |finding| panic!("{}", finding.script)).unwrap();
+    assert_eq!(summary.cases, OPTIONS.cases);
+    assert!(summary.packets > 20 * summary.cases, "{summary:?}");
+}
+
+#[test]
+fn a_wrong_answer_is_found_and_its_script_fails_there_and_passes_with_the_model() {
+    let summary = fuzz(&mut Wrong::default(), &Options { cases: 200, ..OPTIONS }, |_| {}).unwrap();
+    let cause = "RC answers: model: NAK invalid_request; card: NAK remote_operation";
+    let found = summary.findings.iter().find(|finding| finding.cause == cause);
+    let finding = found.unwrap_or_else(|| panic!("{summary:?}"));
+    assert!(finding.count > 1, "one cause is one finding: {finding:?}");
+    let sends = finding.script.lines().filter(|line| line.starts_with("send ")).count();
+    assert!(sends <= 3, "it is short: {}", finding.script);
+    let script = Script::parse("found", &finding.script).unwrap();
+    let verdict = |card: &mut dyn Target| run("found", &script.cases()[0], card).verdict;
+    let model = verdict(&mut VirtualCard::default());
+    assert!(matches!(model, Verdict::Pass), "{model:?}\n{}", finding.script);
+    assert!(matches!(verdict(&mut Wrong::default()), Verdict::Fail(_)), "{}", finding.script);
+}

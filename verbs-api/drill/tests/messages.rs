@@ -1,0 +1,134 @@
+//! A card that does otherwise than a script says: the case fails, and the message says where, what
+//! should have come, what came, and what was on the wire.
+
+use roxe_drill::{Outcome, Script, Verdict, VirtualCard, run};
+
+fn outcome(text: &str) -> Outcome {
+    let script = Script::parse("a.drill", &format!("title t\npeer reg mr\npeer qp q\n{text}")).expect("a script");
+    run("a.drill", &script.cases()[0], &mut VirtualCard::default())
+}
+
+/// Place, expected and received of the failure of a script.
+fn failure(text: &str) -> (String, String, String) {
+    match outcome(text).verdict {
+        Verdict::Fail(failure) => (failure.at, failure.expected, failure.received),
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn another_packet_is_named_beside_the_expected_one() {
+    for (text, expected, received) in [
+        (
+            "send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=101 msn=1 each",
+            "ACK psn=101 msn=1",
+            "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0 (psn is 100, not 101)",
+        ),
+        (
+            "send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=2",
+            "ACK psn=100 msn=2",
+            "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0 (msn is 1, not 2)",
+        ),
+        (
+            "send WRITE_ONLY psn=101 ackreq\nexpect ACK psn=101 msn=1",
+            "ACK psn=101 msn=1",
+            "RC ACK dqpn=0x2a psn=100 migreq nak=psn_sequence msn=0 len=0 (psn is 100, not 101; msn is 0, not 1; \
+             syndrome is 0x60, no acknowledgement)",
+        ),
+        (
+            "send SEND_ONLY psn=100\nexpect NAK invalid_request psn=100",
+            "NAK invalid_request psn=100",
+            "RC ACK dqpn=0x2a psn=100 migreq rnr timer=12 msn=0 len=0 (syndrome is 0x2c, not 0x61)",
+        ),
+        (
+            "send READ_REQUEST psn=100 va=mr.addr rkey=mr.rkey dmalen=4\nexpect READ_RESPONSE_ONLY psn=100 data=\"full\"",
+            "READ_RESPONSE_ONLY psn=100",
+            "RC READ_RESPONSE_ONLY dqpn=0x2a psn=100 migreq ack msn=1 len=4 (payload differs from byte 0 on: 00000000, \
+             not 66756c6c)",
+        ),
+        (
+            "send READ_REQUEST psn=100 dmalen=0\nexpect ACK psn=100",
+            "ACK psn=100",
+            "RC READ_RESPONSE_ONLY dqpn=0x2a psn=100 migreq ack msn=1 len=0 (another opcode)",
+        ),
+        ("send WRITE_ONLY psn=100\nexpect ACK psn=100 within 3ms", "ACK psn=100", "nothing"),
+        (
+            "send WRITE_ONLY psn=100 ackreq\nsilence 3ms",
+            "silence 3ms",
+            "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0",
+        ),
+        (
+            "peer post q SEND id=1\nexpect SEND_ONLY\nexpect SEND_ONLY after 70ms",
+            "SEND_ONLY",
+            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (it came 67.108864ms after the packet before it)",
+        ),
+    ] {
+        let (at, is_expected, is_received) = failure(text);
+        let last = 3 + text.lines().count();
+        assert_eq!((at, is_expected, is_received), (format!("a.drill:{last}"), expected.into(), received.into()));
+    }
+}
+
+#[test]
+fn what_the_far_side_shows_is_named_beside_what_it_should() {
+    for (text, expected, received) in [
+        ("peer state q ERR within 1ms", "q is in ERR", "it is in RTS"),
+        ("peer memory mr at=8 len=4 fill=1", "4 bytes of mr", "mr at 8 differs from byte 0 on: 00000000, not 01010101"),
+        ("peer event COMM_EST within 1ms", "event COMM_EST", "events: "),
+        ("peer complete q id=1 within 1ms", "completion of q: id=1 status=SUCCESS", "nothing"),
+        (
+            "peer recv q id=2 sge=mr:0:9\nsend SEND_ONLY psn=100 len=9\npeer complete q id=1 bytes=8",
+            "completion of q: id=1 status=SUCCESS bytes=8",
+            "id=2 status=SUCCESS opcode=RECV bytes=9",
+        ),
+        (
+            "peer recv q id=2 sge=mr:0:9\nsend SEND_ONLY psn=100 len=9\npeer idle q",
+            "no completion of q",
+            "id=2 status=SUCCESS opcode=RECV bytes=9",
+        ),
+        ("peer post q SEND id=1 refused", "the verb refuses it", "it is accepted"),
+        ("peer modify q to=RTR", "the verb does it", "a queue pair cannot go from Rts to Rtr (errno 22)"),
+    ] {
+        let (_, is_expected, is_received) = failure(text);
+        assert_eq!((is_expected.as_str(), is_received.as_str()), (expected, received), "{text}");
+    }
+}
+
+#[test]
+fn a_packet_that_nobody_expects_fails_the_case() {
+    let (_, expected, received) = failure("send WRITE_ONLY psn=100 ackreq");
+    assert_eq!(expected, "no packet behind the last step");
+    assert_eq!(received, "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0");
+}
+
+#[test]
+fn a_script_that_cannot_be_followed_says_nothing_of_the_card() {
+    for (text, why) in [
+        ("send SEND_ONLY psn=x", "nothing here has the name `x`"),
+        ("send SEND_ONLY psn=1 va=3", "SEND_ONLY has no field `va`"),
+        ("send SEND_ONLY of=p", "there is no queue pair `p`"),
+        ("peer memory m len=1", "there is no memory `m`"),
+        ("peer qp r srq=s", "there is no shared queue `s`"),
+        ("repeat 200000\nlet a = 1\nend", "the script has too many steps"),
+    ] {
+        let Verdict::Inconclusive(failure) = outcome(text).verdict else { panic!("{text}") };
+        assert_eq!(failure.received, why);
+    }
+    assert_eq!(outcome("peer qp r type=RD").verdict, Verdict::Unsupported("no such service here (errno 95)".into()));
+}
+
+#[test]
+fn the_message_ends_with_the_packets_and_the_capture_has_them() {
+    let outcome = outcome("send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=7");
+    let text = outcome.verdict.failure().expect("it fails").to_string();
+    assert_eq!(
+        text,
+        "a.drill:5: expect ACK psn=100 msn=7\n    expected: ACK psn=100 msn=7\n    received: RC ACK dqpn=0x2a psn=100 \
+         migreq ack msn=1 len=0 (msn is 1, not 7)\n  packets, `>` to the card:\n    0.000000 > RC WRITE_ONLY dqpn=0x11 \
+         psn=100 ackreq migreq va=0x0 rkey=0x0 dmalen=0 len=0\n    0.000000 < RC ACK dqpn=0x2a psn=100 migreq ack msn=1 \
+         len=0"
+    );
+    let file = outcome.log.to_pcapng();
+    let frames: Vec<_> = roxe_wire::capture::frames(&file).expect("a capture").map(Result::unwrap).collect();
+    assert_eq!((frames.len(), frames[1].comment), (2, "msn is 1, not 7"));
+}

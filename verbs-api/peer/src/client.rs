@@ -1,0 +1,144 @@
+//! The controller's end: a connection to an agent, one request at a time. Touches TCP.
+
+use crate::protocol::{self, Args, Command, DEFAULT_PORT, Refusal, Request, limits};
+use serde_json::{Value, json};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// Why a request brought nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The agent, or the verb, refused it; the session goes on.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// The connection is of no use any more.
+    #[error("the agent: {0}")]
+    Connection(#[from] io::Error),
+    /// What came is no answer to what was asked.
+    #[error("the agent answered something else: {0}")]
+    Protocol(String),
+}
+
+impl ClientError {
+    /// The errno of a refusal.
+    #[must_use]
+    pub const fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.errno),
+            _ => None,
+        }
+    }
+}
+
+/// Where an agent is and what it wants to see: `[peer://][TOKEN@]HOST[:PORT]`, HOST a name, an IPv4
+/// address, or an IPv6 address in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// What the agent printed; empty if it was not said.
+    pub token: String,
+    /// `HOST:PORT`.
+    pub address: String,
+}
+
+impl std::str::FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.strip_prefix("peer://").unwrap_or(text);
+        let (token, host) = text.rsplit_once('@').unwrap_or(("", text));
+        if host.is_empty() {
+            return Err("no host: write TOKEN@HOST:PORT, as `roxe peer` printed them".to_owned());
+        }
+        let has_port = host.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
+        let address = if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") };
+        Ok(Self { token: token.to_owned(), address })
+    }
+}
+
+/// A session with an agent. It ends, and the agent frees everything, when this is dropped.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<TcpStream>,
+    last: u64,
+    card: Value,
+}
+
+impl Client {
+    /// Connects to an agent and shows the token that it printed.
+    ///
+    /// # Errors
+    /// If nobody listens there, the token is wrong, or another controller is served.
+    pub fn connect(address: impl ToSocketAddrs, token: &str) -> Result<Self, ClientError> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        // An answer comes at the latest when the wait that its request asked for is over.
+        stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
+        let mut client = Self { stream: BufReader::new(stream), last: 0, card: Value::Null };
+        client.card = client.call(Command::Hello, json!({ "token": token }))?;
+        Ok(client)
+    }
+
+    /// Connects to the agent of a target.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn open(target: &Target) -> Result<Self, ClientError> {
+        Self::connect(&target.address, &target.token)
+    }
+
+    /// What `hello` answered: device, port, gids, limits, version.
+    #[must_use]
+    pub const fn card(&self) -> &Value {
+        &self.card
+    }
+
+    /// The name of the device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.card["device"].as_str().unwrap_or("?")
+    }
+
+    /// Asks and waits for the answer; `arguments` is an object, or null.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says.
+    pub fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
+        self.last += 1;
+        let args = Args::new(protocol::arguments(arguments)?);
+        let line = Request { id: self.last, command, args }.line();
+        self.exchange(self.last, line.as_bytes())?.map_err(ClientError::Refused)
+    }
+
+    fn exchange(&mut self, id: u64, line: &[u8]) -> Result<protocol::Result<Value>, ClientError> {
+        self.stream.get_mut().write_all(line)?;
+        let mut answer = Vec::new();
+        (&mut self.stream).take(limits::LINE as u64).read_until(b'\n', &mut answer)?;
+        if answer.is_empty() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let other = || ClientError::Protocol(String::from_utf8_lossy(&answer).chars().take(200).collect());
+        let (answered, result) = protocol::parse_answer(&answer).ok_or_else(other)?;
+        // A controller that is turned away has asked nothing yet.
+        if answered != id && !(answered == 0 && result.is_err()) {
+            return Err(other());
+        }
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_a_host_and_may_have_a_token_and_a_port() {
+        let read = |text: &str| text.parse::<Target>().map(|target| (target.token, target.address));
+        let target = |token: &str, address: &str| Ok((token.to_owned(), address.to_owned()));
+        assert_eq!(read("peer://ab12@10.0.0.1:99"), target("ab12", "10.0.0.1:99"));
+        assert_eq!(read("host"), target("", "host:14791"));
+        assert_eq!(read("ab@[::1]"), target("ab", "[::1]:14791"));
+        assert_eq!(read("[::1]:7"), target("", "[::1]:7"));
+        assert!(read("peer://ab@").is_err());
+    }
+}

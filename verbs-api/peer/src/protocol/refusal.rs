@@ -1,0 +1,26 @@
+//! Why a request was not carried out. Touches nothing.
+
+/// Why a request was not carried out: by the agent, or by the verb that it called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (errno {errno})")]
+pub struct Refusal {
+    /// What happened, to what.
+    pub text: String,
+    /// What the verb reported; `EINVAL` if the agent refused the request itself.
+    pub errno: i32,
+}
+
+impl Refusal {
+    /// A request that makes no sense: `EINVAL`.
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self { text: text.into(), errno: libc::EINVAL }
+    }
+}
+
+/// The result of reading, or carrying out, a request.
+pub type Result<T> = std::result::Result<T, Refusal>;
+
+/// As much of a text from outside as belongs into a message.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().take(40).flat_map(char::escape_debug).collect()
+}

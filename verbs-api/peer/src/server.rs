@@ -1,0 +1,212 @@
+//! Who is let in: the listener, the token, one session at a time, and the bounds of lines and time.
+//!
+//! A connection has a thread, of which there are few; only the one that has shown the token gets a
+//! card, and only one does. Touches TCP, threads and the clock.
+
+use crate::protocol::{self, Command, Refusal, Request, limits};
+use crate::session::{Card, Session};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// What an agent is told when it is started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to listen; port 0 lets the kernel choose.
+    pub listen: SocketAddr,
+    /// The name of the device; the first one if there is none.
+    pub device: Option<String>,
+    /// Which of its ports.
+    pub port: u8,
+}
+
+/// An agent that listens.
+pub struct Server {
+    listener: TcpListener,
+    gate: Arc<Gate>,
+}
+
+/// What all connections share.
+struct Gate {
+    card: Card,
+    token: String,
+    /// Held by the thread whose controller is served.
+    session: Mutex<()>,
+    connections: AtomicUsize,
+}
+
+impl Server {
+    /// Listens, and draws the token.
+    ///
+    /// # Errors
+    /// If the address cannot be used, there is no such device, or no libibverbs.
+    pub fn bind(options: &Options) -> Result<Self, Refusal> {
+        let os = |text: &str, error: &io::Error| Refusal {
+            text: format!("{text}: {error}"),
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        let card = Card { device: options.device.clone(), port: options.port };
+        // Said now, and not to the first controller.
+        drop(Session::open(&card)?);
+        let listener =
+            TcpListener::bind(options.listen).map_err(|e| os(&format!("cannot listen on {}", options.listen), &e))?;
+        let mut secret = [0; 16];
+        let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
+        getrandom::fill(&mut secret).map_err(undrawn)?;
+        let token = protocol::to_hex(&secret);
+        let gate = Gate { card, token, session: Mutex::new(()), connections: AtomicUsize::new(0) };
+        Ok(Self { listener, gate: Arc::new(gate) })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// What a controller has to show.
+    #[must_use]
+    pub fn token(&self) -> &str {
+        &self.gate.token
+    }
+
+    /// Serves controllers, until one of them has been served if `once`, or for ever.
+    ///
+    /// # Errors
+    /// If no connection can be accepted any more.
+    pub fn serve(&self, once: bool) -> io::Result<()> {
+        loop {
+            let (stream, _) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                // A connection that was closed before it was accepted.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            if once {
+                if self.gate.admit(stream) {
+                    return Ok(());
+                }
+                continue;
+            }
+            let gate = Arc::clone(&self.gate);
+            if gate.connections.fetch_add(1, Ordering::Relaxed) >= limits::CONNECTIONS {
+                gate.connections.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let serve = move || {
+                gate.admit(stream);
+                gate.connections.fetch_sub(1, Ordering::Relaxed);
+            };
+            if thread::Builder::new().spawn(serve).is_err() {
+                self.gate.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Gate {
+    /// Asks for the token and serves the controller. Whether there was a session.
+    fn admit(&self, stream: TcpStream) -> bool {
+        let mut lines = Lines { stream: BufReader::new(stream) };
+        let first = lines.set_times(limits::FIRST_LINE_SECONDS).and_then(|()| lines.next(limits::FIRST_LINE));
+        let Ok(Some(line)) = first else { return false };
+        let request = Request::parse(&line);
+        let id = request.as_ref().map_or(0, |request| request.id);
+        let refuse = |lines: &mut Lines, text: &str, errno| {
+            let _ = lines.send(&protocol::answer(id, &Err(Refusal { text: text.to_owned(), errno })));
+            false
+        };
+        let shown = request.as_ref().ok().filter(|request| request.command == Command::Hello);
+        let shown = shown.and_then(|request| request.args.text("token").ok());
+        if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
+            return refuse(&mut lines, "the first request is hello with the token", libc::EACCES);
+        }
+        // The lock says no more than that a session is on; one that panicked is over.
+        let _session = match self.session.try_lock() {
+            Ok(guard) => guard,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => {
+                return refuse(&mut lines, "another controller is served", libc::EBUSY);
+            }
+        };
+        match (Session::open(&self.card), request) {
+            (Ok(session), Ok(request)) => {
+                // The connection is over, whatever the reason.
+                let _ = serve(session, &request, &mut lines);
+                true
+            }
+            (Err(refusal), _) => refuse(&mut lines, &refusal.text, refusal.errno),
+            (Ok(_), Err((_, refusal))) => refuse(&mut lines, &refusal.text, refusal.errno),
+        }
+    }
+}
+
+/// Answers requests until the controller is gone, says nothing for too long, or says `bye`.
+fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result<()> {
+    lines.set_times(limits::IDLE_SECONDS)?;
+    lines.send(&protocol::answer(hello.id, &session.execute(hello)))?;
+    while let Some(line) = lines.next(limits::LINE)? {
+        let (id, result, is_last) = match Request::parse(&line) {
+            Ok(request) => (request.id, session.execute(&request), request.command == Command::Bye),
+            Err((id, refusal)) => (id, Err(refusal), false),
+        };
+        lines.send(&protocol::answer(id, &result))?;
+        if is_last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Compares without telling by the time where the first difference is.
+fn are_equal(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (left, right)| sum | (left ^ right)) == 0
+}
+
+/// Lines of a connection, in both directions.
+struct Lines {
+    stream: BufReader<TcpStream>,
+}
+
+impl Lines {
+    fn set_times(&self, idle_seconds: u64) -> io::Result<()> {
+        let stream = self.stream.get_ref();
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(idle_seconds)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(limits::ANSWER_SECONDS)))
+    }
+
+    /// The next line, without more than `limit` bytes; nothing at the end.
+    fn next(&mut self, limit: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        (&mut self.stream).take(limit as u64).read_until(b'\n', &mut line)?;
+        if line.last() == Some(&b'\n') {
+            return Ok(Some(line));
+        }
+        if line.len() >= limit {
+            let refusal = Refusal { text: format!("a line has at most {limit} bytes"), errno: libc::EMSGSIZE };
+            self.send(&protocol::answer(0, &Err(refusal)))?;
+        }
+        Ok(None)
+    }
+
+    fn send(&mut self, line: &str) -> io::Result<()> {
+        self.stream.get_mut().write_all(line.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_equal_only_as_a_whole() {
+        assert!(are_equal(b"abc", b"abc"));
+        assert!(!are_equal(b"abc", b"abd") && !are_equal(b"abc", b"ab") && !are_equal(b"", b"a"));
+    }
+}

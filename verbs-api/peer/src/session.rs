@@ -1,0 +1,111 @@
+//! What one controller has made, and what it can do: a method a command.
+//!
+//! Objects live in one table (`session/table.rs`); `session/card.rs` tells what the card is,
+//! `session/control.rs` makes, changes and destroys objects, `session/data.rs` posts, polls and
+//! touches memory. Everything goes when the session does. Touches the verbs of `verbs.rs`, and
+//! files of counters.
+
+mod attributes;
+mod card;
+mod control;
+mod data;
+mod table;
+
+use crate::protocol::{Args, Command, Refusal, Request, Result, limits};
+use crate::verbs::{Context, Pd};
+use serde_json::{Value, json};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use table::Table;
+
+/// Which card a session opens.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    /// The name of the device; the first one if there is none.
+    pub(crate) device: Option<String>,
+    pub(crate) port: u8,
+}
+
+/// The objects of one controller.
+pub(crate) struct Session {
+    context: Rc<Context>,
+    port: u8,
+    table: Table,
+    /// What objects belong to if no domain is named; made when it is needed.
+    pd: Option<Rc<Pd>>,
+}
+
+impl Session {
+    /// Opens the card.
+    pub(crate) fn open(card: &Card) -> Result<Self> {
+        let context = Context::open(card.device.as_deref())?;
+        Ok(Self { context, port: card.port, table: Table::default(), pd: None })
+    }
+
+    /// Does what the request says. `hello` has been checked and `bye` is obeyed by the server.
+    pub(crate) fn execute(&mut self, request: &Request) -> Result<Value> {
+        let args = &request.args;
+        match request.command {
+            Command::Hello => self.hello(),
+            Command::Reg => self.reg(args),
+            Command::Dereg => self.destroy_as("mr", args.number("mr")?),
+            Command::AllocPd => self.alloc_pd(),
+            Command::CreateCq => self.create_cq(args),
+            Command::CreateSrq => self.create_srq(args),
+            Command::CreateQp => self.create_qp(args),
+            Command::ModifyQp => self.modify_qp(args),
+            Command::QueryQp => self.query_qp(args),
+            Command::PostSend => self.post_send(args),
+            Command::PostRecv => self.post_recv(args),
+            Command::Poll => self.poll(args),
+            Command::Notify => self.notify(args),
+            Command::CqEvent => self.cq_event(args),
+            Command::Read => self.read(args),
+            Command::Write => self.write(args),
+            Command::Events => self.events(args),
+            Command::CreateAh => self.create_ah(args),
+            Command::AllocMw => self.alloc_mw(args),
+            Command::BindMw => self.bind_mw(args),
+            Command::AttachMcast => self.set_member(args, true),
+            Command::DetachMcast => self.set_member(args, false),
+            Command::Counters => self.counters(),
+            Command::Destroy => self.destroy_as(args.text("kind")?, args.number("handle")?),
+            Command::Reset => {
+                self.reset();
+                Ok(json!({}))
+            }
+            Command::Bye => Ok(json!({})),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.table.clear();
+        self.pd = None;
+    }
+
+    /// The domain that was named, or the one of the session.
+    fn pd(&mut self, args: &Args) -> Result<Rc<Pd>> {
+        if let Some(handle) = args.optional("pd")? {
+            return self.table.pd(handle);
+        }
+        if self.pd.is_none() {
+            self.pd = Some(Rc::new(Pd::alloc(&self.context)?));
+        }
+        self.pd.clone().ok_or_else(|| Refusal::invalid("there is no domain"))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}
+
+/// When a wait that a request asks for ends.
+fn deadline(args: &Args) -> Result<Instant> {
+    let wait: u64 = args.or("timeout_ms", 0)?;
+    if wait > limits::WAIT_MS {
+        return Err(Refusal::invalid(format!("timeout_ms is at most {}", limits::WAIT_MS)));
+    }
+    Ok(Instant::now() + Duration::from_millis(wait))
+}

@@ -1,0 +1,158 @@
+//! Posting, polling, and memory.
+
+use super::{Session, deadline};
+use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
+use crate::verbs::{RecvRequest, Segment, SendRequest, Target};
+use roxe_abi::ibv_wc;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+const UD: u32 = 4;
+const INLINE: u32 = 8;
+const WITH_IMM: u32 = 2;
+const WITH_INV: u32 = 8;
+
+/// The members of a segment: a place in a region, or, to see what the card says to a wrong one,
+/// numbers.
+const SEGMENT: &[&str] = &["mr", "offset", "length", "addr", "lkey"];
+
+impl Session {
+    /// The segments of a request. Inline data is read by the library itself, so its segments are
+    /// places in regions.
+    fn segments(&self, args: &Args, is_inline: bool) -> Result<Vec<Segment>> {
+        let list = args.objects("sge", SEGMENT)?;
+        if list.len() > limits::SEGMENTS {
+            return Err(Refusal::invalid(format!("a request has at most {} segments", limits::SEGMENTS)));
+        }
+        list.iter()
+            .map(|item| {
+                let length: u32 = item.number("length")?;
+                let Some(handle) = item.optional("mr")? else {
+                    if is_inline {
+                        return Err(Refusal::invalid("inline data comes from a region, or from inline_data"));
+                    }
+                    return Ok(Segment { addr: item.number("addr")?, length, lkey: item.number("lkey")? });
+                };
+                if item.has("addr") {
+                    return Err(Refusal::invalid("a segment is of a region or of numbers, not both"));
+                }
+                let mr = self.table.mr(handle)?;
+                let addr = mr.addr(item.or("offset", 0)?, length as usize)?;
+                Ok(Segment { addr, length, lkey: item.or("lkey", mr.lkey())? })
+            })
+            .collect()
+    }
+
+    pub(super) fn post_send(&mut self, args: &Args) -> Result<Value> {
+        let qp = self.table.qp(args.number("qp")?)?;
+        let (opcode, flags) = (args.named("opcode", names::SEND_OPCODES)?, send_flags(args)?);
+        let inline = args.bytes("inline_data")?;
+        if inline.as_ref().is_some_and(|bytes| bytes.len() > limits::TRANSFER || args.has("sge")) {
+            return Err(Refusal::invalid("inline_data is too long, or comes with sge"));
+        }
+        let target = if qp.kind() == UD {
+            let ah = self.table.ah(args.number("ah")?)?;
+            Target::Datagram { ah, qpn: args.number("remote_qpn")?, qkey: args.or("remote_qkey", 0)? }
+        } else {
+            Target::Remote {
+                addr: args.or("remote_addr", 0)?,
+                rkey: args.or("rkey", 0)?,
+                compare_add: args.or("compare_add", 0)?,
+                swap: args.or("swap", 0)?,
+                is_atomic: matches!(opcode, 5 | 6),
+            }
+        };
+        let imm_data = match args.optional("invalidate_rkey")? {
+            Some(key) => key,
+            None => args.or::<u32>("imm", 0)?.to_be(),
+        };
+        let segments = self.segments(args, flags & INLINE != 0)?;
+        let wr_id = args.or("wr_id", 0)?;
+        qp.post_send(&SendRequest { wr_id, opcode, flags, imm_data, segments, inline, target })?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn post_recv(&mut self, args: &Args) -> Result<Value> {
+        let request = RecvRequest { wr_id: args.or("wr_id", 0)?, segments: self.segments(args, false)? };
+        match (args.optional("qp")?, args.optional("srq")?) {
+            (Some(handle), None) => self.table.qp(handle)?.post_recv(&request)?,
+            (None, Some(handle)) => self.table.srq(handle)?.post_recv(&request)?,
+            _ => return Err(Refusal::invalid("a receive is of a qp or of an srq")),
+        }
+        Ok(json!({}))
+    }
+
+    /// Polls until there are as many as were asked for, or the time is over. Between two polls the
+    /// thread sleeps until the queue's event comes.
+    pub(super) fn poll(&mut self, args: &Args) -> Result<Value> {
+        let cq = self.table.cq(args.number("cq")?)?;
+        let max = args.or("max", 16)?.clamp(1, limits::RESULTS);
+        let min = args.or("min", 1)?.min(max);
+        let until = deadline(args)?;
+        let mut entries = cq.poll(max)?;
+        while entries.len() < min && Instant::now() < until {
+            cq.notify(false)?;
+            // What came before the event was asked for raises none.
+            let more = cq.poll(max - entries.len())?;
+            if more.is_empty() {
+                cq.event(until)?;
+            }
+            entries.extend(more);
+        }
+        let completions: Vec<_> = entries.iter().map(completion).collect();
+        Ok(json!({ "completions": completions }))
+    }
+
+    pub(super) fn notify(&mut self, args: &Args) -> Result<Value> {
+        self.table.cq(args.number("cq")?)?.notify(args.is_set("solicited")?)?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cq_event(&mut self, args: &Args) -> Result<Value> {
+        let fired = self.table.cq(args.number("cq")?)?.event(deadline(args)?)?;
+        Ok(json!({ "fired": fired }))
+    }
+
+    pub(super) fn read(&mut self, args: &Args) -> Result<Value> {
+        let length = args.number("length")?;
+        if length > limits::TRANSFER {
+            return Err(Refusal::invalid(format!("length is at most {}", limits::TRANSFER)));
+        }
+        let bytes = self.table.mr(args.number("mr")?)?.read(args.or("offset", 0)?, length)?;
+        Ok(json!({"hex": to_hex(&bytes)}))
+    }
+
+    pub(super) fn write(&mut self, args: &Args) -> Result<Value> {
+        let bytes = args.bytes("hex")?.ok_or_else(|| Refusal::invalid("hex is missing"))?;
+        self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)?;
+        Ok(json!({}))
+    }
+}
+
+/// `SIGNALED` if nothing is said.
+pub(super) fn send_flags(args: &Args) -> Result<u32> {
+    Ok(args.flags("flags", names::SEND_FLAGS)?.unwrap_or(2))
+}
+
+/// A completion. Of one that failed, only the status, its request and its queue pair are defined.
+fn completion(wc: &ibv_wc) -> Value {
+    let mut value = json!({
+        "wr_id": wc.wr_id,
+        "status": names::name(names::WC_STATUSES, wc.status),
+        "qpn": wc.qp_num,
+        "vendor_err": wc.vendor_err,
+    });
+    if wc.status == 0 {
+        value["opcode"] = names::name(names::WC_OPCODES, wc.opcode).into();
+        value["byte_len"] = wc.byte_len.into();
+        value["src_qp"] = wc.src_qp.into();
+        value["flags"] = names::flags(names::WC_FLAGS, wc.wc_flags).into();
+        if wc.wc_flags & WITH_IMM != 0 {
+            value["imm"] = u32::from_be(wc.imm_data).into();
+        }
+        if wc.wc_flags & WITH_INV != 0 {
+            value["invalidated_rkey"] = wc.imm_data.into();
+        }
+    }
+    value
+}

@@ -1,0 +1,127 @@
+//! The objects of a session by their handles. A handle is never given out twice.
+
+use crate::protocol::{Refusal, Result, limits};
+use crate::verbs::{Ah, Cq, EventSource, Mr, Mw, Pd, Qp, Srq};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// The kinds of objects: how each is called, and the method that finds one.
+macro_rules! kinds {
+    ($($variant:ident $name:literal $method:ident;)+) => {
+        pub(super) enum Object {
+            $($variant(Rc<$variant>),)+
+        }
+
+        impl Object {
+            const fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => $name,)+
+                }
+            }
+
+            fn is_shared(&self) -> bool {
+                match self {
+                    $(Self::$variant(object) => Rc::strong_count(object) > 1,)+
+                }
+            }
+
+            /// Destroys it; nobody else has it.
+            fn destroy(self) -> Result<()> {
+                match self {
+                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.end()),)+
+                }
+            }
+        }
+
+        impl Table {
+            $(pub(super) fn $method(&self, handle: u64) -> Result<Rc<$variant>> {
+                match self.objects.get(&handle) {
+                    Some(Object::$variant(object)) => Ok(Rc::clone(object)),
+                    other => Err(not_there($name, handle, other)),
+                }
+            })+
+        }
+    };
+}
+
+kinds! {
+    Pd "pd" pd;
+    Cq "cq" cq;
+    Srq "srq" srq;
+    Qp "qp" qp;
+    Mr "mr" mr;
+    Mw "mw" mw;
+    Ah "ah" ah;
+}
+
+fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
+    let text = found.map_or_else(
+        || format!("there is no {kind} {handle}"),
+        |object| format!("{handle} is of kind {}, not {kind}", object.kind()),
+    );
+    Refusal::invalid(text)
+}
+
+/// Objects by handle, and the bytes of memory that they have.
+#[derive(Default)]
+pub(super) struct Table {
+    objects: BTreeMap<u64, Object>,
+    last: u64,
+    memory: usize,
+}
+
+impl Table {
+    /// Whether one more object may be made, which needs this much memory.
+    pub(super) fn has_room(&self, memory: usize) -> Result<()> {
+        let refuse = |text: String| Err(Refusal { text, errno: libc::ENOMEM });
+        if self.objects.len() >= limits::OBJECTS {
+            return refuse(format!("a session has at most {} objects", limits::OBJECTS));
+        }
+        if memory > limits::MEMORY - self.memory {
+            return refuse(format!("a session registers at most {} bytes", limits::MEMORY));
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, object: Object) -> u64 {
+        if let Object::Mr(mr) = &object {
+            self.memory += mr.len();
+        }
+        self.last += 1;
+        self.objects.insert(self.last, object);
+        self.last
+    }
+
+    /// Destroys an object. One that others still use stays.
+    pub(super) fn destroy(&mut self, kind: &str, handle: u64) -> Result<()> {
+        let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
+        let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
+        if object.is_shared() {
+            return Err(Refusal { text: format!("{kind} {handle} is still used"), errno: libc::EBUSY });
+        }
+        let Some(object) = self.objects.remove(&handle) else { return Ok(()) };
+        if let Object::Mr(mr) = &object {
+            self.memory -= mr.len();
+        }
+        object.destroy()
+    }
+
+    /// Destroys all, those first that use others.
+    pub(super) fn clear(&mut self) {
+        for kind in ["qp", "mw", "ah", "mr", "srq", "cq", "pd"] {
+            self.objects.retain(|_, object| object.kind() != kind);
+        }
+        self.memory = 0;
+    }
+
+    /// The handle of the object that an event is about, if it is still there.
+    pub(super) fn source(&self, source: EventSource) -> Option<u64> {
+        let is_it = |object: &Object| match (object, source) {
+            (Object::Qp(qp), EventSource::Qp(address)) => qp.address() == address,
+            (Object::Cq(cq), EventSource::Cq(address)) => cq.address() == address,
+            (Object::Srq(srq), EventSource::Srq(address)) => srq.address() == address,
+            _ => false,
+        };
+        self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
+    }
+}

@@ -1,0 +1,102 @@
+//! libibverbs, opened while running, and its objects as values that own them.
+//!
+//! An object holds those that it was made from, so that none is destroyed before what uses it; each
+//! is destroyed when it is dropped, or by `end`, which says what the verb answered. This is the
+//! only place of the package with `unsafe`. The reasons there rest on three facts: the pointers
+//! come from the library and are kept until they are handed back to it, a session uses them on one
+//! thread, and the structures are those of the ABI (`roxe-abi`).
+
+mod context;
+mod library;
+mod memory;
+mod objects;
+mod queues;
+mod requests;
+
+pub(crate) use context::{Context, EventSource};
+pub(crate) use memory::{Mr, Mw};
+pub(crate) use objects::{Ah, Pd};
+pub(crate) use queues::{Cq, Qp, QpInit, Srq};
+pub(crate) use requests::{RecvRequest, Segment, SendRequest, Target, Window};
+
+use crate::protocol::Refusal;
+use core::ffi::c_int;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// What a verb answered by its return value: 0, an errno, a negative errno, or -1 and `errno`.
+fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
+    let errno = match code {
+        0 => return Ok(()),
+        -1 => io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        code => code.saturating_abs(),
+    };
+    Err(refusal(verb, errno))
+}
+
+/// What a verb answered by a pointer: NULL and `errno`, or an object.
+fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
+    if pointer.is_null() {
+        return Err(refusal(verb, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
+    }
+    Ok(pointer)
+}
+
+fn refusal(verb: &str, errno: c_int) -> Refusal {
+    Refusal { text: format!("{verb}: {}", io::Error::from_raw_os_error(errno)), errno }
+}
+
+/// Waits until there is something to read from `fd`, and tells whether there is; `until` has passed
+/// otherwise.
+fn wait_readable(fd: c_int, until: Instant) -> bool {
+    loop {
+        // Rounded up: a wait of less than a millisecond is none otherwise, and the caller would
+        // ask again and again until the time has come.
+        let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+        let timeout = c_int::try_from(left.as_millis()).unwrap_or(c_int::MAX);
+        let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives during the call.
+        let ready = unsafe { libc::poll(&raw mut entry, 1, timeout) };
+        if ready > 0 || timeout == 0 || Instant::now() >= until {
+            return ready > 0;
+        }
+    }
+}
+
+/// Makes reads from `fd` return at once.
+fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    // SAFETY: no pointers.
+    if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return check("fcntl", -1);
+    }
+    Ok(())
+}
+
+/// Objects that one verb destroys, and `end` tells what it answered: `owned!(Type by verb)` for a
+/// structure with the field `raw`, and `context()`.
+macro_rules! owned {
+    ($($type:ident by $verb:ident;)+) => {
+        $(
+            impl $type {
+                pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+                    let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
+                    if raw.is_null() {
+                        return Ok(());
+                    }
+                    // SAFETY: the object is alive until this call, and nobody has its pointer now.
+                    check(stringify!($verb), unsafe { (self.context().library().$verb)(raw) })
+                }
+            }
+
+            impl Drop for $type {
+                fn drop(&mut self) {
+                    // Nobody is there to be told; the library frees what is left with the context.
+                    let _ = self.end();
+                }
+            }
+        )+
+    };
+}
+use owned;

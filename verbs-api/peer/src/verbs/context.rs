@@ -1,0 +1,164 @@
+//! A device, opened: what it is, and its asynchronous events.
+
+use super::library::Library;
+use super::{check, check_pointer, make_nonblocking, wait_readable};
+use crate::protocol::Refusal;
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr;
+use roxe_abi::*;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// GIDs that are looked at.
+const GIDS: usize = 256;
+
+/// An opened device; closed when the last object of it is gone.
+pub(crate) struct Context {
+    raw: *mut ibv_context,
+    library: Rc<Library>,
+    name: String,
+    folder: PathBuf,
+}
+
+/// What an asynchronous event is about: the address of the object, to be compared only, or the
+/// port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventSource {
+    Qp(usize),
+    Cq(usize),
+    Srq(usize),
+    Port(u8),
+    Device,
+}
+
+/// An asynchronous event, acknowledged already.
+pub(crate) struct Event {
+    pub(crate) number: u32,
+    pub(crate) source: EventSource,
+}
+
+impl Context {
+    /// Opens the device of this name, or the first one.
+    pub(crate) fn open(wanted: Option<&str>) -> Result<Rc<Self>, Refusal> {
+        let library = Rc::new(Library::open()?);
+        let mut count: c_int = 0;
+        // SAFETY: a place for the number.
+        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        let list = check_pointer("ibv_get_device_list", list)?;
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the list has this many devices, each valid while the list is.
+        let devices = unsafe { core::slice::from_raw_parts(list.cast_const(), count) };
+        // SAFETY: as above.
+        let name = |device: *mut ibv_device| unsafe { text(&(*device).name) };
+        let found = devices.iter().copied().find(|device| wanted.is_none_or(|wanted| name(*device) == wanted));
+        let context = found.ok_or_else(|| no_device(wanted)).and_then(|device| {
+            // SAFETY: as above.
+            let (folder, raw) = unsafe { (text(&(*device).ibdev_path), (library.ibv_open_device)(device)) };
+            let raw = check_pointer("ibv_open_device", raw)?;
+            Ok(Self { raw, library: Rc::clone(&library), name: name(device), folder: folder.into() })
+        });
+        // SAFETY: from the library, and not used any more; an opened device does not need the list.
+        unsafe { (library.ibv_free_device_list)(list) };
+        let context = context?;
+        // SAFETY: the context is open.
+        make_nonblocking(unsafe { (*context.raw).async_fd })?;
+        Ok(Rc::new(context))
+    }
+
+    pub(super) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    pub(super) const fn raw(&self) -> *mut ibv_context {
+        self.raw
+    }
+
+    /// The functions that the headers call inline.
+    pub(super) fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is open, and nobody changes its functions.
+        unsafe { &(*self.raw).ops }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The folder of the device in sysfs.
+    pub(crate) const fn folder(&self) -> &PathBuf {
+        &self.folder
+    }
+
+    pub(crate) fn device_attr(&self) -> Result<ibv_device_attr, Refusal> {
+        let mut attr = ibv_device_attr::ZERO;
+        // SAFETY: the context is open, the structure is the one of the ABI.
+        check("ibv_query_device", unsafe { (self.library.ibv_query_device)(self.raw, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// What the exported function knows of a port: all but the newest capabilities.
+    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Refusal> {
+        let mut attr = ibv_port_attr::ZERO;
+        // SAFETY: as above; the function writes an older and shorter form of the structure.
+        check("ibv_query_port", unsafe { (self.library.ibv_query_port)(self.raw, port, &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    /// The GIDs of all ports.
+    pub(crate) fn gids(&self) -> Result<Vec<ibv_gid_entry>, Refusal> {
+        let mut entries = vec![ibv_gid_entry::ZERO; GIDS];
+        // SAFETY: as many entries as are told, each of the size that is told.
+        let count = unsafe {
+            let size = size_of::<ibv_gid_entry>();
+            (self.library._ibv_query_gid_table)(self.raw, entries.as_mut_ptr(), GIDS, 0, size)
+        };
+        let count = usize::try_from(count)
+            .or_else(|_| check("ibv_query_gid_table", c_int::try_from(count).unwrap_or(-libc::EIO)).map(|()| 0))?;
+        entries.truncate(count);
+        Ok(entries)
+    }
+
+    /// The next asynchronous event; waits for it at most `until` then.
+    pub(crate) fn event(&self, until: Instant) -> Result<Option<Event>, Refusal> {
+        // SAFETY: the context is open.
+        if !wait_readable(unsafe { (*self.raw).async_fd }, until) {
+            return Ok(None);
+        }
+        let mut event = ibv_async_event { element: async_element { cq: ptr::null_mut() }, event_type: 0 };
+        // SAFETY: the context is open, the structure is the one of the ABI.
+        check("ibv_get_async_event", unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut event) })?;
+        let number = event.event_type.unsigned_abs();
+        // SAFETY: every member is a pointer or a number in one of the same place, all of them
+        // initialized because the union was.
+        let (address, port) = unsafe { (event.element.cq.addr(), event.element.port_num) };
+        let source = match number {
+            0 => EventSource::Cq(address),
+            1..=7 | 16 => EventSource::Qp(address),
+            14 | 15 => EventSource::Srq(address),
+            9..=13 | 17 | 18 => EventSource::Port(u8::try_from(port).unwrap_or(0)),
+            _ => EventSource::Device,
+        };
+        // SAFETY: the event that came, once.
+        unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
+        Ok(Some(Event { number, source }))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened once; whoever uses it holds an `Rc` of this.
+        unsafe { (self.library.ibv_close_device)(self.raw) };
+    }
+}
+
+fn no_device(wanted: Option<&str>) -> Refusal {
+    let text = wanted.map_or_else(|| "there is no device".to_owned(), |name| format!("there is no device {name}"));
+    Refusal { text, errno: libc::ENODEV }
+}
+
+/// A text that ends with a zero byte, or with the array.
+fn text(array: &[c_char]) -> String {
+    // SAFETY: `c_char` is a byte.
+    let bytes = unsafe { core::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };
+    CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}

@@ -1,0 +1,204 @@
+//! Memory of the agent: pages of its own, registered; and windows.
+
+use super::{Pd, check, check_pointer};
+use crate::protocol::Refusal;
+use core::ffi::{c_int, c_void};
+use core::{mem, ptr};
+use roxe_abi::*;
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+
+/// Pages that were mapped for one region. The card may write to them at any time, so they are only
+/// copied from and to, never borrowed.
+struct Pages {
+    begin: *mut u8,
+    len: usize,
+}
+
+impl Pages {
+    fn map(len: usize) -> Result<Self, Refusal> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new pages, at a place that the kernel chooses.
+        let begin = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+        if begin == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            return Err(Refusal {
+                text: format!("mmap: {error}"),
+                errno: error.raw_os_error().unwrap_or(libc::ENOMEM),
+            });
+        }
+        Ok(Self { begin: begin.cast(), len })
+    }
+
+    fn place(&self, offset: usize, len: usize) -> Result<*mut u8, Refusal> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let text = format!("{len} bytes at {offset} are not within the region of {} bytes", self.len);
+            return Err(Refusal::invalid(text));
+        }
+        Ok(self.begin.wrapping_add(offset))
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody has an address in them any more.
+        unsafe { libc::munmap(self.begin.cast(), self.len) };
+    }
+}
+
+/// A memory region over pages of its own.
+pub(crate) struct Mr {
+    raw: *mut ibv_mr,
+    pages: Option<Pages>,
+    pd: Rc<Pd>,
+}
+
+impl Mr {
+    /// Registers `len` new bytes, filled with repetitions of `fill`.
+    pub(crate) fn register(pd: &Rc<Pd>, len: usize, access: u32, fill: &[u8]) -> Result<Self, Refusal> {
+        let pages = Pages::map(len)?;
+        for offset in (0..len).step_by(fill.len().max(1)).take_while(|_| fill.iter().any(|byte| *byte != 0)) {
+            let count = fill.len().min(len - offset);
+            // SAFETY: within the pages, which are not those of `fill`.
+            unsafe { ptr::copy_nonoverlapping(fill.as_ptr(), pages.begin.wrapping_add(offset), count) };
+        }
+        let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
+        let begin = pages.begin.cast::<c_void>();
+        // SAFETY: the domain is alive; the pages stay until the region is deregistered.
+        let raw = unsafe { (pd.context().library().ibv_reg_mr)(pd.raw, begin, len, access) };
+        Ok(Self { raw: check_pointer("ibv_reg_mr", raw)?, pages: Some(pages), pd: Rc::clone(pd) })
+    }
+
+    fn pages(&self) -> Result<&Pages, Refusal> {
+        self.pages.as_ref().ok_or_else(|| Refusal::invalid("the region has no memory any more"))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.as_ref().map_or(0, |pages| pages.len)
+    }
+
+    /// The address of `len` bytes at `offset`, as the card sees it.
+    pub(crate) fn addr(&self, offset: usize, len: usize) -> Result<u64, Refusal> {
+        Ok(self.pages()?.place(offset, len)?.addr() as u64)
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.raw).lkey }
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.raw).rkey }
+    }
+
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Refusal> {
+        let from = self.pages()?.place(offset, len)?;
+        let mut bytes = vec![0_u8; len];
+        // SAFETY: within the pages; what the card writes meanwhile is read before or after.
+        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
+        Ok(bytes)
+    }
+
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Refusal> {
+        let to = self.pages()?.place(offset, bytes.len())?;
+        // SAFETY: within the pages, which are not those of `bytes`.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Deregisters it and tells what the verb answered.
+    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+        let raw = mem::replace(&mut self.raw, ptr::null_mut());
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: registered, and nobody has its pointer now.
+        let result = check("ibv_dereg_mr", unsafe { (self.pd.context().library().ibv_dereg_mr)(raw) });
+        if result.is_err() {
+            // The card may still use the pages: they stay for good.
+            mem::forget(self.pages.take());
+        }
+        result
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // Nobody is there to be told.
+        let _ = self.end();
+    }
+}
+
+/// A memory window.
+pub(crate) struct Mw {
+    raw: *mut ibv_mw,
+    pd: Rc<Pd>,
+    /// The region that it was bound to last: that one must not go before the window does.
+    bound: Cell<Option<Rc<Mr>>>,
+}
+
+impl Mw {
+    /// A window of type 1 or 2.
+    pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
+        let alloc = pd.context().ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
+        // SAFETY: the domain is alive.
+        let raw = unsafe { alloc(pd.raw, kind) };
+        Ok(Self { raw: check_pointer("ibv_alloc_mw", raw)?, pd: Rc::clone(pd), bound: Cell::new(None) })
+    }
+
+    pub(super) const fn raw(&self) -> *mut ibv_mw {
+        self.raw
+    }
+
+    pub(super) fn pd(&self) -> &Rc<Pd> {
+        &self.pd
+    }
+
+    pub(super) fn set_bound(&self, mr: &Rc<Mr>) {
+        self.bound.set(Some(Rc::clone(mr)));
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the window is allocated.
+        unsafe { (*self.raw).rkey }
+    }
+
+    pub(super) fn set_rkey(&self, rkey: u32) {
+        // SAFETY: the window is allocated; programs write its key, `man ibv_bind_mw`.
+        unsafe { (*self.raw).rkey = rkey };
+    }
+
+    /// 1 or 2.
+    pub(crate) fn kind(&self) -> u32 {
+        // SAFETY: the window is allocated.
+        unsafe { (*self.raw).mw_type }
+    }
+
+    /// Deallocates it and tells what the verb answered.
+    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+        let raw = mem::replace(&mut self.raw, ptr::null_mut());
+        let Some(dealloc) = self.pd.context().ops().dealloc_mw.filter(|_| !raw.is_null()) else { return Ok(()) };
+        // SAFETY: allocated, and nobody has its pointer now.
+        check("ibv_dealloc_mw", unsafe { dealloc(raw) })
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        // Nobody is there to be told.
+        let _ = self.end();
+    }
+}
+
+impl Mr {
+    pub(super) const fn raw(&self) -> *mut ibv_mr {
+        self.raw
+    }
+}
+
+/// The library has no function for this verb.
+pub(super) fn missing(verb: &str) -> Refusal {
+    Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
+}

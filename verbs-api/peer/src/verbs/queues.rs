@@ -1,0 +1,210 @@
+//! Completion queues with their channels, shared receive queues, and queue pairs.
+
+use super::memory::missing;
+use super::{Context, Pd, check, check_pointer, make_nonblocking, owned, wait_readable};
+use crate::protocol::Refusal;
+use core::ffi::c_int;
+use core::ptr;
+use roxe_abi::*;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A completion channel, which one queue uses.
+struct Channel {
+    raw: *mut ibv_comp_channel,
+    context: Rc<Context>,
+}
+
+impl Channel {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+/// A completion queue. Its channel is a field of it, so it goes after the queue.
+pub(crate) struct Cq {
+    pub(super) raw: *mut ibv_cq,
+    channel: Channel,
+}
+
+impl Cq {
+    pub(crate) fn create(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
+        let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
+        // SAFETY: the context is open.
+        let raw = unsafe { (context.library().ibv_create_comp_channel)(context.raw()) };
+        let raw = check_pointer("ibv_create_comp_channel", raw)?;
+        let channel = Channel { raw, context: Rc::clone(context) };
+        // SAFETY: the channel is alive.
+        make_nonblocking(unsafe { (*channel.raw).fd })?;
+        // SAFETY: the context is open, the channel is alive.
+        let raw = unsafe { (context.library().ibv_create_cq)(context.raw(), cqe, ptr::null_mut(), channel.raw, 0) };
+        Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel })
+    }
+
+    fn context(&self) -> &Context {
+        self.channel.context()
+    }
+
+    /// How many completions it holds.
+    pub(crate) fn cqe(&self) -> c_int {
+        // SAFETY: the queue is alive.
+        unsafe { (*self.raw).cqe }
+    }
+
+    /// Its address, to be compared with that of an event.
+    pub(crate) fn address(&self) -> usize {
+        self.raw.addr()
+    }
+
+    /// At most `max` completions.
+    pub(crate) fn poll(&self, max: usize) -> Result<Vec<ibv_wc>, Refusal> {
+        let poll = self.context().ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
+        let mut entries = vec![ibv_wc::ZERO; max];
+        let room = c_int::try_from(max).unwrap_or(c_int::MAX);
+        // SAFETY: the queue is alive, and there is room for as many entries as are asked for.
+        let count = unsafe { poll(self.raw, room, entries.as_mut_ptr()) };
+        let count = usize::try_from(count).or_else(|_| check("ibv_poll_cq", count).map(|()| 0))?;
+        entries.truncate(count);
+        Ok(entries)
+    }
+
+    /// Asks for an event.
+    pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
+        let notify = self.context().ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
+        // SAFETY: the queue is alive.
+        check("ibv_req_notify_cq", unsafe { notify(self.raw, c_int::from(solicited)) })
+    }
+
+    /// Takes the event that was asked for; waits for it at most `until` then, and tells whether it
+    /// came.
+    pub(crate) fn event(&self, until: Instant) -> Result<bool, Refusal> {
+        // SAFETY: the channel is alive.
+        if !wait_readable(unsafe { (*self.channel.raw).fd }, until) {
+            return Ok(false);
+        }
+        let (mut cq, mut data) = (ptr::null_mut(), ptr::null_mut());
+        let library = self.context().library();
+        // SAFETY: the channel is alive, and only this queue uses it.
+        let code = unsafe { (library.ibv_get_cq_event)(self.channel.raw, &raw mut cq, &raw mut data) };
+        check("ibv_get_cq_event", code)?;
+        // SAFETY: one event of this queue came.
+        unsafe { (library.ibv_ack_cq_events)(cq, 1) };
+        Ok(true)
+    }
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq {
+    pub(super) raw: *mut ibv_srq,
+    pd: Rc<Pd>,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Rc<Pd>, max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
+        let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
+        // SAFETY: the domain is alive, the structure is the one of the ABI.
+        let raw = unsafe { (pd.context().library().ibv_create_srq)(pd.raw, &raw mut init) };
+        Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd) })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    /// Its address, to be compared with that of an event.
+    pub(crate) fn address(&self) -> usize {
+        self.raw.addr()
+    }
+}
+
+/// What a queue pair is made of.
+pub(crate) struct QpInit {
+    pub(crate) kind: u32,
+    pub(crate) send_cq: Rc<Cq>,
+    pub(crate) recv_cq: Rc<Cq>,
+    pub(crate) srq: Option<Rc<Srq>>,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) sig_all: bool,
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub(super) raw: *mut ibv_qp,
+    pd: Rc<Pd>,
+    init: QpInit,
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
+        let mut attr = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: init.send_cq.raw,
+            recv_cq: init.recv_cq.raw,
+            srq: init.srq.as_ref().map_or(ptr::null_mut(), |srq| srq.raw),
+            cap: init.cap,
+            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
+            sq_sig_all: c_int::from(init.sig_all),
+        };
+        // SAFETY: the domain and the queues are alive, and stay as long as this has them.
+        let raw = unsafe { (pd.context().library().ibv_create_qp)(pd.raw, &raw mut attr) };
+        Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    pub(super) const fn pd(&self) -> &Rc<Pd> {
+        &self.pd
+    }
+
+    /// Its address, to be compared with that of an event.
+    pub(crate) fn address(&self) -> usize {
+        self.raw.addr()
+    }
+
+    /// One of `protocol::names::QP_TYPES`.
+    pub(crate) const fn kind(&self) -> u32 {
+        self.init.kind
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is alive.
+        unsafe { (*self.raw).qp_num }
+    }
+
+    pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
+        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
+        // SAFETY: the queue pair is alive, the structure is the one of the ABI.
+        check("ibv_modify_qp", unsafe { (self.context().library().ibv_modify_qp)(self.raw, &raw mut attr, mask) })
+    }
+
+    /// Its attributes, those of the mask for certain.
+    pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
+        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
+        let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
+        let query = self.context().library().ibv_query_qp;
+        // SAFETY: the queue pair is alive, the structures are those of the ABI.
+        check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, mask, &raw mut init) })?;
+        Ok(attr)
+    }
+
+    /// Joins a multicast group, or leaves it.
+    pub(crate) fn set_member(&self, group: [u8; 16], joins: bool) -> Result<(), Refusal> {
+        let (gid, library) = (ibv_gid { raw: group }, self.context().library());
+        let (verb, function) = match joins {
+            true => ("ibv_attach_mcast", library.ibv_attach_mcast),
+            false => ("ibv_detach_mcast", library.ibv_detach_mcast),
+        };
+        // SAFETY: the queue pair is alive.
+        check(verb, unsafe { function(self.raw, &raw const gid, 0) })
+    }
+}
+
+owned! {
+    Channel by ibv_destroy_comp_channel;
+    Cq by ibv_destroy_cq;
+    Srq by ibv_destroy_srq;
+    Qp by ibv_destroy_qp;
+}
