@@ -1,5 +1,5 @@
 //! Captures told in words: [`items`] finds the packets of a file, an [`Analysis`] says of each what
-//! it means where it stands, [`words`] and [`sections`] tell it, [`ladder`] draws it.
+//! it means where it stands, [`words`](words()) and [`sections`] tell it, [`ladder`] draws it.
 //!
 //! For `roxe dump` and for reports. A capture is hostile input: any bytes are read without panic,
 //! and nothing of them becomes markup. Works on bytes in memory; touches no file, no network and no

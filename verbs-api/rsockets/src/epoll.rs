@@ -1,9 +1,9 @@
 //! `repoll`: sets of rsockets and other descriptors that are waited for together, as `epoll(7)`.
 //!
-//! A set is kept here, not in the kernel, and a wait is a [`poll`](crate::poll) of its members. The
-//! number of a set is that of an event counter, so that no file has it.
-//! Every state is reported as long as it lasts: an edge-triggered member may hear more than it
-//! asked for, which `epoll(7)` allows.
+//! A set is kept here, not in the kernel, and a wait is a [`poll`](crate::poll()) of its members.
+//! The number of a set is that of an event counter, so that no file has it. Every state is reported
+//! as long as it lasts: an edge-triggered member may hear more than it asked for, which `epoll(7)`
+//! allows.
 
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
