@@ -155,8 +155,8 @@ fn judge_bypass() -> Verdict {
     }
 }
 
-/// Makes the other host, which is there until this process ends: the system takes its time to remove
-/// an interface whose name would be used again.
+/// Makes the other host, which is there until this process ends: the system takes its time to
+/// remove an interface whose name would be used again.
 fn other_host() -> Result<(), String> {
     static HOST: OnceLock<Result<Veth, String>> = OnceLock::new();
     let end = |name, mac, address: &str| End { name, mac, addresses: vec![address.to_owned()] };

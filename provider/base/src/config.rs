@@ -4,6 +4,7 @@
 //! `Config`. Nothing else in the crate reads the environment. Touches only `std::env`, and the file
 //! of rules that `ROXE_FAULTS` may name.
 
+use crate::device_name::DeviceName;
 use crate::privilege::is_privileged_start;
 use crate::profile::{self, Profile};
 use crate::weakest::Wanted;
@@ -182,49 +183,6 @@ pub enum GidLayout {
     Mellanox,
 }
 
-/// What devices are called: a text, and the number of the first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceName {
-    stem: String,
-    first: u32,
-}
-
-impl Default for DeviceName {
-    fn default() -> Self {
-        Self { stem: "roxe".to_owned(), first: 0 }
-    }
-}
-
-impl DeviceName {
-    const RULE: &str = "it must be letters, _ and - with a number behind, such as mlx5_0";
-    /// Bytes that leave room for a number in the 64 of a name.
-    const MAX: usize = 56;
-
-    fn parse(text: &str) -> Option<Self> {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        if text.is_empty() || text.len() > Self::MAX || !text.bytes().all(is_allowed) {
-            return None;
-        }
-        let stem = text.trim_end_matches(|digit: char| digit.is_ascii_digit());
-        let number = &text[stem.len()..];
-        // "x007" would come back as "x7", and "x" as "x0".
-        let first: u32 = number.parse().ok().filter(|first: &u32| first.to_string() == number)?;
-        first.checked_add(u32::from(u16::MAX))?;
-        Some(Self { stem: stem.to_owned(), first })
-    }
-
-    /// The name of device number `index` of a process.
-    pub fn nth(&self, index: u32) -> String {
-        format!("{}{}", self.stem, self.first.saturating_add(index))
-    }
-
-    /// Whether a device of ours could be called so.
-    pub fn matches(&self, name: &str) -> bool {
-        let number = name.strip_prefix(&*self.stem).unwrap_or_default();
-        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-    }
-}
-
 /// How a file of reports is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
@@ -396,18 +354,10 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         gro: switch("ROXE_GRO", true)?,
         rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
         dcqcn: switch("ROXE_DCQCN", false)?,
-        stats: parse_with(&get, "ROXE_STATS", "it must be off, on or words", Stats::Off, |text| match text {
-            "words" => Some(Stats::Words),
-            _ => parse_switch(text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
-        })?,
+        stats: parse_with(&get, "ROXE_STATS", "it must be off, on or words", Stats::Off, parse_stats)?,
         stats_files: file("ROXE_STATS_FILES")?,
         counters: file("ROXE_COUNTERS")?,
-        explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| match text {
-            "off" => Some(Explain::Off),
-            "line" => Some(Explain::Line),
-            "full" => Some(Explain::Full),
-            _ => None,
-        })?,
+        explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, parse_explain)?,
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
         check_report_format: parse_with(
@@ -423,6 +373,22 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         capture: file("ROXE_CAPTURE")?,
         trace: file("ROXE_TRACE")?,
     })
+}
+
+fn parse_stats(text: &str) -> Option<Stats> {
+    match text {
+        "words" => Some(Stats::Words),
+        _ => parse_switch(text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
+    }
+}
+
+fn parse_explain(text: &str) -> Option<Explain> {
+    match text {
+        "off" => Some(Explain::Off),
+        "line" => Some(Explain::Line),
+        "full" => Some(Explain::Full),
+        _ => None,
+    }
 }
 
 /// What `ROXE_WEAKEST` asks for; what is wrong with it is the parser's to say.

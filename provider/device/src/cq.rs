@@ -493,10 +493,8 @@ impl Drop for Cq {
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
     let most = limits::in_force().max_cqe;
-    if cqe == 0 || cqe > most {
-        return Err(Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}")));
-    }
-    Ok(cqe as usize)
+    let wrong = || Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}"));
+    if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
 }
 
 #[cfg(test)]
