@@ -3,7 +3,7 @@
 //! with what that is, and pass once that weakness is left out.
 //!
 //! ```text
-//! cargo test -p roxe-tests --test weakest -- [--all] [--seed N] [WORD...]
+//! cargo test -p roxe-tests --test weakest_programs -- [--all] [--seed N] [WORD...]
 //!   --all      every program under ten seeds, and rdma-core's own suite under three
 //!   --seed N   the first seed, 1 if not said
 //!   WORD...    only what has one of the WORDs in its name
