@@ -3,6 +3,7 @@
 use crate::layout::{self, Field};
 use crate::number::Names;
 use crate::script::steps::{Skips, Spec};
+use roxe_peer::protocol::to_hex;
 use roxe_wire::{NetHeader, Packet, Psn};
 
 /// What a packet says when the script says nothing.
@@ -106,7 +107,7 @@ pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<Strin
         return Some(format!("{what} has {} bytes, not {}", is.len(), wanted.len()));
     }
     let at = wanted.iter().zip(is).position(|(wanted, is)| wanted != is)?;
-    let show = |bytes: &[u8]| bytes.iter().skip(at).take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let show = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 8)]);
     Some(format!("{what} differs from byte {at} on: {}, not {}", show(is), show(wanted)))
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn describe(packet: &[u8]) -> String {
     match Packet::parse(packet) {
         Ok(packet) => packet.to_string(),
         Err(error) => {
-            let hex: String = packet.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+            let hex = to_hex(&packet[..packet.len().min(32)]);
             format!(
                 "{} bytes, no legal packet ({error}): {hex}{}",
                 packet.len(),

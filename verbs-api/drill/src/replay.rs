@@ -9,6 +9,7 @@ use crate::run::trace::record;
 use crate::script::Script;
 use crate::target::Target;
 use crate::{Log, ScriptError};
+use roxe_peer::protocol::to_hex;
 use roxe_wire::{Gid, NetHeader};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -225,9 +226,7 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
     }
     if !payload.is_empty() {
         text += " hex=";
-        payload.iter().for_each(|byte| {
-            let _ = write!(text, "{byte:02x}");
-        });
+        text += &to_hex(payload);
     }
     text
 }

@@ -8,6 +8,7 @@ use crate::layout;
 use crate::run::trace::Trace;
 use crate::script::Case;
 use crate::script::steps::Step;
+use roxe_peer::protocol::to_hex;
 use std::collections::BTreeMap;
 
 /// A difference: what the model shows and what the card does, and where.
@@ -125,8 +126,7 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
         (0x11, _) => format!("ACK psn={psn} syndrome={syndrome:#x}"),
         (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original").unwrap_or_default()),
         (0x0d..=0x10, _) if payload.len() <= 64 && !payload.is_empty() => {
-            let hex: String = payload.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("{name} psn={psn} hex={hex}")
+            format!("{name} psn={psn} hex={}", to_hex(payload))
         }
         _ => format!("{name} psn={psn}"),
     })

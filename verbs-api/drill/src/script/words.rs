@@ -2,6 +2,7 @@
 
 use crate::number::Number;
 use crate::script::steps::Data;
+use roxe_peer::protocol::from_hex;
 
 /// The part of a line in front of its comment, which begins with `#` at the start of a word.
 pub(super) fn without_comment(line: &str) -> &str {
@@ -75,7 +76,8 @@ impl<'a> Words<'a> {
             return Ok(Some(Data::Bytes(inside.ok_or("data stands in quotes")?.into())));
         }
         if let Some(text) = self.text("hex") {
-            return from_hex(text).map(|bytes| Some(Data::Bytes(bytes)));
+            let bytes = from_hex(text).ok_or("bytes are pairs of hexadecimal digits")?;
+            return Ok(Some(Data::Bytes(bytes)));
         }
         let Some(len) = self.number("len")? else { return Ok(None) };
         let (from, fill) = (self.number("from")?, self.number("fill")?);
@@ -101,11 +103,4 @@ impl<'a> Words<'a> {
     pub(super) fn finish(&self) -> Result<(), String> {
         self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` means nothing here")))
     }
-}
-
-/// Bytes from their hexadecimal digits.
-pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, String> {
-    let digits: Option<Vec<_>> = text.chars().map(|digit| digit.to_digit(16)).collect();
-    let digits = digits.filter(|digits| digits.len() % 2 == 0).ok_or("bytes are pairs of hexadecimal digits")?;
-    Ok(digits.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8)).collect())
 }
