@@ -299,9 +299,14 @@ pub mod testing {
             Held(self.rx.lock())
         }
 
-        /// Runs the timers that were added so far and are due.
-        pub fn run_due_timers(&self) {
-            self.run_timers(self.timers.added(), clock::now());
+        /// The timers that were added so far, as a visit counts them before it receives.
+        pub fn timers_added(&self) -> u64 {
+            self.timers.added()
+        }
+
+        /// Runs what is due of the first `added` timers, as a visit does that has received.
+        pub fn run_due_timers(&self, added: u64) {
+            self.run_timers(added, clock::now());
         }
     }
 }
