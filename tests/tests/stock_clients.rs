@@ -280,7 +280,8 @@ fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
     if atomic {
         sets.push("-x 0 -n 1000 -A CMP_AND_SWAP".to_owned());
     } else {
-        sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 100 }));
+        // Latencies one way at a time up to 8 MB: the time is that of copying these.
+        sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 20 }));
     }
     // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges
     // the bytes.
