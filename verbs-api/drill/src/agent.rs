@@ -157,8 +157,8 @@ impl AgentCard {
         answers.map(|answer| answer.map_err(ClientError::Refused).map_err(refused)).collect()
     }
 
-    /// Tells the agent this; in a hurry, together with something else. Unless it `matters`, a refusal
-    /// is then overheard.
+    /// Tells the agent this; in a hurry, together with other things. Unless it `matters`, a refusal
+    /// is overheard then.
     fn tell(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
         if !self.is_in_a_hurry {
             return self.call(command, arguments).map(|_| ());
