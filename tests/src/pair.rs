@@ -43,7 +43,8 @@ impl Running {
         let (output, errors) = (File::create(&log)?, File::create(errors(&log))?);
         let mut words: Vec<OsString> = place.prefix.iter().map(OsString::from).collect();
         if !place.bare {
-            words.extend([build::roxe().into_os_string(), "run".into()]);
+            let roxe = place.roxe.clone().unwrap_or_else(build::roxe);
+            words.extend([roxe.into_os_string(), "run".into()]);
             words.extend(place.options.iter().map(OsString::from));
             words.push("--".into());
         }
@@ -146,6 +147,8 @@ pub struct Place {
     pub envs: Vec<(String, String)>,
     /// Options of `roxe run`.
     pub options: Vec<String>,
+    /// The program `roxe` that runs it, of another build than this tree's.
+    pub roxe: Option<PathBuf>,
     /// Not under `roxe run`, but as the system starts it.
     pub bare: bool,
 }

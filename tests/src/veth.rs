@@ -54,6 +54,12 @@ impl Veth {
         Ok(veth)
     }
 
+    /// Gives both ends this MTU, bytes of an IP packet.
+    pub fn set_mtu(&self, here: &End, there: &End, mtu: u32) -> io::Result<()> {
+        ip(&[], &format!("link set dev {} mtu {mtu}", here.name))?;
+        ip(&self.prefix(), &format!("link set dev {} mtu {mtu}", there.name)).map(drop)
+    }
+
     /// A process in the second namespace.
     pub fn keeper(&self) -> u32 {
         self.keeper.id()

@@ -5,6 +5,7 @@ mod attributes;
 mod buffers;
 mod completions;
 mod connections;
+mod dead;
 mod events;
 mod key_faults;
 mod keys;
@@ -12,6 +13,7 @@ mod life;
 mod observer;
 mod queues;
 mod receives;
+mod unread;
 mod windows;
 
 use crate::event::Event;
@@ -31,11 +33,13 @@ impl Default for Rules {
             Box::new(buffers::Buffers::default()),
             Box::new(completions::Completions::default()),
             Box::new(connections::Connections::default()),
+            Box::new(dead::Dead::default()),
             Box::new(events::Events),
             Box::new(keys::Keys::default()),
             Box::new(life::Life::default()),
             Box::new(queues::Queues::default()),
             Box::new(receives::Receives::default()),
+            Box::new(unread::UnreadEvents::default()),
         ])
     }
 }

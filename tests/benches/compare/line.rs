@@ -70,12 +70,14 @@ pub(crate) struct Verbs {
     pub(crate) events: bool,
     /// The link.
     pub(crate) link: Link,
+    /// Whether the build before this one runs it, that of `--against`.
+    pub(crate) before: bool,
 }
 
 impl Verbs {
     /// One queue pair, MTU 4096, polling.
     pub(crate) const fn new(tool: &'static str, link: Link) -> Self {
-        Self { tool, mtu: 4096, qps: 1, events: false, link }
+        Self { tool, mtu: 4096, qps: 1, events: false, link, before: false }
     }
 
     /// With another path MTU.
@@ -91,6 +93,11 @@ impl Verbs {
     /// Waiting for events.
     pub(crate) const fn events(self) -> Self {
         Self { events: true, ..self }
+    }
+
+    /// By the build before this one.
+    pub(crate) const fn before(self) -> Self {
+        Self { before: true, ..self }
     }
 
     /// Whether it takes times.
@@ -111,7 +118,7 @@ impl fmt::Display for Verbs {
         if self.events {
             write!(f, ", events")?;
         }
-        Ok(())
+        if self.before { f.write_str(", before") } else { Ok(()) }
     }
 }
 
@@ -124,6 +131,8 @@ pub(crate) enum Work {
     Rxe(Verbs),
     /// `ucx_perftest -t TEST` over these transports.
     Ucx(&'static str, &'static str),
+    /// `iperf3`, one TCP connection.
+    Iperf,
     /// `fi_pingpong` with this provider and type of endpoint.
     Fabric(&'static str, &'static str),
     /// Our own RoCE-shaped WRITE over UDP with this path MTU.
@@ -148,6 +157,7 @@ impl fmt::Display for Work {
             Self::Verbs(verbs) => verbs.fmt(f),
             Self::Rxe(_) => f.write_str("rxe"),
             Self::Ucx(_, tls) => write!(f, "UCX {tls}"),
+            Self::Iperf => f.write_str("iperf3 TCP"),
             Self::Fabric(provider, _) => write!(f, "libfabric {provider}"),
             Self::Yardstick(4096) => f.write_str("yardstick"),
             Self::Yardstick(mtu) => write!(f, "yardstick, MTU {mtu}"),
@@ -171,11 +181,43 @@ pub(crate) struct Line {
     pub(crate) unit: Unit,
     /// Who does it.
     pub(crate) work: Work,
+    /// Between whom.
+    pub(crate) network: Network,
+}
+
+impl Line {
+    /// Who does it, and between whom.
+    pub(crate) fn who(&self) -> String {
+        format!("{}{}", self.work, self.network)
+    }
+}
+
+/// Between whom a message travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// Two processes, over the loopback interface.
+    Loopback,
+    /// Two network namespaces that a veth pair joins: containers, for all that the system does.
+    Veth {
+        /// Bytes of an IP packet.
+        mtu: u32,
+        /// Over IPv6.
+        v6: bool,
+    },
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loopback => Ok(()),
+            Self::Veth { mtu, v6 } => write!(f, ", veth {mtu}{}", if *v6 { ", IPv6" } else { "" }),
+        }
+    }
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.group, human(self.size), self.work)
+        write!(f, "{} {} {}", self.group, human(self.size), self.who())
     }
 }
 

@@ -4,8 +4,11 @@
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
+//!   --veth        between two network namespaces instead, beside TCP; root
+//!   --against F   against another build of roxe instead, whose program is the file F (absolute path)
 //!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time
+//!   --rounds N    at most N rounds, and as many if the time lasts
 //!   WORD...       only lines that have every WORD in their name: 'ib_write_bw' 'udp' '64 KB'
 //! ```
 //!
@@ -19,6 +22,7 @@
 //! `target/bench/`.
 
 mod line;
+mod network;
 mod peer;
 mod plan;
 mod plot;
@@ -33,6 +37,7 @@ mod work;
 mod yardstick;
 
 use line::{Line, Link, Work};
+use network::Namespaces;
 use rounds::{Measured, Rounds};
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -41,13 +46,19 @@ use roxe_tests::pair;
 use shows::Show;
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
+use work::World;
 
 /// What the command line asks for.
+#[derive(Default)]
 struct Options {
     quick: bool,
     rxe: bool,
+    veth: bool,
+    against: Option<PathBuf>,
+    rounds: Option<usize>,
     free: bool,
     time: Duration,
     words: Vec<String>,
@@ -76,12 +87,23 @@ fn main() -> ExitCode {
 }
 
 fn options(words: &[String]) -> io::Result<Options> {
-    let mut options = Options { quick: false, rxe: false, free: false, time: Duration::ZERO, words: Vec::new() };
+    let mut options = Options::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--quick" => options.quick = true,
             "--rxe" => options.rxe = true,
+            "--veth" => options.veth = true,
+            "--against" => {
+                // Cargo runs this in another folder than that of whoever called it.
+                let file = words.next().map(PathBuf::from).filter(|file| file.is_absolute() && file.is_file());
+                let wanted = "--against wants the absolute path of a program `roxe`";
+                options.against = Some(file.ok_or_else(|| io::Error::other(wanted))?);
+            }
+            "--rounds" => {
+                let value = words.next().and_then(|word| word.parse().ok());
+                options.rounds = Some(value.ok_or_else(|| io::Error::other("--rounds wants a number"))?);
+            }
             "--free" => options.free = true,
             "--seconds" => {
                 let value = words.next().and_then(|word| word.parse().ok());
@@ -111,10 +133,16 @@ fn compare(options: &Options) -> io::Result<bool> {
     println!("servers and clients {}", if pinned { "on a processor each" } else { "wherever the system puts them" });
     let (lines, skipped) = choose(options)?;
     skipped.iter().for_each(|what| println!("skipped  {what}"));
-    let most = if options.quick { 9 } else { 5 };
-    let rounds = Rounds { time: options.time, each: work::TIME, least: 3, most, beside: None };
-    let all = rounds::run(lines, &rounds, &mut work::once);
-    conclude("compare", &all, &shows::judge(&all), &skipped)
+    let most = options.rounds.unwrap_or(if options.quick { 9 } else { 5 });
+    let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, beside: None };
+    let namespaces = options.veth.then(Namespaces::build).transpose()?;
+    let world = World { before: options.against.clone(), namespaces };
+    let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&world, line, messages));
+    match (&options.against, options.veth) {
+        (Some(_), _) => conclude("against", &all, &shows::against(&all), &skipped),
+        (None, true) => conclude("veth", &all, &shows::over_veth(&all), &skipped),
+        (None, false) => conclude("compare", &all, &shows::judge(&all), &skipped),
+    }
 }
 
 /// Tells what came out and writes it down under `name`. Whether nothing failed.
@@ -134,7 +162,14 @@ fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) ->
 
 /// The lines to measure, and the names of what this machine cannot.
 fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
-    let mut lines = if options.quick { plan::quick() } else { plan::whole() };
+    let mut lines = match (options.veth, options.quick) {
+        (true, _) => plan::veth(),
+        (false, true) => plan::quick(),
+        (false, false) => plan::whole(),
+    };
+    if options.against.is_some() {
+        lines = plan::against(lines);
+    }
     lines.retain(|line| options.words.iter().all(|word| line.to_string().contains(word)));
     let has_links = has_links()?;
     let missing = |line: &Line| match &line.work {
@@ -142,6 +177,7 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
             Some(format!("{}: perftest is not installed", verbs.tool))
         }
         Work::Verbs(verbs) if verbs.link == Link::Shm && !has_links => Some("roxe shm: not in this build".to_owned()),
+        Work::Iperf if !pair::installed("iperf3") => Some("iperf3: not installed".to_owned()),
         Work::Ucx(..) if !pair::installed("ucx_perftest") => Some("ucx_perftest: not installed".to_owned()),
         Work::Fabric(..) if !pair::installed("fi_pingpong") => Some("fi_pingpong: not installed".to_owned()),
         _ => None,

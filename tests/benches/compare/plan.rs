@@ -1,6 +1,6 @@
 //! Which lines a run has: those that the Shows quote, or all.
 
-use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::line::{Line, Link, Network, Unit, Verbs, Work};
 
 /// The group of what moves bytes one way without perftest.
 const WRITE_BW: &str = "ib_write_bw";
@@ -17,17 +17,17 @@ pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
         false if size <= 64 => Unit::MillionsPerSecond,
         false => Unit::GigabytesPerSecond,
     };
-    Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs) }
+    Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs), network: Network::Loopback }
 }
 
 /// Another way to move bytes, beside `ib_write_bw`.
 fn stream(size: usize, work: Work) -> Line {
-    Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work }
+    Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work, network: Network::Loopback }
 }
 
 /// Another way to get a message across, beside `ib_write_lat`.
 fn latency(size: usize, work: Work) -> Line {
-    Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work }
+    Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work, network: Network::Loopback }
 }
 
 /// What the Shows of the README quote, and what they are compared with.
@@ -88,6 +88,45 @@ pub(crate) fn whole() -> Vec<Line> {
     }
     all.sort_by_key(|line| (line.group, line.size));
     all
+}
+
+/// Networks of two namespaces, with the path MTU that fits.
+pub(crate) const VETHS: [(Network, u32); 3] = [
+    (Network::Veth { mtu: 1500, v6: false }, 1024),
+    (Network::Veth { mtu: 9000, v6: false }, 4096),
+    (Network::Veth { mtu: 9000, v6: true }, 4096),
+];
+
+/// What two containers have.
+pub(crate) fn veth() -> Vec<Line> {
+    let lines = VETHS.into_iter().flat_map(|(network, mtu)| {
+        let new = |tool| Verbs::new(tool, Link::Udp).mtu(mtu);
+        let lines = [
+            stream(MB, Work::Iperf),
+            stream(MB, Work::Ucx("tag_bw", "tcp")),
+            stream(64 << 10, Work::Ucx("tag_bw", "tcp")),
+            latency(8, Work::Ucx("tag_lat", "tcp")),
+            verbs(MB, new(WRITE_BW)),
+            verbs(64 << 10, new(WRITE_BW)),
+            verbs(64, new(WRITE_BW)),
+            verbs(8, new(WRITE_LAT)),
+            verbs(8, new("ib_send_lat").events()),
+        ];
+        lines.map(|line| Line { network, ..line })
+    });
+    lines.collect()
+}
+
+/// Of these lines those that roxe does, each beside the same one by the build before this one.
+pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
+    let both = lines.into_iter().filter_map(|line| match &line.work {
+        Work::Verbs(verbs) => {
+            let before = Line { work: Work::Verbs(verbs.clone().before()), ..line.clone() };
+            Some([before, line])
+        }
+        _ => None,
+    });
+    both.flatten().collect()
 }
 
 /// More queue pairs, another MTU, events.

@@ -44,7 +44,7 @@ fn curves(all: &[Measured], group: &str) -> Vec<Curve> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
         let size = measured.line.size as f64;
         let value = if measured.line.unit == Unit::MillionsPerSecond { median * size / 1e3 } else { median };
-        let name = measured.line.work.to_string();
+        let name = measured.line.who();
         match curves.iter_mut().find(|curve| curve.name == name) {
             Some(curve) => curve.points.push((size, value)),
             None => curves.push(Curve { name, points: vec![(size, value)] }),

@@ -108,7 +108,7 @@ pub(crate) fn half_round_trip(
         series.push(start.elapsed().as_secs_f64() * 1e6 / 2.0 / f64::from(at_a_time));
     }
     let figure = series.median().ok_or_else(|| io::Error::other("no round trip"))?;
-    Ok(Sample { figure, average: series.mean() })
+    Ok(Sample { figure, average: series.mean(), tails: None })
 }
 
 /// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with

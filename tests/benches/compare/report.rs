@@ -3,6 +3,7 @@
 use crate::line::human;
 use crate::rounds::Measured;
 use crate::shows::Show;
+use roxe_tests::measure::Series;
 use std::fmt::Write as _;
 
 /// Tables, one for each group.
@@ -15,8 +16,8 @@ pub(crate) fn text(all: &[Measured]) -> String {
     for group in groups {
         _ = writeln!(
             text,
-            "\n{group:<14} {:<36} {:>10}      {:^24} {:>9} runs  others",
-            "", "median", "least .. most", "average"
+            "\n{group:<14} {:<44} {:>10}      {:^24} {:>9} {:>9} {:>9} runs  others",
+            "", "median", "least .. most", "average", "99 %", "99.9 %"
         );
         for measured in all.iter().filter(|m| m.line.group == group) {
             text.push_str(&row(measured));
@@ -27,14 +28,15 @@ pub(crate) fn text(all: &[Measured]) -> String {
 
 fn row(measured: &Measured) -> String {
     let Measured { line, foreign, failures, .. } = measured;
-    let head = format!("{:>14} {:<36}", human(line.size), line.work.to_string());
+    let head = format!("{:>14} {:<44}", human(line.size), line.who());
     let series = measured.counting();
-    let average = measured.averages.median().map_or_else(|| "-".to_owned(), |average| format!("{average:.3}"));
+    let of = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
+    let [average, p99, p999] = [&measured.averages, &measured.tails[0], &measured.tails[1]].map(of);
     let mark = if measured.is_disturbed() { "  disturbed" } else { "" };
     match (series.median(), series.range()) {
         _ if !failures.is_empty() => format!("{head}     FAILED\n"),
         (Some(median), Some((least, most))) => format!(
-            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {:>4} {:>5.0} %{mark}\n",
+            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {p99:>9} {p999:>9} {:>4} {:>5.0} %{mark}\n",
             line.unit.to_string(),
             series.len(),
             foreign * 100.0
@@ -69,14 +71,16 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
         .iter()
         .map(|m| {
             format!(
-                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"average\":{},\"figures\":{:?},\"disturbed\":{:?},\
+                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"average\":{},\"p99\":{},\"p99.9\":{},\"figures\":{:?},\"disturbed\":{:?},\
                  \"others\":{:.3},\"failures\":{}}}",
                 m.line.group,
                 m.line.size,
-                m.line.work,
+                m.line.who(),
                 m.line.unit,
                 number(m.counting().median()),
                 number(m.averages.median()),
+                number(m.tails[0].median()),
+                number(m.tails[1].median()),
                 m.clean.figures(),
                 m.disturbed.figures(),
                 m.foreign,

@@ -39,6 +39,8 @@ pub(crate) struct Measured {
     pub(crate) disturbed: Series,
     /// Averages of times, disturbed or not.
     pub(crate) averages: Series,
+    /// What 99 and 99.9 of a hundred times were not above, likewise.
+    pub(crate) tails: [Series; 2],
     /// The most that others took during a figure that counts.
     pub(crate) foreign: f64,
     /// What went wrong, each time.
@@ -49,8 +51,9 @@ pub(crate) struct Measured {
 impl Measured {
     fn new(line: Line) -> Self {
         let messages = work::first_guess(&line);
-        let [clean, disturbed, averages] = [const { Series::new() }; 3];
-        Self { line, clean, disturbed, averages, foreign: 0.0, failures: Vec::new(), messages }
+        let [clean, disturbed, averages, p99, p999] = [const { Series::new() }; 5];
+        let tails = [p99, p999];
+        Self { line, clean, disturbed, averages, tails, foreign: 0.0, failures: Vec::new(), messages }
     }
 
     /// The figures that count: those that nobody disturbed, or all if there are none.
@@ -91,9 +94,12 @@ impl Measured {
 
     /// A run that counts. Whether it is worth repeating.
     fn take(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> bool {
-        let Some((Sample { figure, average }, foreign)) = self.run(rounds, once) else { return false };
+        let Some((Sample { figure, average, tails }, foreign)) = self.run(rounds, once) else { return false };
         if let Some(average) = average {
             self.averages.push(average);
+        }
+        for (series, tail) in self.tails.iter_mut().zip(tails.into_iter().flatten()) {
+            series.push(tail);
         }
         if foreign.disturbs() {
             self.disturbed.push(figure);

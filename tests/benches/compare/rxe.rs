@@ -5,7 +5,7 @@
 //! compare how much work a message is. rxe holds port 4791 of all addresses, so roxe has a network
 //! namespace of its own in the guest. Needs what `tests/tests/kernel_rxe.rs` needs.
 
-use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::line::{Line, Link, Network, Unit, Verbs, Work};
 use crate::rounds::{self, Measured, Rounds};
 use crate::{has_links, work};
 use roxe_tests::build;
@@ -51,7 +51,7 @@ fn is_shm(line: &Line) -> bool {
 fn lines() -> Vec<Line> {
     let bandwidth = ["ib_write_bw", "ib_send_bw", "ib_read_bw"].map(|tool| (tool, 64 << 10, Unit::GigabytesPerSecond));
     let latency = ["ib_write_lat", "ib_send_lat"].map(|tool| (tool, 8, Unit::Microseconds));
-    let line = |(group, size, unit), work| Line { group, size, unit, work };
+    let line = |(group, size, unit), work| Line { group, size, unit, work, network: Network::Loopback };
     let all = bandwidth.into_iter().chain(latency);
     all.flat_map(|what| {
         let new = |link| Verbs::new(what.0, link);
@@ -82,7 +82,7 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
     };
     let run = || {
         let (port, tool) = (work::port(), verbs.tool);
-        let args = format!("-x {gid} -p {port} {}", work::arguments(verbs, line.size, messages));
+        let args = format!("-x {gid} -p {port} {}", work::arguments(verbs, line.size as u64, messages));
         let command = |end| format!("{inside}{} {prefix}{tool} {args}", pin::always(end).join(" "));
         let ready = format!("{inside}grep -qs ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
         pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), &ready)
@@ -96,7 +96,7 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
     if let Work::Verbs(verbs) = &line.work {
         work::went_by(verbs.link, &output)?;
     }
-    work::figure(&output, line.size, line.unit)
+    work::figure(&output, line.size as u64, line.unit)
 }
 
 /// Runs a server in the guest and, once it is `ready`, a client; what the client printed. Both must

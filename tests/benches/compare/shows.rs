@@ -1,6 +1,7 @@
 //! The promises, as ratios of what one run measured: what has to be reached, and what was.
 
-use crate::line::{Link, Verbs, Work};
+use crate::line::{Line, Link, Network, Unit, Verbs, Work};
+use crate::plan;
 use crate::rounds::Measured;
 
 const WRITE_BW: &str = "ib_write_bw";
@@ -8,6 +9,8 @@ const WRITE_LAT: &str = "ib_write_lat";
 const MB: usize = 1 << 20;
 /// The part of what 4 MiB of buffer reach that the stock limit must reach, too.
 const STOCK: f64 = 0.8;
+/// What a build may be slower than the one before it.
+const SLOWER: f64 = 0.03;
 
 /// One promise.
 pub(crate) struct Show {
@@ -37,8 +40,13 @@ struct Figures<'a>(&'a [Measured]);
 
 impl Figures<'_> {
     fn find(&self, group: &str, size: usize, work: &Work) -> Found {
-        let fits = |m: &&Measured| m.line.group == group && m.line.size == size && m.line.work == *work;
-        let measured = self.0.iter().find(fits).filter(|m| m.failures.is_empty())?;
+        self.find_at(Network::Loopback, group, size, work)
+    }
+
+    fn find_at(&self, network: Network, group: &str, size: usize, work: &Work) -> Found {
+        let fits =
+            |line: &Line| line.network == network && line.group == group && line.size == size && line.work == *work;
+        let measured = self.0.iter().find(|m| fits(&m.line)).filter(|m| m.failures.is_empty())?;
         Some((measured.counting().median()?, measured.is_disturbed()))
     }
 
@@ -131,6 +139,43 @@ fn shm(figures: &Figures<'_>) -> Vec<Show> {
         figures.at_most("shm: events, send latency 8 B <= udp, us", shm_lat, 1.0, udp_lat),
     ];
     shows.into_iter().filter(|show| show.reached.is_some()).collect()
+}
+
+/// The verdicts on two namespaces.
+pub(crate) fn over_veth(all: &[Measured]) -> Vec<Show> {
+    let figures = Figures(all);
+    let shows = plan::VETHS.into_iter().flat_map(|(network, mtu)| {
+        let roxe = |tool, size| {
+            let work = Work::Verbs(Verbs::new(tool, Link::Udp).mtu(mtu));
+            figures.find_at(network, tool, size, &work)
+        };
+        let tcp = figures.find_at(network, WRITE_BW, MB, &Work::Iperf);
+        let ucx = figures.find_at(network, WRITE_LAT, 8, &Work::Ucx("tag_lat", "tcp"));
+        let name = |what: &str| format!("{what}{network}");
+        [
+            figures.at_least(&name("write 1 MB >= 1.2 iperf3, GB/s"), roxe(WRITE_BW, MB), 1.2, tcp),
+            figures.at_least(&name("write 64 KB >= 0.9 iperf3, GB/s"), roxe(WRITE_BW, 64 << 10), 0.9, tcp),
+            figures.at_most(&name("write latency 8 B <= UCX tcp, us"), roxe(WRITE_LAT, 8), 1.0, ucx),
+        ]
+    });
+    shows.filter(|show| show.reached.is_some()).collect()
+}
+
+/// The verdicts on this build beside the one before it, a line each.
+pub(crate) fn against(all: &[Measured]) -> Vec<Show> {
+    let figures = Figures(all);
+    let shows = all.iter().filter_map(|measured| {
+        let Line { group, size, unit, work, network } = &measured.line;
+        let Work::Verbs(verbs) = work else { return None };
+        let find = |work: &Work| figures.find_at(*network, group, *size, work);
+        let before = find(&Work::Verbs(verbs.clone().before()));
+        let name = format!("{}, {unit}", measured.line);
+        (!verbs.before).then(|| match unit {
+            Unit::Microseconds => figures.at_most(&name, find(work), 1.0 + SLOWER, before),
+            _ => figures.at_least(&name, find(work), 1.0 - SLOWER, before),
+        })
+    });
+    shows.collect()
 }
 
 /// The verdicts on roxe beside the kernel's rxe in one guest.

@@ -1,11 +1,13 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
 use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::network::{Namespaces, Site};
 use crate::{raw, ring, yardstick};
-use roxe_tests::measure::pin::{self, End};
+use roxe_tests::measure::pin::End;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -20,6 +22,15 @@ const TOO_LONG: f64 = 8.0;
 /// perftest and UCX count in MiB.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
+/// What lines may need beside this tree's build of roxe.
+#[derive(Default)]
+pub(crate) struct World {
+    /// The program `roxe` of the build before this one.
+    pub(crate) before: Option<PathBuf>,
+    /// Another namespace.
+    pub(crate) namespaces: Option<Namespaces>,
+}
+
 /// What one run of a line brought.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
@@ -27,23 +38,27 @@ pub(crate) struct Sample {
     pub(crate) figure: f64,
     /// Of times also the average, if it is known: it shows what the typical one hides.
     pub(crate) average: Option<f64>,
+    /// What 99 and 99.9 of a hundred times were not above, if the program says so.
+    pub(crate) tails: Option<[f64; 2]>,
 }
 
 impl From<f64> for Sample {
     fn from(figure: f64) -> Self {
-        Self { figure, average: None }
+        Self { figure, average: None, tails: None }
     }
 }
 
 /// Does a line's work with so many messages, or for [`TIME`] where that is ours to say.
-pub(crate) fn once(line: &Line, messages: u64) -> Result<Sample, String> {
+pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
+    let site = Site::ready(world.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
     let own = |figure: io::Result<f64>| figure.map(Sample::from).map_err(|e| e.to_string());
     let timed = |times: io::Result<Sample>| times.map_err(|e| e.to_string());
     match &line.work {
-        Work::Verbs(verbs) => self::verbs(verbs, size, unit, messages),
-        Work::Ucx(test, tls) => ucx(test, tls, size, unit, messages),
-        Work::Fabric(provider, endpoint) => fabric(provider, endpoint, size, unit, messages),
+        Work::Verbs(verbs) => self::verbs(world, &site, verbs, [size as u64, messages], unit),
+        Work::Ucx(test, tls) => ucx(&site, [test, tls], [size as u64, messages], unit),
+        Work::Iperf => iperf(&site, size as u64 * messages),
+        Work::Fabric(provider, endpoint) => fabric(&site, [provider, endpoint], [size as u64, messages], unit),
         Work::Yardstick(_) if unit == Unit::Microseconds => timed(yardstick::latency(TIME)),
         Work::Yardstick(mtu) => own(yardstick::stream(size, *mtu, TIME)),
         Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, TIME)),
@@ -91,10 +106,14 @@ pub(crate) fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn verbs(verbs: &Verbs, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
-    let (port, place) = (port(), Place { envs: verbs.link.envs(), ..Place::default() });
-    let args = format!("-x 0 -p {port} {}", arguments(verbs, size, messages));
-    let output = run([&args, &format!("{args} 127.0.0.1")], verbs.tool, &place, port)?;
+fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
+    let port = port();
+    let roxe = world.before.clone().filter(|_| verbs.before);
+    let mut place = Place { envs: verbs.link.envs(), roxe, ..Place::default() };
+    place.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
+    let args = format!("-x {} -p {port} {}", site.gid, arguments(verbs, size, messages));
+    // They meet over IPv4; the GID decides over what they talk.
+    let output = run(site, [&args, &format!("{args} {}", site.meet)], verbs.tool, &place, port)?;
     went_by(verbs.link, &output)?;
     figure(&output, size, unit)
 }
@@ -113,7 +132,7 @@ pub(crate) fn went_by(link: Link, output: &str) -> Result<(), String> {
 
 /// The arguments that server and client of a program of perftest have in common, but for the port
 /// and the GID.
-pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
+pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
         // Without the peak, which takes the time of every message.
@@ -129,45 +148,77 @@ pub(crate) fn arguments(verbs: &Verbs, size: usize, messages: u64) -> String {
 }
 
 /// What a client of perftest found.
-pub(crate) fn figure(output: &str, size: usize, unit: Unit) -> Result<Sample, String> {
+pub(crate) fn figure(output: &str, size: u64, unit: Unit) -> Result<Sample, String> {
     // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest,
-    // typical, average.
-    let row = perftest::rows(output).pop().filter(|row| row.size == size as u64);
+    // typical, average, deviation, 99 %, 99.9 %.
+    let row = perftest::rows(output).pop().filter(|row| row.size == size);
     let sample = row.and_then(|row| {
         let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
         Some(match unit {
             Unit::GigabytesPerSecond => Sample::from(figure(2)? * MIB),
             Unit::MillionsPerSecond => Sample::from(figure(3)?),
-            Unit::Microseconds => Sample { figure: figure(3)?, average: figure(4) },
+            Unit::Microseconds => {
+                let tails = figure(6).zip(figure(7)).map(<[f64; 2]>::from);
+                Sample { figure: figure(3)?, average: figure(4), tails }
+            }
         })
     });
     sample.ok_or_else(|| format!("no result:\n{output}"))
 }
 
-fn ucx(test: &str, tls: &str, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
+fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
     let port = port();
     let args = format!("-t {test} -s {size} -n {messages} -w 100 -f -p {port}");
-    let envs = [("UCX_TLS", tls), ("UCX_LOG_LEVEL", "error")];
-    let place = Place { bare: true, envs: envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into(), ..Place::default() };
-    let output = run([&args, &format!("{args} 127.0.0.1")], "ucx_perftest", &place, port)?;
+    let envs = [
+        ("UCX_TLS", tls),
+        ("UCX_LOG_LEVEL", "error"),
+        ("UCX_NET_DEVICES", site.netdev.unwrap_or("all")),
+        ("UCX_TCP_AF_PRIO", site.family()),
+    ];
+    let envs = envs.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
+    let place = Place { bare: true, envs, prefix: site.sysfs(), ..Place::default() };
+    let output = run(site, [&args, &format!("{args} {}", site.meet)], "ucx_perftest", &place, port)?;
     // Messages; typical, average and overall time; average and overall MiB per second; average and
     // overall messages.
     let sample = perftest::rows(&output).pop().and_then(|row| {
         let figure = |column: usize| row.figures.get(column).copied().filter(|figure| *figure > 0.0);
         Some(match unit {
-            Unit::Microseconds => Sample { figure: figure(0)?, average: figure(2) },
+            Unit::Microseconds => Sample { figure: figure(0)?, average: figure(2), tails: None },
             _ => Sample::from(figure(4)? * MIB),
         })
     });
     sample.ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
 }
 
-fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64) -> Result<Sample, String> {
+/// One TCP connection that sends so many bytes; what arrives counts.
+fn iperf(site: &Site, bytes: u64) -> Result<Sample, String> {
+    let (port, place) = (port(), Place { bare: true, ..Place::default() });
+    let words = [format!("-s -1 -p {port}"), format!("-c {} -p {port} -n {bytes} -f m", site.host)];
+    let output = run(site, [&words[0], &words[1]], "iperf3", &place, port)?;
+    // "... 4.66 GBytes  39962 Mbits/sec                  receiver"
+    let rate = output.lines().rfind(|line| line.ends_with("receiver")).and_then(|line| {
+        let mut words = line.split_whitespace().rev().skip_while(|word| *word != "Mbits/sec");
+        words.nth(1)?.parse::<f64>().ok()
+    });
+    rate.map(|rate| Sample::from(rate / 8e3)).ok_or_else(|| format!("iperf3 gave no result:\n{output}"))
+}
+
+fn fabric(
+    site: &Site,
+    [provider, endpoint]: [&str; 2],
+    [size, messages]: [u64; 2],
+    unit: Unit,
+) -> Result<Sample, String> {
     let port = port();
     let args = format!("-p {provider} -e {endpoint} -I {messages} -S {size}");
     let place = Place { bare: true, ..Place::default() };
-    let output =
-        run([&format!("{args} -B {port}"), &format!("{args} -P {port} 127.0.0.1")], "fi_pingpong", &place, port)?;
+    let output = run(
+        site,
+        [&format!("{args} -B {port}"), &format!("{args} -P {port} {}", site.host)],
+        "fi_pingpong",
+        &place,
+        port,
+    )?;
     // The last line ends with MB per second, microseconds and million messages, all one way and on
     // average.
     let words: Vec<f64> = output
@@ -187,10 +238,10 @@ fn fabric(provider: &str, endpoint: &str, size: usize, unit: Unit, messages: u64
 }
 
 /// Runs a server and a client; what the client printed. Both must end well.
-fn run([server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
+fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
-    let at = |end| Place { prefix: pin::prefix(end), ..place.clone() };
+    let at = |end| Place { prefix: [site.prefix(end), place.prefix.clone()].concat(), ..place.clone() };
     let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
     let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
