@@ -1,5 +1,5 @@
-//! Events that a program does not take: while it sleeps in front of them, and those that say that an
-//! object has failed.
+//! Events that a program does not take: while it sleeps in front of them, and those that say that
+//! an object has failed.
 
 use super::observer::Observer;
 use crate::event::{Event, Made};
