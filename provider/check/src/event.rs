@@ -139,6 +139,21 @@ pub enum Event<'a> {
         /// Bytes.
         len: u64,
     },
+    /// The card executed an atomic of a peer.
+    Atomic {
+        /// The queue pair that executed it.
+        qp: ObjectId,
+        /// The key that the peer names.
+        rkey: RKey,
+        /// The address that it names.
+        va: u64,
+        /// Where the word is.
+        addr: u64,
+        /// What it held.
+        found: u64,
+        /// What it holds since.
+        left: u64,
+    },
     /// A peer's request needs a right that the queue pair does not grant.
     Denied {
         /// The queue pair that would execute the request.
@@ -358,6 +373,7 @@ impl<'a> Event<'a> {
                 | Self::RemoteFault { .. }
                 | Self::BytesChanged { .. }
                 | Self::Written { .. }
+                | Self::Atomic { .. }
                 | Self::Denied { .. }
                 | Self::Bound { .. }
                 | Self::Invalidated { .. }

@@ -73,6 +73,12 @@ rules! {
     MemoryGoneInFlight "memory-gone-in-flight" Error
         "Memory was deregistered or unmapped while an outstanding request used it."
         "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
+    RemoteOverlap "remote-overlap" Warning
+        "Two remote operations are under way on the same bytes, one of them writes, and nothing orders them."
+        "IBA 10.8.3.3, man ibv_post_send: order is kept within one queue pair, behind READ and atomics by IBV_SEND_FENCE";
+    AtomicMixed "atomic-mixed" Warning
+        "The processor changed the word of a remote atomic while it was under way."
+        "man ibv_query_device: with IBV_ATOMIC_HCA atomics are atomic among themselves, not towards the processor";
     KeyConfused "key-confused" Error
         "A remote key was used as a local one, or the other way round."
         "man ibv_reg_mr: lkey is for sg_list, rkey for peers";

@@ -1,6 +1,7 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod atomics;
 mod attributes;
 mod buffers;
 mod completions;
@@ -13,6 +14,8 @@ mod life;
 mod observer;
 mod queues;
 mod receives;
+mod remote;
+mod remote_place;
 mod unread;
 mod windows;
 
@@ -29,6 +32,7 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 impl Default for Rules {
     fn default() -> Self {
         Self(vec![
+            Box::new(atomics::Atomics::default()),
             Box::new(attributes::Attributes::default()),
             Box::new(buffers::Buffers::default()),
             Box::new(completions::Completions::default()),
@@ -39,6 +43,7 @@ impl Default for Rules {
             Box::new(life::Life::default()),
             Box::new(queues::Queues::default()),
             Box::new(receives::Receives::default()),
+            Box::new(remote::Remote::default()),
             Box::new(unread::UnreadEvents::default()),
         ])
     }
