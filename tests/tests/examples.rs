@@ -1,8 +1,8 @@
-//! The commands of the documentation: blocks exactly as typed, those of its tables with something in
-//! place of what the reader fills in ([`PLACES`]). In a shell, with nothing but `roxe` and the
+//! The commands of the documentation: blocks exactly as typed, those of its tables with something
+//! in place of what the reader fills in ([`PLACES`]). In a shell, with nothing but `roxe` and the
 //! system's programs to find. What a block shows below its commands is not compared.
 //!
-//! `cargo test -p roxe-tests --test examples -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test examples -- WORD...` runs the checks whose name has a word.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
