@@ -364,12 +364,9 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// That a receive was posted, or that it was not.
-    pub fn of_posted_recv(queue: ObjectId, request: &'a RecvRequest<'a>, posted: &Result<(), PostError>) -> Self {
-        match *posted {
-            Ok(()) => Self::PostedRecv { queue, request },
-            Err(error) => Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error },
-        }
+    /// That a receive was not posted.
+    pub fn of_refused_recv(queue: ObjectId, request: &RecvRequest<'a>, error: PostError) -> Self {
+        Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }
 
     /// Whether it is a call of the program that reports want to show. Polling is not, as that is
