@@ -154,6 +154,13 @@ pub enum Event<'a> {
         /// What it holds since.
         left: u64,
     },
+    /// A peer uses a right of a region for the first time.
+    FirstUse {
+        /// Its key for peers.
+        rkey: RKey,
+        /// The right.
+        right: Access,
+    },
     /// A peer's request needs a right that the queue pair does not grant.
     Denied {
         /// The queue pair that would execute the request.
@@ -374,6 +381,7 @@ impl<'a> Event<'a> {
                 | Self::BytesChanged { .. }
                 | Self::Written { .. }
                 | Self::Atomic { .. }
+                | Self::FirstUse { .. }
                 | Self::Denied { .. }
                 | Self::Bound { .. }
                 | Self::Invalidated { .. }

@@ -94,6 +94,9 @@ rules! {
     AccessMissing "access-missing" Error
         "A region, window or queue pair does not grant the right that an operation needs."
         "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
+    AccessUnused "access-unused" Advice
+        "A region granted a right to peers that none of them used."
+        "man ibv_reg_mr: whoever has the rkey may do what access allows; grant what is needed";
     NeverSignaled "never-signaled" Error
         "The send queue is full of requests without completion: nothing can ever free a place in it."
         "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";
@@ -198,19 +201,21 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// From words between commas: rules, `all`, `-RULE` for all but this one, and `warn`, which
-    /// leaves the exit status alone. Without a rule all are meant.
+    /// From words between commas: rules, `on` for errors and warnings, `all` for advice too, `-RULE`
+    /// for all but this one, and `warn`, which leaves the exit status alone. Without a rule `on` is
+    /// meant.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             match word.strip_prefix('-') {
                 Some(name) => without.push(Self::rule(name)?),
                 None if word == "warn" => fails = false,
-                None if matches!(word, "all" | "on") => with.extend_from_slice(Rule::ALL),
+                None if word == "all" => with.extend_from_slice(Rule::ALL),
+                None if word == "on" => with.extend(usual()),
                 None => with.push(Self::rule(word)?),
             }
         }
-        let wanted = if with.is_empty() { Rule::ALL } else { &with };
+        let wanted = if with.is_empty() { usual().collect() } else { with };
         let rules = Rule::ALL.iter().copied().filter(|rule| wanted.contains(rule) && !without.contains(rule));
         Ok(Self { rules: rules.collect(), fails })
     }
@@ -224,6 +229,11 @@ impl Selection {
     pub fn contains(&self, rule: Rule) -> bool {
         self.rules.contains(&rule)
     }
+}
+
+/// What is right all the same is told only to who asks for it.
+fn usual() -> impl Iterator<Item = Rule> {
+    Rule::ALL.iter().copied().filter(|rule| rule.severity() > Severity::Advice)
 }
 
 #[cfg(test)]
@@ -247,6 +257,10 @@ mod tests {
         let without = Selection::parse("-leak,warn").unwrap();
         assert!(!without.contains(Rule::Leak) && without.contains(Rule::KeyStale) && !without.fails);
         assert!(Selection::parse("").unwrap().fails && Selection::parse("all").unwrap().contains(Rule::Leak));
+        for (text, has_advice) in [("", false), ("on", false), ("-leak", false), ("all", true), ("access-unused", true)]
+        {
+            assert_eq!(Selection::parse(text).unwrap().contains(Rule::AccessUnused), has_advice, "{text}");
+        }
         assert!(Selection::parse("leek").unwrap_err().contains("'leek'"));
     }
 }

@@ -16,6 +16,7 @@ mod queues;
 mod receives;
 mod remote;
 mod remote_place;
+mod rights;
 mod unread;
 mod windows;
 
@@ -44,6 +45,7 @@ impl Default for Rules {
             Box::new(queues::Queues::default()),
             Box::new(receives::Receives::default()),
             Box::new(remote::Remote::default()),
+            Box::new(rights::Rights::default()),
             Box::new(unread::UnreadEvents::default()),
         ])
     }

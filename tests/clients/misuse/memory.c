@@ -66,6 +66,24 @@ static void access_missing(bool wrong) {
     close_sides(sides);
 }
 
+// The region is open for more than what peers do.
+// Seen in kvcache-ai/Mooncake#3151.
+static void access_unused(bool wrong) {
+    struct side sides[2];
+    struct options source = {.access = IBV_ACCESS_LOCAL_WRITE}, target = source;
+    target.access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | (wrong ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+    make_side(&sides[0], source);
+    make_side(&sides[1], target);
+    for (int i = 0; i < 2; i++)
+        connect_side(&sides[i], &sides[1 - i], (struct options){0}, NULL);
+    for (int i = 0; i < 2; i++) {
+        enum ibv_wr_opcode opcode = i ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+        check(!post_send(&sides[0], i, opcode, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+        done(&sides[0]);
+    }
+    close_sides(sides);
+}
+
 // The buffer is given up while the message waits for its receiver.
 // Seen in ydb-platform/nbs#5729, ydb-platform/nbs#6290, novitalabs/pegaflow#403,
 // meta-pytorch/monarch#3825.
@@ -203,6 +221,7 @@ const struct misuse memory_cases[] = {
     {"key-stale", key_stale},
     {"key-out-of-range", key_out_of_range},
     {"access-missing", access_missing},
+    {"access-unused", access_unused},
     {"memory-gone-in-flight", memory_gone_in_flight},
     {"buffer-overlap-in-flight", buffer_overlap_in_flight},
     {"buffer-changed-in-flight", buffer_changed_in_flight},

@@ -52,11 +52,12 @@ pub(crate) struct Options {
     /// each, if standard error is a terminal.
     #[arg(long)]
     explain: bool,
-    /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
-    /// leave the exit status alone (`roxe rules` lists them; docs/checker.md).
+    /// Report misuse of verbs: errors and warnings, `all` for advice too, or RULES between commas,
+    /// -RULE for all but one, `warn` to leave the exit status alone (`roxe rules` lists them;
+    /// docs/checker.md).
     ///
     /// A program that ends well all the same exits with 66 if an error was found.
-    #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     check: Option<String>,
     /// Add the reports of --check to this file: SARIF if it is FILE.sarif, JUnit XML if it is
     /// FILE.xml, else JSON lines.
