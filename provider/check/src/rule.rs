@@ -73,6 +73,12 @@ rules! {
     MemoryGoneInFlight "memory-gone-in-flight" Error
         "Memory was deregistered or unmapped while an outstanding request used it."
         "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
+    RemoteOverlap "remote-overlap" Warning
+        "Two remote operations are under way on the same bytes, one of them writes, and nothing orders them."
+        "IBA 10.8.3.3, man ibv_post_send: order is kept within one queue pair, behind READ and atomics by IBV_SEND_FENCE";
+    AtomicMixed "atomic-mixed" Warning
+        "The processor changed the word of a remote atomic while it was under way."
+        "man ibv_query_device: with IBV_ATOMIC_HCA atomics are atomic among themselves, not towards the processor";
     KeyConfused "key-confused" Error
         "A remote key was used as a local one, or the other way round."
         "man ibv_reg_mr: lkey is for sg_list, rkey for peers";
@@ -115,12 +121,21 @@ rules! {
     SleepWithCompletions "sleep-with-completions" Error
         "A thread waits for a completion event while completions lie in the queue and no event is due."
         "man ibv_get_cq_event: after ibv_req_notify_cq poll once more, then wait";
+    EventUnread "event-unread" Warning
+        "Events lie unread while a thread sleeps in front of them: it waits for edges and took too few events."
+        "man epoll: with EPOLLET read until EAGAIN; man ibv_get_cq_event, man ibv_get_async_event: one at a time";
     EventsUnacked "events-unacked" Error
         "An object was destroyed whose events were not all acknowledged: the call waits for ever."
         "man ibv_ack_cq_events, man ibv_ack_async_event, man rdma_ack_cm_event";
     AckedTooMany "acked-too-many" Error
         "More events were acknowledged than were taken."
         "man ibv_ack_cq_events: nevents";
+    AsyncUnread "async-unread" Warning
+        "An asynchronous event that a queue or the device did not survive was not read for a second."
+        "man ibv_get_async_event: nothing else says that the object has failed";
+    CompletionOfTheDead "completion-of-the-dead" Warning
+        "A queue pair was destroyed with completions that nobody polled, and their queue was polled afterwards."
+        "man ibv_destroy_qp; IBA 10.2.4.2: whether its completions stay in the queue is left to the card";
     MtuOverPort "mtu-over-port" Error
         "path_mtu is above the active_mtu of the port."
         "man ibv_modify_qp; IBA 11.2.5.2";

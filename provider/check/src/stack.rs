@@ -55,19 +55,36 @@ impl Stack {
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
+            // Nobody sees their names, and to read the debug information of this library takes half
+            // a second, for which the card would stand still.
+            if own_code().iter().any(|range| range.contains(&address)) {
+                frames.push((Frame { function: String::new(), file: None, line: None }, true));
+                continue;
+            }
             let before = frames.len();
-            let is_ours = own_code().iter().any(|range| range.contains(&address));
             backtrace::resolve(std::ptr::without_provenance_mut::<c_void>(address), |symbol| {
-                let function = symbol.name().map_or_else(|| format!("{address:#x}"), |name| format!("{name:#}"));
+                let function = symbol.name().map_or_else(|| place(address), |name| format!("{name:#}"));
                 let (file, line) = (symbol.filename().map(Into::into), symbol.lineno());
-                frames.push((Frame { function, file, line }, is_ours));
+                frames.push((Frame { function, file, line }, false));
             });
             if frames.len() == before {
-                frames.push((Frame { function: format!("{address:#x}"), file: None, line: None }, is_ours));
+                frames.push((Frame { function: place(address), file: None, line: None }, false));
             }
         }
         cut(frames)
     }
+}
+
+/// A call without a name: the file that it is in, and where there, for those who look that up with
+/// other tools; the address if it is in no file.
+fn place(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
+    let found = lines.iter().find(|(range, _)| range.contains(&address)).and_then(|(_, path)| {
+        let begin = lines.iter().filter(|(_, other)| other == path).map(|(range, _)| range.start).min()?;
+        Some(format!("{}+{:#x}", Path::new(path).file_name()?.display(), address - begin))
+    });
+    found.unwrap_or_else(|| format!("{address:#x}"))
 }
 
 /// Where the code of this library lies; empty if it is part of the program itself, whose functions
@@ -145,6 +162,15 @@ mod tests {
     fn a_captured_stack_names_its_functions() {
         let addresses = Stack::here();
         assert!(addresses.0.len() > 1 && addresses == addresses.clone());
+    }
+
+    #[test]
+    fn a_call_without_a_name_is_told_by_its_file() {
+        let here = place as fn(usize) -> String as usize;
+        let program = std::env::current_exe().unwrap();
+        let name = program.file_name().unwrap().to_str().unwrap();
+        assert!(place(here).starts_with(&format!("{name}+0x")), "{}", place(here));
+        assert_eq!(place(1), "0x1");
     }
 
     #[test]

@@ -21,6 +21,7 @@
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
+//! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
@@ -47,6 +48,7 @@ mod metrics;
 mod peer;
 mod private_dir;
 mod program;
+mod progress;
 mod replay;
 mod rules;
 mod run;

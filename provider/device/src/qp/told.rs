@@ -10,7 +10,7 @@ use super::host::QpHost;
 use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{MemError, Side};
+use roxe_transport::cx::{AtomicOp, MemError, Side};
 use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
@@ -77,6 +77,16 @@ impl QpHost<'_> {
         let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
+        }
+    }
+
+    /// An atomic of a peer was executed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_atomic(&mut self, rkey: RKey, va: u64, op: AtomicOp, found: u64) {
+        let qp = self.qp.id;
+        if let Ok(addr) = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
+            tell(|| Event::Atomic { qp, rkey, va, addr, found, left: op.applied(found) });
         }
     }
 
