@@ -161,7 +161,10 @@ impl State {
         let before = self.polled;
         self.polled += n;
         // Each number that no entry in front of the oldest one has any more is one to skip.
-        while let Some(number) = self.dropped.pop_front_if(|number| *number <= self.polled) {
+        while let Some(&number) = self.dropped.front()
+            && number <= self.polled
+        {
+            self.dropped.pop_front();
             self.polled += u64::from(number >= before);
         }
     }
@@ -173,7 +176,8 @@ impl State {
         before.retain(|&number| number >= self.polled);
         let mut number = self.polled;
         self.ring.retain(|cqe| {
-            while before.pop_front_if(|dropped| *dropped == number).is_some() {
+            while before.front() == Some(&number) {
+                before.pop_front();
                 self.dropped.push_back(number);
                 number += 1;
             }
