@@ -10,7 +10,7 @@
 
 // What is wrong shall fail soon; what is right shall not, however busy the machine is.
 static struct options patience(bool wrong) {
-    return wrong ? (struct options){.timeout = 14, .retry_cnt = 3} : (struct options){.timeout = 18, .retry_cnt = 7};
+    return wrong ? (struct options){.timeout = 13, .retry_cnt = 7} : (struct options){.timeout = 18, .retry_cnt = 7};
 }
 
 
