@@ -54,12 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
     let packets = summary.packets - summary.shortening_packets;
     println!(
-        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s \
-         (seed {})",
+        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s; \
+         {} differences did not show again (seed {})",
         summary.cases,
         packets as f64 / seconds,
         summary.findings.len(),
         summary.shortening.as_secs_f64(),
+        summary.passing,
         args.seed
     );
     for finding in &summary.findings {

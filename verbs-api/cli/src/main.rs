@@ -8,8 +8,8 @@
 //!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
 //!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
 //!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
-//!   killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
-//!   `/sys/class/infiniband`, and the libraries of others
+//!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
+//!   `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
@@ -26,6 +26,7 @@
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
 
+mod asks;
 mod bundled;
 mod bypass;
 mod check_peer;
