@@ -55,10 +55,14 @@ impl Stack {
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
-            // Nobody sees their names, and to read the debug information of this library takes half
-            // a second, for which the card would stand still.
-            if own_code().iter().any(|range| range.contains(&address)) {
+            // To read the debug information of these takes up to half a second, for which the card
+            // would stand still.
+            let is_in = |ranges: &[Range<usize>]| ranges.iter().any(|range| range.contains(&address));
+            if is_in(&nameless().own) {
                 frames.push((Frame { function: String::new(), file: None, line: None }, true));
+                continue;
+            }
+            if is_in(&nameless().libc) {
                 continue;
             }
             let before = frames.len();
@@ -87,18 +91,34 @@ fn place(address: usize) -> String {
     found.unwrap_or_else(|| format!("{address:#x}"))
 }
 
-/// Where the code of this library lies; empty if it is part of the program itself, whose functions
-/// are told apart by their names.
-fn own_code() -> &'static [Range<usize>] {
-    static RANGES: OnceLock<Vec<Range<usize>>> = OnceLock::new();
-    RANGES.get_or_init(|| {
+/// Where code lies whose names nobody sees.
+#[derive(Debug)]
+struct Nameless {
+    /// This library; empty if it is part of the program itself, whose functions are told apart by
+    /// their names.
+    own: Vec<Range<usize>>,
+    /// The C library: it calls `main`, threads, and what compares for `qsort`.
+    libc: Vec<Range<usize>>,
+}
+
+fn nameless() -> &'static Nameless {
+    static NAMELESS: OnceLock<Nameless> = OnceLock::new();
+    NAMELESS.get_or_init(|| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
         let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
-        let here = own_code as fn() -> &'static [Range<usize>] as usize;
-        let own = lines.iter().find(|(range, _)| range.contains(&here)).map(|(_, path)| *path);
-        let own = own.filter(|path| Path::new(path) != program);
-        lines.iter().filter(|(_, path)| Some(*path) == own).map(|(range, _)| range.clone()).collect()
+        let file_of = |code: usize| {
+            let path = lines.iter().find(|(range, _)| range.contains(&code)).map(|(_, path)| *path);
+            path.filter(|path| Path::new(path) != program)
+        };
+        let ranges_of = |code| {
+            let file = file_of(code);
+            lines.iter().filter(|(_, path)| Some(*path) == file).map(|(range, _)| range.clone()).collect()
+        };
+        Nameless {
+            own: ranges_of(nameless as fn() -> &'static Nameless as usize),
+            libc: ranges_of(libc::abort as unsafe extern "C" fn() -> ! as usize),
+        }
     })
 }
 

@@ -88,7 +88,8 @@ impl CompChannel {
     pub fn before_wait(&self) -> impl Sized + '_ {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
-        let watched = is_on().then(|| self.watch());
+        // What is there already it only has to take.
+        let watched = (is_on() && self.events.is_empty()).then(|| self.watch());
         (watched, self.events.would_wait().then(|| self.context.engine().before_sleep(is_over)))
     }
 

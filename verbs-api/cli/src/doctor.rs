@@ -223,7 +223,7 @@ fn view() -> Finding {
     match view::possible() {
         Ok(()) => Finding::ok("namespaces", "programs see a /sys/class/infiniband of their own"),
         // It says itself what to do.
-        Err(error @ ViewError::Root) => Finding::limited("namespaces", error.to_string(), ""),
+        Err(error @ (ViewError::Root | ViewError::NoSys)) => Finding::limited("namespaces", error.to_string(), ""),
         Err(error) => Finding::limited(
             "namespaces",
             error.to_string(),

@@ -75,7 +75,7 @@ const FIRST_STEPS: &str = "\
 First steps:
   roxe demo                                     see that it works here
   roxe run -- ibv_rc_pingpong -g 0              a server, and in another terminal
-  roxe run -- ibv_rc_pingpong -g 0 localhost    its client";
+  roxe run -- ibv_rc_pingpong -g 0 127.0.0.1    its client";
 
 /// What `roxe run --help` ends with.
 const RUN_EXAMPLES: &str = "\
