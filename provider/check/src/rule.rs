@@ -201,9 +201,9 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// From words between commas: rules, `on` for errors and warnings, `all` for advice too, `-RULE`
-    /// for all but this one, and `warn`, which leaves the exit status alone. Without a rule `on` is
-    /// meant.
+    /// From words between commas: rules, `on` for errors and warnings, `all` for advice too,
+    /// `-RULE` for all but this one, and `warn`, which leaves the exit status alone. Without a rule
+    /// `on` is meant.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
