@@ -19,7 +19,7 @@
 //!
 //! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate
 //! itself uses only `core`; its one dependency, the CRC, uses `std` to find out what the processor
-//! can do.
+//! can do, with the feature `std`, which is on unless `default-features = false` says otherwise.
 //!
 //! # Example
 //!

@@ -20,7 +20,7 @@ pub fn now() -> Instant {
 /// A duration as system calls take it.
 pub fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: libc::c_long::from(duration.subsec_nanos() as i32),
     }
 }

@@ -211,7 +211,7 @@ fn mtu_of(name: &str) -> Result<u32, Error> {
         *to = from as libc::c_char;
     }
     // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which outlives the call.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) };
     if rc != 0 {
         return Err(Error::os(format!("cannot read the MTU of {name}"), &io::Error::last_os_error()));
     }

@@ -99,7 +99,8 @@ impl Thread {
 fn join(handle: JoinHandle<()>, limit: Duration) {
     // The call knows no other clock than that of the wall.
     let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
-    let thread = handle.into_pthread_t();
+    // A number or a pointer, as the C library has it.
+    let thread = handle.into_pthread_t() as libc::pthread_t;
     // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until`
     // outlives the call, and nobody wants its result.
     uncancelled(|| unsafe {

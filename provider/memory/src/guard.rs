@@ -1,30 +1,38 @@
 //! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
 //!
 //! A program may unmap memory that is still registered, at any moment, also during an access. So
-//! the accesses are a few instructions of our own (`x86`) at known addresses, and a handler for
-//! SIGSEGV and SIGBUS sends a fault at one of them to an exit that reports it. Any other fault goes
-//! to whatever handler was there before. Memory is only ever reached through raw addresses here:
-//! the program changes it at will, and no Rust reference to it exists.
+//! the accesses are a few instructions of our own (`asm`) at known addresses, and a handler for
+//! SIGSEGV and SIGBUS (`signals`) sends a fault at one of them to an exit that reports it. Any
+//! other fault goes to whatever handler was there before. Memory is only ever reached through raw
+//! addresses here: the program changes it at will, and no Rust reference to it exists.
 //!
 //! The only room of this crate that dereferences an address of the application. Two limits: a
 //! program that blocks SIGSEGV in a thread, or replaces the handler after its first registration
 //! without calling the earlier one, dies of such a fault as it would have without us.
 //!
-//! Other processors go through system calls (`portable`) until they have a page like x86's, and
-//! Miri byte by byte (`interpreted`).
+//! What is peculiar to a processor is in `x86` and `aarch64`. Others go through system calls
+//! (`portable`) until they have instructions here, and Miri byte by byte (`interpreted`).
 
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod aarch64;
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+mod asm;
 mod bytes;
 #[cfg(miri)]
 mod interpreted;
-#[cfg(all(any(test, not(target_arch = "x86_64")), not(miri)))]
+#[cfg(all(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))), not(miri)))]
 mod portable;
 mod shared;
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+mod signals;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86;
 
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use aarch64 as arch;
 #[cfg(miri)]
 use interpreted as arch;
-#[cfg(all(not(target_arch = "x86_64"), not(miri)))]
+#[cfg(all(not(any(target_arch = "x86_64", target_arch = "aarch64")), not(miri)))]
 use portable as arch;
 use roxe_transport::cx::AtomicOp;
 use std::sync::atomic::AtomicU8;
@@ -36,7 +44,8 @@ pub use bytes::{Fault, SharedBytes, Sum, cells, own_cells};
 /// Makes faults of the functions below end in [`Fault`]; must have been called once before any of
 /// them.
 pub fn install() {
-    arch::install();
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+    signals::install();
 }
 
 /// Copies `out.len()` bytes at `addr` of the application. Which bytes of `out` are written before a
@@ -90,5 +99,5 @@ pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     arch::store(addr, word)
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod tests;

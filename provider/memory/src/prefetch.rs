@@ -33,6 +33,15 @@ fn line(at: *const i8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn line(at: *const i8) {
+    // SAFETY: for a program this has no effect, whatever the address is.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
 fn line(_at: *const i8) {}

@@ -170,10 +170,10 @@ pub(super) fn send(
     let (bytes, len) = name.raw();
     (header.msg_name, header.msg_namelen) = (bytes.cast_mut(), len);
     header.msg_iov = iov.as_mut_ptr();
-    header.msg_iovlen = iov.len();
+    header.msg_iovlen = iov.len() as _;
     if !control.as_bytes().is_empty() {
         header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
-        header.msg_controllen = control.as_bytes().len();
+        header.msg_controllen = control.as_bytes().len() as _;
     }
     // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads
     // them.
@@ -199,14 +199,14 @@ pub(super) fn recv(
     header.msg_iov = &raw mut iov;
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_buffer().as_mut_ptr().cast();
-    header.msg_controllen = CAPACITY;
+    header.msg_controllen = CAPACITY as _;
     loop {
         // SAFETY: name, data and control are live buffers with their true lengths.
         let rc = unsafe {
             libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
         };
         if let Ok(len) = usize::try_from(rc) {
-            control.set_len(header.msg_controllen);
+            control.set_len(header.msg_controllen as _);
             let (src, port) = parse_name(&name);
             return Ok(Some((len, src, port)));
         }

@@ -50,7 +50,10 @@ impl Kept {
     fn keep(&mut self, handle: usize, block: Block) -> Option<Block> {
         self.handles.insert(handle);
         self.blocks.push_back((handle, block));
-        let (oldest, block) = self.blocks.pop_front_if(|_| self.handles.len() > MOST)?;
+        if self.handles.len() <= MOST {
+            return None;
+        }
+        let (oldest, block) = self.blocks.pop_front()?;
         self.handles.remove(&oldest);
         Some(block)
     }

@@ -322,7 +322,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values
         let now = roxe_provider::now().0;
         let nanos_per_s = 1_000_000_000;
         let raw_clock = libc::timespec {
-            tv_sec: libc::time_t::try_from(now / nanos_per_s).unwrap_or(libc::time_t::MAX),
+            tv_sec: i64::try_from(now / nanos_per_s).unwrap_or(i64::MAX),
             tv_nsec: libc::c_long::try_from(now % nanos_per_s).unwrap_or_default(),
         };
         // SAFETY: not NULL; the program passes a whole structure.

@@ -3,6 +3,7 @@
 //! Here: its options, and what is printed and written; what it does is `roxe_drill::fuzz`.
 
 use crate::drill::{Common, open};
+use crate::progress;
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::error::Error;
 use std::fs;
@@ -43,12 +44,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
     let options = Options { seed: args.seed, time, cases: args.cases, settle, spares: args.spare };
     let mut written = Ok(());
+    let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
+        progress::make_room();
         println!("{}\n    case: --seed {} --cases 1", finding.cause, finding.seed);
         if let (Some(folder), Ok(())) = (&args.findings, &written) {
             written = write(folder, finding);
         }
     })?;
+    drop(seconds);
     written?;
     let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
     let packets = summary.packets - summary.shortening_packets;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-const LIST: &str = include_str!("../../../tests/clauses.txt");
+const LIST: &str = include_str!("../clauses.txt");
 
 /// A clause.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

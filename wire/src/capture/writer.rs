@@ -133,7 +133,8 @@ fn pad(to: &mut impl Sink, len: usize) {
 
 /// As much of a text as an option holds, cut between two characters.
 fn text(whole: &str) -> &[u8] {
-    whole.get(..whole.floor_char_boundary(MAX_OPTION)).unwrap_or_default().as_bytes()
+    let cut = (0..=MAX_OPTION.min(whole.len())).rev().find_map(|end| whole.get(..end));
+    cut.unwrap_or_default().as_bytes()
 }
 
 /// IPv6 and UDP.

@@ -69,7 +69,8 @@ fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
     file.read_to_string(&mut text)?;
     let other = || io::Error::other("it holds something else than reports of this format; name another file");
     let text = add(&text, report).ok_or_else(other)?;
-    let new = path.with_added_extension(format!("{}.tmp", std::process::id()));
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}.tmp", std::process::id()));
     // Left behind by a process that had our id and was killed.
     let _ = fs::remove_file(&new);
     let mut next = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;

@@ -64,7 +64,9 @@ impl Life {
         };
         self.handles.insert(handle, (name, stack.clone()));
         self.ended.push_back(handle);
-        if let Some(oldest) = self.ended.pop_front_if(|_| self.handles.len() > HANDLES) {
+        if self.handles.len() > HANDLES
+            && let Some(oldest) = self.ended.pop_front()
+        {
             self.handles.remove(&oldest);
         }
     }

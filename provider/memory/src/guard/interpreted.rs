@@ -10,8 +10,6 @@ use roxe_transport::cx::AtomicOp;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-pub(super) fn install() {}
-
 fn byte<'a>(addr: u64) -> &'a AtomicU8 {
     // SAFETY: tests pass addresses of memory that they have and only touch atomically meanwhile;
     // Miri checks that.

@@ -11,10 +11,6 @@ use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// There is nothing to install: the kernel reports.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn install() {}
-
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     let ours = libc::iovec { iov_base: out.as_ptr().cast_mut().cast(), iov_len: out.len() };
     let theirs = libc::iovec { iov_base: addr as *mut c_void, iov_len: out.len() };
@@ -25,13 +21,13 @@ pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 }
 
 /// As [`read`].
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     read(addr, out)
 }
 
 /// Never sums.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::bytes::Sum>, Fault> {
     read(addr, out).map(|()| None)
 }
@@ -46,7 +42,7 @@ pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
 }
 
 /// As [`write`].
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn write_shared(addr: u64, data: super::bytes::SharedBytes<'_>) -> Result<(), Fault> {
     let mut copy = vec![0; data.len()];
     data.copy_to(&mut copy)?;

@@ -1,8 +1,9 @@
 //! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are
 //! not ours.
 
-use super::x86::{self, Moves};
-use super::{Fault, own_cells, portable};
+#[cfg(target_arch = "x86_64")]
+use super::x86::Moves;
+use super::{Fault, arch, own_cells, portable, signals};
 use crate::testing::{PAGE, Pages};
 use roxe_transport::cx::AtomicOp;
 use roxe_wire::icrc::{BLOCK, Crc, Tables};
@@ -17,27 +18,46 @@ struct Arch {
     store: fn(u64, [u8; 8]) -> Result<(), Fault>,
 }
 
-fn arches() -> [Arch; 4] {
+fn arches() -> Vec<Arch> {
     super::install();
-    let x86 = Arch { name: "x86", read: x86::read, write: x86::write, atomic: x86::atomic, store: x86::store };
-    [
-        Arch {
-            name: "narrow moves",
-            read: |addr, out| Moves::Narrow.read(addr, out),
-            write: |addr, data| Moves::Narrow.write(addr, data.into()),
-            ..x86
-        },
-        // With what the processor has.
-        Arch { name: "moves", read: x86::read_shared, write: |addr, data| x86::write_shared(addr, data.into()), ..x86 },
-        x86,
-        Arch {
+    let own = Arch { name: "own", read: arch::read, write: arch::write, atomic: arch::atomic, store: arch::store };
+    // With what the processor has.
+    let shared = Arch {
+        name: "moves",
+        read: arch::read_shared,
+        write: |addr, data| arch::write_shared(addr, data.into()),
+        ..own
+    };
+    let mut arches = vec![own, shared];
+    #[cfg(target_arch = "x86_64")]
+    arches.push(Arch {
+        name: "narrow moves",
+        read: |addr, out| Moves::Narrow.read(addr, out),
+        write: |addr, data| Moves::Narrow.write(addr, data.into()),
+        ..own
+    });
+    if has_portable() {
+        arches.push(Arch {
             name: "portable",
             read: portable::read,
             write: portable::write,
             atomic: portable::atomic,
             store: portable::store,
-        },
-    ]
+        });
+    }
+    arches
+}
+
+/// Whether the kernel has the system call of `portable`; qemu-user, which runs these tests for
+/// other processors, has not.
+fn has_portable() -> bool {
+    // SAFETY: without vectors nothing is read.
+    let rc = unsafe { libc::process_vm_readv(libc::getpid(), std::ptr::null(), 0, std::ptr::null(), 0, 0) };
+    let has = rc == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS);
+    if !has {
+        println!("SKIPPED: portable: the kernel has no process_vm_readv");
+    }
+    has
 }
 
 #[test]
@@ -68,7 +88,7 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
     for (len, skew) in
         [0, 1, 256, 1023, 1024, 1025, 1280, 2048, 4096, 4097, 8000].into_iter().flat_map(|len| [(len, 0), (len, 5)])
     {
-        x86::write(pages.addr() + skew, &data[..len]).unwrap();
+        arch::write(pages.addr() + skew, &data[..len]).unwrap();
         let mut out = vec![0xaa; len];
         let sum = super::read_summed(pages.addr() + skew, own_cells(&mut out)).unwrap();
         assert_eq!(out, data[..len], "{len} {skew}");
@@ -269,7 +289,10 @@ fn in_child(child: impl FnOnce()) -> i32 {
 fn wild_load() {
     // SAFETY: none: this is the crash the test wants, in a process of its own.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
         std::arch::asm!("mov {0}, [{1}]", out(reg) _, in(reg) 8usize);
+        #[cfg(target_arch = "aarch64")]
+        std::arch::asm!("ldr {0}, [{1}]", out(reg) _, in(reg) 8usize);
     }
 }
 
@@ -295,8 +318,8 @@ fn set_handler(handler: usize, flags: i32) {
 fn foreign_faults_reach_the_previous_handler() {
     let status = in_child(|| {
         set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
-        x86::put_in_front();
-        assert_eq!(x86::read(8, own_cells(&mut [0; 4])), Err(Fault));
+        signals::put_in_front();
+        assert_eq!(arch::read(8, own_cells(&mut [0; 4])), Err(Fault));
         wild_load();
     });
     assert!(libc::WIFEXITED(status), "{status:#x}");
@@ -308,7 +331,7 @@ fn foreign_faults_without_a_handler_kill_as_ever() {
     for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
         let status = in_child(|| {
             set_handler(disposition, 0);
-            x86::put_in_front();
+            signals::put_in_front();
             wild_load();
         });
         assert!(libc::WIFSIGNALED(status), "{status:#x}");
@@ -320,7 +343,7 @@ fn foreign_faults_without_a_handler_kill_as_ever() {
 fn a_signal_that_somebody_sends_has_its_default_effect() {
     let status = in_child(|| {
         set_handler(libc::SIG_DFL, 0);
-        x86::put_in_front();
+        signals::put_in_front();
         // SAFETY: takes no pointers.
         unsafe { libc::raise(libc::SIGSEGV) };
     });

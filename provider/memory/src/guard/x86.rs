@@ -1,26 +1,31 @@
-//! Guarded access on x86-64: which instructions ([`asm`]) serve which access, and the fault handler
-//! ([`signals`]).
+//! Guarded access on x86-64: sums on the way, and moves of bytes that another processor has in its
+//! cache.
 
-mod asm;
-mod signals;
-
+use super::asm::{roxe_guard_copy, roxe_guard_move};
 use super::bytes::{Fault, SharedBytes, Sum};
 use crate::crc::{FOLD, can_fold};
-use asm::{roxe_guard_add, roxe_guard_cas, roxe_guard_copy, roxe_guard_fold, roxe_guard_move, roxe_guard_wide};
-use roxe_transport::cx::AtomicOp;
 use roxe_wire::icrc::BLOCK;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU8;
 
-pub(super) use signals::install;
-#[cfg(test)]
-pub(super) use signals::put_in_front;
+pub(super) use super::asm::{atomic, store, write};
+
+// SAFETY: as in `asm`; the processor must have the instructions that each of them needs.
+unsafe extern "C" {
+    fn roxe_guard_wide(to: *mut c_void, from: *const c_void, len: usize) -> u32;
+    fn roxe_guard_fold(
+        to: *mut c_void,
+        from: *const c_void,
+        len: usize,
+        remainder: *mut u32,
+        by: *const [u64; 2],
+    ) -> u32;
+}
 
 #[inline]
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a
-    // fault at `addr` is reported. Racing accesses at either end are no data race in the eyes of
-    // the compiler, which does not see the assembly's.
+    // fault at `addr` is reported.
     let rc = unsafe { roxe_guard_copy(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
@@ -54,14 +59,6 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
         read(addr.wrapping_add(len as u64), rest)?;
     }
     Ok(Some(Sum { blocks, remainder }))
-}
-
-#[inline]
-pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked
-    // that the program registered these bytes for writing, so they are not memory of ours.
-    let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
-    if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
 /// From this length on [`Moves::Wide`] pays.
@@ -121,23 +118,4 @@ pub(super) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault
 #[inline]
 pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     Moves::best(out.len()).read(addr, out)
-}
-
-#[inline]
-pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
-    // An aligned word is the tail, which one instruction stores.
-    write(addr, &word)
-}
-
-#[inline]
-pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
-    let mut old = 0;
-    // SAFETY: `old` is valid; a fault at `addr` is reported; the rest as in `write`.
-    let rc = unsafe {
-        match op {
-            AtomicOp::CompareSwap { compare, swap } => roxe_guard_cas(addr, compare, swap, &raw mut old),
-            AtomicOp::FetchAdd { add } => roxe_guard_add(addr, add, &raw mut old),
-        }
-    };
-    if rc == 0 { Ok(old) } else { Err(Fault) }
 }

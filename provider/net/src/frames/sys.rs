@@ -107,7 +107,7 @@ pub(super) fn recv(
         header.msg_hdr.msg_iov = part;
         header.msg_hdr.msg_iovlen = 1;
         header.msg_hdr.msg_control = control.as_mut_buffer().as_mut_ptr().cast();
-        header.msg_hdr.msg_controllen = CAPACITY;
+        header.msg_hdr.msg_controllen = CAPACITY as _;
         count += 1;
     }
     // With MSG_TRUNC the length is that of the frame, not of what fitted.
@@ -121,7 +121,7 @@ pub(super) fn recv(
         Err(e) => return Err(e),
     };
     for (at, (header, control)) in headers.iter().zip(&mut controls).take(found).enumerate() {
-        control.set_len(header.msg_hdr.msg_controllen);
+        control.set_len(header.msg_hdr.msg_controllen as _);
         each(area, at * slot + front, header.msg_len as usize, tag_of(control));
     }
     Ok(())

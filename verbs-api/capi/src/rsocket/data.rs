@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         // SAFETY: NULL, or the program's structure.
         let message = unsafe { message.as_mut() }.ok_or(EFAULT)?;
         // SAFETY: the program passed a list of buffers and its length.
-        let mut bufs = unsafe { Buffers::new(message.msg_iov, message.msg_iovlen) }.map_err(too_long)?;
+        let mut bufs = unsafe { Buffers::new(message.msg_iov, message.msg_iovlen as _) }.map_err(too_long)?;
         let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
         let place =
@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flag
         let to = if name.is_null() { None } else { Some(unsafe { read_address(name, message.msg_namelen)? }) };
         let mut holes = Vec::new();
         // SAFETY: the program passed a list of buffers and its length.
-        let bufs = unsafe { buffers(message.msg_iov, message.msg_iovlen, &mut holes) };
+        let bufs = unsafe { buffers(message.msg_iov, message.msg_iovlen as _, &mut holes) };
         Ok(socket.send_vectored(bufs.map_err(too_long)?, flags, to)?)
     })
 }

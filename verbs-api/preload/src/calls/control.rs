@@ -116,12 +116,12 @@ fn set_nonblocking(fd: c_int, on: bool) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
-        if request == libc::FIONBIO {
+        if request == libc::FIONBIO as c_ulong {
             // SAFETY: this request has a variable.
             if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
                 return -1;
             }
-        } else if request == libc::FIONREAD {
+        } else if request == libc::FIONREAD as c_ulong {
             let mut bytes = vec![0u8; 1 << 16];
             let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
             // SAFETY: a buffer and its size; this request has a variable.

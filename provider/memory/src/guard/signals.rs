@@ -12,13 +12,13 @@ const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// What handled the two signals before us; null until we are in front.
 static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
-pub(in super::super) fn install() {
+pub(super) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(put_in_front);
 }
 
 /// Puts our handler in front of those that are there now.
-pub(in super::super) fn put_in_front() {
+pub(super) fn put_in_front() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
         // Kept for ever: a handler may run at any later time. Stored first, so that ours always
@@ -53,18 +53,22 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_
     // its own layout that the handler may change; nobody else looks at them meanwhile. Only plain
     // loads and stores happen here.
     unsafe {
-        let rip = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize];
+        let machine = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
+        #[cfg(target_arch = "x86_64")]
+        let at = (&raw mut (*machine).gregs[libc::REG_RIP as usize]).cast::<u64>();
+        #[cfg(target_arch = "aarch64")]
+        let at = &raw mut (*machine).pc;
         let raised_by_kernel = (*info).si_code > 0;
-        if raised_by_kernel && is_guarded(*rip as usize) {
-            *rip = (&raw const roxe_guard_fault) as usize as i64;
+        if raised_by_kernel && is_guarded(*at as usize) {
+            *at = (&raw const roxe_guard_fault) as usize as u64;
             return;
         }
     }
     chain(signal, info, context);
 }
 
-fn is_guarded(rip: usize) -> bool {
-    ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&rip)
+fn is_guarded(instruction: usize) -> bool {
+    ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&instruction)
 }
 
 /// Does what would have happened without us.

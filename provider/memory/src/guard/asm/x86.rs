@@ -1,7 +1,6 @@
-//! The guarded instructions themselves.
+//! The guarded instructions of x86-64.
 
 use std::arch::global_asm;
-use std::ffi::c_void;
 
 // Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and
 // nothing is called, so at a fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to
@@ -330,24 +329,3 @@ global_asm!(
     ".purgem roxe_ask_ahead",
     threshold = const 960,
 );
-
-// SAFETY: these are the symbols and the signatures of the assembly above. They may be called with
-// any application address once the handler is installed; the address that is ours (the slice,
-// `old`) must be valid as usual.
-unsafe extern "C" {
-    pub(super) static roxe_guard_begin: u8;
-    pub(super) static roxe_guard_end: u8;
-    pub(super) static roxe_guard_fault: u8;
-    pub(super) fn roxe_guard_copy(to: *mut c_void, from: *const c_void, len: usize) -> u32;
-    pub(super) fn roxe_guard_move(to: *mut c_void, from: *const c_void, len: usize) -> u32;
-    pub(super) fn roxe_guard_wide(to: *mut c_void, from: *const c_void, len: usize) -> u32;
-    pub(super) fn roxe_guard_cas(word: u64, compare: u64, swap: u64, old: *mut u64) -> u32;
-    pub(super) fn roxe_guard_add(word: u64, add: u64, old: *mut u64) -> u32;
-    pub(super) fn roxe_guard_fold(
-        to: *mut c_void,
-        from: *const c_void,
-        len: usize,
-        remainder: *mut u32,
-        by: *const [u64; 2],
-    ) -> u32;
-}
