@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// For how long nothing must have come before a case is over; more for a slow card.
     #[arg(long, value_name = "MS", default_value_t = 5)]
     settle: u64,
+    /// Leave out the packet that ends the kernel of Linux 6.1 if the card is its rxe.
+    #[arg(long)]
+    spare: bool,
     /// Write each finding as a script into this folder (`roxe drill` runs it again).
     #[arg(long, value_name = "DIR")]
     findings: Option<PathBuf>,
@@ -39,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut target = open(&args.common)?;
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
-    let options = Options { seed: args.seed, time, cases: args.cases, settle };
+    let options = Options { seed: args.seed, time, cases: args.cases, settle, spares: args.spare };
     let mut written = Ok(());
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {

@@ -38,6 +38,8 @@ const JITTER: Duration = Duration::from_millis(3);
 const MAX_DATAGRAM: usize = 9000;
 /// As many requests as may wait for being told together.
 const MAX_WAITING: usize = 128;
+/// How often objects may be left behind before all are freed: the agent has bounds.
+const MAX_RENEWALS: u32 = 64;
 
 /// A socket of the near side, and the TOS that it sends with.
 struct Near {
@@ -60,6 +62,7 @@ pub struct AgentCard {
     /// Whether cases shall follow each other fast, and what that leaves for the next one.
     is_in_a_hurry: bool,
     stock: Stock,
+    renewals: u32,
     /// Of each request that has not been told yet, whether a refusal is an error.
     waiting: Vec<bool>,
 }
@@ -81,6 +84,7 @@ impl AgentCard {
             handles: BTreeMap::new(),
             is_in_a_hurry: false,
             stock: Stock::default(),
+            renewals: 0,
             waiting: Vec::new(),
             client,
         };
@@ -96,7 +100,13 @@ impl AgentCard {
             gids.filter_map(|gid| gid["gid"].as_str()?.parse::<Ipv6Addr>().ok()).map(gid_of).collect();
         let max_mtu = hello["port"]["active_mtu"].as_u64().unwrap_or(1024) as u32;
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
-        let mut trouble = String::from("the card has no RoCE v2 address");
+        let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
+        let mut trouble = String::from(if addresses.iter().any(is_far) {
+            "the card is on the loopback interface of its host; choose another one there with --device"
+        } else {
+            "the card has no RoCE v2 address"
+        });
+        let addresses: Vec<_> = addresses.into_iter().filter(|gid| !is_far(gid)).collect();
         for ipv4 in [true, false] {
             let fits = |gid: &&Gid| gid.is_ipv4() == ipv4 && !is_link_local(**gid);
             let Some(address) = addresses.iter().find(fits).copied() else { continue };
@@ -314,6 +324,16 @@ impl Target for AgentCard {
     fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
         self.free_all()?;
         self.is_in_a_hurry = is_wanted;
+        Ok(())
+    }
+
+    fn renew(&mut self) -> Answer<()> {
+        self.renewals += 1;
+        if self.renewals.is_multiple_of(MAX_RENEWALS) {
+            return self.free_all();
+        }
+        self.use_again()?;
+        self.stock = Stock::default();
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ mod minimise;
 
 use crate::run::trace::{Trace, trace};
 use crate::script::Script;
-use crate::target::{Refused, Target};
+use crate::target::Target;
 use crate::virtual_card::VirtualCard;
 use compare::{Difference, compare};
 use generate::Random;
@@ -35,6 +35,8 @@ pub struct Options {
     pub cases: u64,
     /// For how long nothing must have come before a case is over.
     pub settle: Duration,
+    /// Leave out what is known to end a kernel.
+    pub spares: bool,
 }
 
 /// A way in which the card differs from the model.
@@ -100,11 +102,8 @@ impl Lab<'_> {
 
     /// The same, by objects that are new.
     fn difference_of_new(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
-        let broken = |refused: Refused| refused.to_string();
-        self.card.hurry(false).map_err(broken)?;
-        let difference = self.difference(lines, settle)?;
-        self.card.hurry(true).map_err(broken)?;
-        Ok(difference)
+        self.card.renew().map_err(|refused| refused.to_string())?;
+        self.difference(lines, settle)
     }
 }
 
@@ -125,11 +124,13 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
     let mut lab = Lab { card, packets: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
-    let broken = |refused: Refused| refused.to_string();
-    lab.card.hurry(true).map_err(broken)?;
+    lab.card.hurry(true).map_err(|refused| refused.to_string())?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
-        let lines = generate::case(&mut Random::new(seed));
+        let mut lines = generate::case(&mut Random::new(seed));
+        if options.spares {
+            generate::spare(&mut lines);
+        }
         let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
         summary.cases += 1;
         let Some(difference) = lab.difference(&lines, options.settle).map_err(gone)? else { continue };

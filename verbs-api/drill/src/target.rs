@@ -276,4 +276,12 @@ pub trait Target: FarSide {
         let _ = is_wanted;
         Ok(())
     }
+    /// In a hurry: the next case has new objects. Those of earlier ones stay, as some cards take a
+    /// minute to destroy what they have lost count of.
+    ///
+    /// # Errors
+    /// The target cannot be used.
+    fn renew(&mut self) -> Answer<()> {
+        Ok(())
+    }
 }

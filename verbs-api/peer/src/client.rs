@@ -98,6 +98,12 @@ impl Client {
         &self.card
     }
 
+    /// Whether the agent is a program of this host, as far as its address tells.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.stream.get_ref().peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
+    }
+
     /// The name of the device.
     #[must_use]
     pub fn name(&self) -> &str {
