@@ -2,8 +2,8 @@
 //!
 //! A program may unmap memory that is still registered, at any moment, also during an access. So
 //! the accesses are a few instructions of our own (`asm`) at known addresses, and a handler for
-//! SIGSEGV and SIGBUS (`signals`) sends a fault at one of them to an exit that reports it. Any other
-//! fault goes to whatever handler was there before. Memory is only ever reached through raw
+//! SIGSEGV and SIGBUS (`signals`) sends a fault at one of them to an exit that reports it. Any
+//! other fault goes to whatever handler was there before. Memory is only ever reached through raw
 //! addresses here: the program changes it at will, and no Rust reference to it exists.
 //!
 //! The only room of this crate that dereferences an address of the application. Two limits: a
