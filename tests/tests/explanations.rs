@@ -63,7 +63,7 @@ struct Far {
 
 /// What becomes of packets to another host, 192.0.2.2 behind the interface `near`. The last one
 /// takes the interface down.
-const FAR: [Far; 6] = [
+const FAR: [Far; 10] = [
     Far {
         name: "network: a host without a card, a connection",
         case: "cm-no-card",
@@ -93,6 +93,35 @@ const FAR: [Far; 6] = [
         case: "retry-far",
         envs: &[("PEER", "192.0.2.2")],
         words: &["(12)", "the way to 192.0.2.2 leads over near, and this device is lo: set ROXE_NETDEV=near"],
+    },
+    Far {
+        name: "network: a host that is not there, a connection",
+        case: "cm-no-card",
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77")],
+        words: &["RDMA_CM_EVENT_UNREACHABLE", "the network answers that the host 192.0.2.77 cannot be reached"],
+    },
+    Far {
+        name: "network: a host that the network cannot reach, a request",
+        case: "retry-far",
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.79"), ("THEN", "ip route add unreachable 192.0.2.79")],
+        words: &["(12)", "the network answers that 192.0.2.79 cannot be reached"],
+    },
+    Far {
+        name: "network: packets vanish, a request",
+        case: "retry-far",
+        // Nobody has that address of the link.
+        envs: &[
+            ("ROXE_NETDEV", "near"),
+            ("PEER", "192.0.2.78"),
+            ("THEN", "ip neigh add 192.0.2.78 lladdr 02:00:00:00:00:09 dev near"),
+        ],
+        words: &["(12)", "no answer came after"],
+    },
+    Far {
+        name: "network: long packets vanish",
+        case: "retry-long",
+        envs: &[("ROXE_FAULTS", "drop tx qp=#0 msg=2..")],
+        words: &["(12)", "the way may lose long packets; try a smaller path_mtu"],
     },
     Far {
         name: "network: the interface is down, a request",

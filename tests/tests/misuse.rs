@@ -96,7 +96,9 @@ fn run(program: String, rule: Rule, wrong: bool, link: &str) -> Result<(), Strin
     let twin = if wrong { "wrong" } else { "right" };
     let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{rule}-{twin}-{link}", std::process::id()));
     let program = Program { name: program, args: vec![rule.to_string(), twin.to_owned()] };
-    let options = ["--check".to_owned(), "--report".to_owned(), reports.display().to_string()].into();
+    // Advice is given to who asks for it.
+    let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
+    let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
     let outcome = pair::run_at(&program, &Place { envs, options, ..Place::default() }, LIMIT);
     let outcome = outcome.map_err(|e| e.to_string())?;

@@ -113,6 +113,28 @@ fn memory_is_reached_by_regions_only_and_within_bounds() {
 }
 
 #[test]
+fn requests_that_come_together_are_answered_in_their_order() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE"})).unwrap()["mr"].clone();
+    let write = |fill: u8| json!({"mr": mr, "fill": fill, "length": 2, "offset": 1});
+    for fill in 0..100 {
+        client.ask(Do::Write, write(fill)).unwrap();
+        client.ask(Do::Read, json!({"mr": mr, "length": 4})).unwrap();
+    }
+    client.ask(Do::Write, json!({"mr": mr, "offset": 64, "fill": 1, "length": 1})).unwrap();
+    let mut answers = client.answers().unwrap();
+    assert_eq!(refusal(answers.pop().unwrap().map_err(ClientError::Refused)).1, libc::EINVAL);
+    for (fill, pair) in answers.chunks(2).enumerate() {
+        assert_eq!(pair[1].as_ref().unwrap()["hex"], format!("00{fill:02x}{fill:02x}00"));
+    }
+    // What goes with the last words is answered, too.
+    client.ask(Do::Counters, Value::Null).unwrap();
+    client.ask(Do::Bye, Value::Null).unwrap();
+    assert_eq!(client.answers().unwrap().len(), 2);
+}
+
+#[test]
 fn a_session_leaves_nothing_behind() {
     let agent = Agent::start();
     let mut client = agent.client();

@@ -21,8 +21,10 @@ enum Leads {
     There,
     /// It does not, and a line of `roxe run` has this word.
     Nowhere(&'static str),
+    /// Neither, and nothing is said: it has nothing to do with verbs.
+    Elsewhere,
 }
-use Leads::{Nowhere, There};
+use Leads::{Elsewhere, Nowhere, There};
 
 /// A way: a script for `sh`, in which `$roxe` and the programs of [`Programs`] are named, and what
 /// it leads root and a user without rights to.
@@ -36,6 +38,10 @@ struct Way {
 const fn way(name: &'static str, script: &'static str, root: Leads, user: Leads) -> Way {
     Way { name, script, root, user }
 }
+
+/// Again and again, as one that ends between two looks is missed.
+const OFTEN: &str =
+    "for run in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do $P; $P; $P; $P; done";
 
 /// In a namespace in which nobody may have further ones.
 const FORBIDDEN: &str = "unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && \
@@ -64,6 +70,28 @@ const WAYS: &[Way] = &[
     ),
     way("a preloaded library of the user's", "LD_PRELOAD=libm.so.6 $roxe run -- $linked", There, There),
     way("roxe env instead of roxe run", "eval \"$($roxe env)\"; $linked", There, There),
+    way("an empty environment, looked at", "$roxe run --explain -- env -i $linked", There, There),
+    way("opened, looked at", "$roxe run --explain -- $opened", There, There),
+    way("a program without verbs, looked at", "$roxe run --explain -- ls /", Elsewhere, Elsewhere),
+    way("a static program without verbs, looked at", "$roxe run --explain -- $plain", Elsewhere, Elsewhere),
+    way(
+        "a static program in a script",
+        "P=$static $roxe run --explain -- sh -c \"$often\"",
+        Nowhere("has ended and has not seen roxe: it is linked statically"),
+        Nowhere("has ended and has not seen roxe: it is linked statically"),
+    ),
+    way(
+        "a set-uid program in a script without a view",
+        "P=$setuid $roxe run --no-view --explain -- sh -c \"$often\"",
+        Nowhere("rights"),
+        Nowhere("has ended and has not seen roxe: it gains rights"),
+    ),
+    way(
+        "an empty environment without a view",
+        "P=\"env -i $linked\" $roxe run --no-view --explain -- sh -c \"$often\"",
+        Nowhere("has lost LD_LIBRARY_PATH"),
+        Nowhere("has lost LD_LIBRARY_PATH"),
+    ),
     way("a static program", "$roxe run -- $static", Nowhere("statically"), Nowhere("statically")),
     way("a set-uid program", "$roxe run -- $setuid", There, Nowhere("gains rights")),
     way("a program with capabilities", "$roxe run -- $setcap", There, Nowhere("gains rights")),
@@ -121,7 +149,8 @@ impl Programs {
         fs::copy(build::roxe(), self.at("roxe")).map_err(io)?;
         self.compile("linked", "linked", &[])?;
         self.compile("opened", "opened", &[])?;
-        self.compile("opened", "static", &["-static"])?;
+        self.compile("plain", "static", &["-static", "-DNAMES_VERBS"])?;
+        self.compile("plain", "plain", &["-static"])?;
         self.compile("linked", "runpath", &["-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib"])?;
         self.compile("linked", "rpath", &["-Wl,--disable-new-dtags,-rpath,$ORIGIN/lib"])?;
         fs::copy(self.at("opened"), self.at("env/bin/python3")).map_err(io)?;
@@ -150,12 +179,13 @@ impl Programs {
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
         let mut all = String::new();
         let system = system_library().unwrap_or_default();
-        let names = ["roxe", "linked", "opened", "static", "runpath", "rpath", "script", "setuid", "setcap"];
+        let names = ["roxe", "linked", "opened", "static", "plain", "runpath", "rpath", "script", "setuid", "setcap"];
         let mut words: Vec<(&str, String)> = names.map(|name| (name, self.at(name).display().to_string())).into();
         words.extend([
             ("python", self.at("env/bin/python3").display().to_string()),
             ("hashed", self.at(HASHED).display().to_string()),
             ("system", system.display().to_string()),
+            ("often", OFTEN.to_owned()),
         ]);
         for (name, value) in words {
             all += &format!("export {name}='{value}'; ");
@@ -204,7 +234,8 @@ fn judge(output: &Output, leads: Leads) -> Verdict {
     let there = stdout.lines().any(|line| line == "roxe0");
     let told = |word| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
     let good = match leads {
-        There => there,
+        There => there && !told("not see"),
+        Elsewhere => output.status.success() && !there && !told(""),
         Nowhere(word) => !there && told(word),
     };
     if good { Verdict::Passed } else { Verdict::Failed(format!("{}\n{stdout}{stderr}", output.status)) }

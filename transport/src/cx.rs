@@ -45,6 +45,17 @@ pub enum AtomicOp {
     },
 }
 
+impl AtomicOp {
+    /// What a word holds afterwards that held `old`.
+    pub const fn applied(self, old: u64) -> u64 {
+        match self {
+            Self::CompareSwap { compare, swap } if compare == old => swap,
+            Self::CompareSwap { .. } => old,
+            Self::FetchAdd { add } => old.wrapping_add(add),
+        }
+    }
+}
+
 /// Registered memory as one QP may use it.
 pub trait Memory {
     /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.

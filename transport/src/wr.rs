@@ -339,13 +339,13 @@ pub enum WcOpcode {
     /// RDMA READ.
     RdmaRead = 2,
     /// COMPARE_SWAP.
-    CompSwap = 3,
+    CompareSwap = 3,
     /// FETCH_ADD.
     FetchAdd = 4,
     /// A memory window was bound.
-    BindMw = 5,
+    BindWindow = 5,
     /// A key was invalidated.
-    LocalInv = 6,
+    LocalInvalidate = 6,
     /// FLUSH.
     Flush = 8,
     /// ATOMIC WRITE.

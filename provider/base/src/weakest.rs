@@ -37,11 +37,15 @@ bitflags! {
         const ACKS = 1 << 8;
         /// Numbers and keys are drawn by the seed, and used again as soon as they are free.
         const NUMBERS = 1 << 9;
+        /// Completion events come for nothing, where a completion was polled before its event.
+        const SPURIOUS = 1 << 10;
+        /// Numbers of queue pairs without a connection are used again at once.
+        const REUSE = 1 << 11;
     }
 }
 
 /// The weaknesses by name, as `ROXE_WEAKEST` and docs/weakest.md have them.
-pub const NAMES: [(&str, Weakness); 10] = [
+pub const NAMES: [(&str, Weakness); 12] = [
     ("limits", Weakness::LIMITS),
     ("slots", Weakness::SLOTS),
     ("placement", Weakness::PLACEMENT),
@@ -52,6 +56,8 @@ pub const NAMES: [(&str, Weakness); 10] = [
     ("loss", Weakness::LOSS),
     ("acks", Weakness::ACKS),
     ("numbers", Weakness::NUMBERS),
+    ("spurious", Weakness::SPURIOUS),
+    ("reuse", Weakness::REUSE),
 ];
 
 /// What `ROXE_WEAKEST` asks for.
@@ -146,6 +152,8 @@ pub enum Subject {
     Keys,
     /// First PSNs of connections.
     Psns,
+    /// Events of a completion queue.
+    Events,
 }
 
 /// A sequence of choices, the same for the same seed.

@@ -3,12 +3,13 @@
 //! Who reports them decides nothing: each is told where it happens, in the order in which it
 //! happens to one object. Pure data.
 
+pub use crate::made::{Arrived, Made, Memory, Pair};
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
-use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpCaps, QpState, RetryCounts, Service};
+use roxe_transport::qp::{AttrMask, DropReason, PostError, QpAttr, QpState, RetryCounts};
 use roxe_transport::wr::{Access, Bind, Cqe, RecvRequest, SendData, SendRequest, Sge};
-use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
+use roxe_wire::{Gid, RKey, Request};
 use std::fmt::Debug;
 
 /// Something that happened.
@@ -137,6 +138,28 @@ pub enum Event<'a> {
         addr: u64,
         /// Bytes.
         len: u64,
+    },
+    /// The card executed an atomic of a peer.
+    Atomic {
+        /// The queue pair that executed it.
+        qp: ObjectId,
+        /// The key that the peer names.
+        rkey: RKey,
+        /// The address that it names.
+        va: u64,
+        /// Where the word is.
+        addr: u64,
+        /// What it held.
+        found: u64,
+        /// What it holds since.
+        left: u64,
+    },
+    /// A peer uses a right of a region for the first time.
+    FirstUse {
+        /// Its key for peers.
+        rkey: RKey,
+        /// The right.
+        right: Access,
     },
     /// A peer's request needs a right that the queue pair does not grant.
     Denied {
@@ -273,6 +296,22 @@ pub enum Event<'a> {
         /// The channel.
         channel: ObjectId,
     },
+    /// Events lie in a channel for a second, and a thread sleeps that should have taken them.
+    Unread {
+        /// The channel; the context, if they are asynchronous.
+        channel: ObjectId,
+        /// What the oldest happened to.
+        source: ObjectId,
+        /// How many lie there.
+        count: usize,
+    },
+    /// An asynchronous event that an object or the device does not survive lies there for a second.
+    AsyncUnread {
+        /// What it happened to.
+        source: ObjectId,
+        /// What happened.
+        kind: &'a dyn Debug,
+    },
     /// A call that destroys an object waits for events to be acknowledged, for seconds now.
     WaitsForAcks {
         /// The object, if it is one that the checker knows.
@@ -325,12 +364,9 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// That a receive was posted, or that it was not.
-    pub fn of_posted_recv(queue: ObjectId, request: &'a RecvRequest<'a>, posted: &Result<(), PostError>) -> Self {
-        match *posted {
-            Ok(()) => Self::PostedRecv { queue, request },
-            Err(error) => Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error },
-        }
+    /// That a receive was not posted.
+    pub fn of_refused_recv(queue: ObjectId, request: &RecvRequest<'a>, error: PostError) -> Self {
+        Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }
 
     /// Whether it is a call of the program that reports want to show. Polling is not, as that is
@@ -344,6 +380,8 @@ impl<'a> Event<'a> {
                 | Self::RemoteFault { .. }
                 | Self::BytesChanged { .. }
                 | Self::Written { .. }
+                | Self::Atomic { .. }
+                | Self::FirstUse { .. }
                 | Self::Denied { .. }
                 | Self::Bound { .. }
                 | Self::Invalidated { .. }
@@ -359,118 +397,10 @@ impl<'a> Event<'a> {
                 | Self::Held { .. }
                 | Self::Overrun { .. }
                 | Self::StillWaits { .. }
+                | Self::Unread { .. }
+                | Self::AsyncUnread { .. }
                 | Self::MadeByLibrary(_)
                 | Self::Exit
         )
     }
-}
-
-/// A packet that was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
-    /// Source address.
-    pub src: Gid,
-    /// Destination address.
-    pub dst: Gid,
-    /// Its headers.
-    pub header: Header,
-    /// Bytes of its payload.
-    pub len: usize,
-    /// The PSN of the next request in order; on RC a packet that is not taken does not change it.
-    pub expected: Psn,
-}
-
-/// What was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// A context: a device was opened.
-    Context,
-    /// A protection domain.
-    Pd {
-        /// What it belongs to.
-        context: ObjectId,
-    },
-    /// A completion channel.
-    Channel {
-        /// What it belongs to.
-        context: ObjectId,
-    },
-    /// A completion queue.
-    Cq {
-        /// What it belongs to.
-        context: ObjectId,
-        /// Where its events go.
-        channel: Option<ObjectId>,
-        /// Completions that it holds.
-        capacity: u32,
-    },
-    /// A shared receive queue.
-    Srq {
-        /// The domain.
-        pd: ObjectId,
-        /// Requests that it holds.
-        max_wr: u32,
-    },
-    /// A queue pair.
-    Qp(Pair),
-    /// A region.
-    Mr(Memory),
-    /// A memory window.
-    Mw {
-        /// The domain.
-        pd: ObjectId,
-        /// The key it was allocated with. Each binding replaces the lower 8 bits.
-        key: u32,
-    },
-    /// An address handle.
-    Ah {
-        /// The domain.
-        pd: ObjectId,
-    },
-}
-
-/// A queue pair, as it was created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// The context.
-    pub context: ObjectId,
-    /// The domain.
-    pub pd: ObjectId,
-    /// Its number.
-    pub qpn: Qpn,
-    /// Its transport service.
-    pub service: Service,
-    /// Depths and limits as the program asked for them, not as they were granted.
-    pub caps: QpCaps,
-    /// Every send reports its completion.
-    pub sq_sig_all: bool,
-    /// Where sends complete.
-    pub send_cq: ObjectId,
-    /// Where receives complete.
-    pub recv_cq: ObjectId,
-    /// Where receives come from instead of an own queue.
-    pub srq: Option<ObjectId>,
-    /// Payload bytes of the largest packet of its port.
-    pub port_mtu: u32,
-}
-
-/// A region, as it is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// The context.
-    pub context: ObjectId,
-    /// The domain.
-    pub pd: ObjectId,
-    /// Key for local lists.
-    pub lkey: u32,
-    /// Key for peers.
-    pub rkey: u32,
-    /// Where the memory is.
-    pub addr: u64,
-    /// The address by which lists and peers name its first byte.
-    pub base: u64,
-    /// Bytes.
-    pub length: u64,
-    /// Rights.
-    pub access: Access,
 }

@@ -249,12 +249,12 @@ const fn operation(cqe: &Cqe) -> &'static str {
     match cqe.opcode {
         WcOpcode::RdmaWrite => "RDMA WRITE",
         WcOpcode::RdmaRead => "RDMA READ",
-        WcOpcode::CompSwap => "compare and swap",
+        WcOpcode::CompareSwap => "compare and swap",
         WcOpcode::FetchAdd => "fetch and add",
         WcOpcode::AtomicWrite => "ATOMIC WRITE",
         WcOpcode::Flush => "FLUSH",
-        WcOpcode::BindMw => "memory window bind",
-        WcOpcode::LocalInv => "local invalidation",
+        WcOpcode::BindWindow => "memory window bind",
+        WcOpcode::LocalInvalidate => "local invalidation",
         _ => "SEND",
     }
 }

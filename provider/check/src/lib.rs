@@ -23,6 +23,7 @@ mod event;
 pub mod explain;
 mod fork_support;
 mod listeners;
+mod made;
 mod report;
 mod rule;
 mod rules;

@@ -73,6 +73,12 @@ rules! {
     MemoryGoneInFlight "memory-gone-in-flight" Error
         "Memory was deregistered or unmapped while an outstanding request used it."
         "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
+    RemoteOverlap "remote-overlap" Warning
+        "Two remote operations are under way on the same bytes, one of them writes, and nothing orders them."
+        "IBA 10.8.3.3, man ibv_post_send: order is kept within one queue pair, behind READ and atomics by IBV_SEND_FENCE";
+    AtomicMixed "atomic-mixed" Warning
+        "The processor changed the word of a remote atomic while it was under way."
+        "man ibv_query_device: with IBV_ATOMIC_HCA atomics are atomic among themselves, not towards the processor";
     KeyConfused "key-confused" Error
         "A remote key was used as a local one, or the other way round."
         "man ibv_reg_mr: lkey is for sg_list, rkey for peers";
@@ -88,6 +94,9 @@ rules! {
     AccessMissing "access-missing" Error
         "A region, window or queue pair does not grant the right that an operation needs."
         "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
+    AccessUnused "access-unused" Advice
+        "A region granted a right to peers that none of them used."
+        "man ibv_reg_mr: whoever has the rkey may do what access allows; grant what is needed";
     NeverSignaled "never-signaled" Error
         "The send queue is full of requests without completion: nothing can ever free a place in it."
         "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";
@@ -115,12 +124,21 @@ rules! {
     SleepWithCompletions "sleep-with-completions" Error
         "A thread waits for a completion event while completions lie in the queue and no event is due."
         "man ibv_get_cq_event: after ibv_req_notify_cq poll once more, then wait";
+    EventUnread "event-unread" Warning
+        "Events lie unread while a thread sleeps in front of them: it waits for edges and took too few events."
+        "man epoll: with EPOLLET read until EAGAIN; man ibv_get_cq_event, man ibv_get_async_event: one at a time";
     EventsUnacked "events-unacked" Error
         "An object was destroyed whose events were not all acknowledged: the call waits for ever."
         "man ibv_ack_cq_events, man ibv_ack_async_event, man rdma_ack_cm_event";
     AckedTooMany "acked-too-many" Error
         "More events were acknowledged than were taken."
         "man ibv_ack_cq_events: nevents";
+    AsyncUnread "async-unread" Warning
+        "An asynchronous event that a queue or the device did not survive was not read for a second."
+        "man ibv_get_async_event: nothing else says that the object has failed";
+    CompletionOfTheDead "completion-of-the-dead" Warning
+        "A queue pair was destroyed with completions that nobody polled, and their queue was polled afterwards."
+        "man ibv_destroy_qp; IBA 10.2.4.2: whether its completions stay in the queue is left to the card";
     MtuOverPort "mtu-over-port" Error
         "path_mtu is above the active_mtu of the port."
         "man ibv_modify_qp; IBA 11.2.5.2";
@@ -183,19 +201,21 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// From words between commas: rules, `all`, `-RULE` for all but this one, and `warn`, which
-    /// leaves the exit status alone. Without a rule all are meant.
+    /// From words between commas: rules, `on` for errors and warnings, `all` for advice too,
+    /// `-RULE` for all but this one, and `warn`, which leaves the exit status alone. Without a rule
+    /// `on` is meant.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             match word.strip_prefix('-') {
                 Some(name) => without.push(Self::rule(name)?),
                 None if word == "warn" => fails = false,
-                None if matches!(word, "all" | "on") => with.extend_from_slice(Rule::ALL),
+                None if word == "all" => with.extend_from_slice(Rule::ALL),
+                None if word == "on" => with.extend(usual()),
                 None => with.push(Self::rule(word)?),
             }
         }
-        let wanted = if with.is_empty() { Rule::ALL } else { &with };
+        let wanted = if with.is_empty() { usual().collect() } else { with };
         let rules = Rule::ALL.iter().copied().filter(|rule| wanted.contains(rule) && !without.contains(rule));
         Ok(Self { rules: rules.collect(), fails })
     }
@@ -209,6 +229,11 @@ impl Selection {
     pub fn contains(&self, rule: Rule) -> bool {
         self.rules.contains(&rule)
     }
+}
+
+/// What is right all the same is told only to who asks for it.
+fn usual() -> impl Iterator<Item = Rule> {
+    Rule::ALL.iter().copied().filter(|rule| rule.severity() > Severity::Advice)
 }
 
 #[cfg(test)]
@@ -232,6 +257,10 @@ mod tests {
         let without = Selection::parse("-leak,warn").unwrap();
         assert!(!without.contains(Rule::Leak) && without.contains(Rule::KeyStale) && !without.fails);
         assert!(Selection::parse("").unwrap().fails && Selection::parse("all").unwrap().contains(Rule::Leak));
+        for (text, has_advice) in [("", false), ("on", false), ("-leak", false), ("all", true), ("access-unused", true)]
+        {
+            assert_eq!(Selection::parse(text).unwrap().contains(Rule::AccessUnused), has_advice, "{text}");
+        }
         assert!(Selection::parse("leek").unwrap_err().contains("'leek'"));
     }
 }

@@ -1,10 +1,12 @@
 //! The rules, one file per subject. Each is a state machine over events; it may read what the
 //! program has, and writes reports.
 
+mod atomics;
 mod attributes;
 mod buffers;
 mod completions;
 mod connections;
+mod dead;
 mod events;
 mod key_faults;
 mod keys;
@@ -12,6 +14,10 @@ mod life;
 mod observer;
 mod queues;
 mod receives;
+mod remote;
+mod remote_place;
+mod rights;
+mod unread;
 mod windows;
 
 use crate::event::Event;
@@ -27,15 +33,20 @@ pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 impl Default for Rules {
     fn default() -> Self {
         Self(vec![
+            Box::new(atomics::Atomics::default()),
             Box::new(attributes::Attributes::default()),
             Box::new(buffers::Buffers::default()),
             Box::new(completions::Completions::default()),
             Box::new(connections::Connections::default()),
+            Box::new(dead::Dead::default()),
             Box::new(events::Events),
             Box::new(keys::Keys::default()),
             Box::new(life::Life::default()),
             Box::new(queues::Queues::default()),
             Box::new(receives::Receives::default()),
+            Box::new(remote::Remote::default()),
+            Box::new(rights::Rights::default()),
+            Box::new(unread::UnreadEvents::default()),
         ])
     }
 }

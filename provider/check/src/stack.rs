@@ -55,33 +55,70 @@ impl Stack {
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
+            // To read the debug information of these takes up to half a second, for which the card
+            // would stand still.
+            let is_in = |ranges: &[Range<usize>]| ranges.iter().any(|range| range.contains(&address));
+            if is_in(&nameless().own) {
+                frames.push((Frame { function: String::new(), file: None, line: None }, true));
+                continue;
+            }
+            if is_in(&nameless().libc) {
+                continue;
+            }
             let before = frames.len();
-            let is_ours = own_code().iter().any(|range| range.contains(&address));
             backtrace::resolve(std::ptr::without_provenance_mut::<c_void>(address), |symbol| {
-                let function = symbol.name().map_or_else(|| format!("{address:#x}"), |name| format!("{name:#}"));
+                let function = symbol.name().map_or_else(|| place(address), |name| format!("{name:#}"));
                 let (file, line) = (symbol.filename().map(Into::into), symbol.lineno());
-                frames.push((Frame { function, file, line }, is_ours));
+                frames.push((Frame { function, file, line }, false));
             });
             if frames.len() == before {
-                frames.push((Frame { function: format!("{address:#x}"), file: None, line: None }, is_ours));
+                frames.push((Frame { function: place(address), file: None, line: None }, false));
             }
         }
         cut(frames)
     }
 }
 
-/// Where the code of this library lies; empty if it is part of the program itself, whose functions
-/// are told apart by their names.
-fn own_code() -> &'static [Range<usize>] {
-    static RANGES: OnceLock<Vec<Range<usize>>> = OnceLock::new();
-    RANGES.get_or_init(|| {
+/// A call without a name: the file that it is in, and where there, for those who look that up with
+/// other tools; the address if it is in no file.
+fn place(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
+    let found = lines.iter().find(|(range, _)| range.contains(&address)).and_then(|(_, path)| {
+        let begin = lines.iter().filter(|(_, other)| other == path).map(|(range, _)| range.start).min()?;
+        Some(format!("{}+{:#x}", Path::new(path).file_name()?.display(), address - begin))
+    });
+    found.unwrap_or_else(|| format!("{address:#x}"))
+}
+
+/// Where code lies whose names nobody sees.
+#[derive(Debug)]
+struct Nameless {
+    /// This library; empty if it is part of the program itself, whose functions are told apart by
+    /// their names.
+    own: Vec<Range<usize>>,
+    /// The C library: it calls `main`, threads, and what compares for `qsort`.
+    libc: Vec<Range<usize>>,
+}
+
+fn nameless() -> &'static Nameless {
+    static NAMELESS: OnceLock<Nameless> = OnceLock::new();
+    NAMELESS.get_or_init(|| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
         let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
-        let here = own_code as fn() -> &'static [Range<usize>] as usize;
-        let own = lines.iter().find(|(range, _)| range.contains(&here)).map(|(_, path)| *path);
-        let own = own.filter(|path| Path::new(path) != program);
-        lines.iter().filter(|(_, path)| Some(*path) == own).map(|(range, _)| range.clone()).collect()
+        let file_of = |code: usize| {
+            let path = lines.iter().find(|(range, _)| range.contains(&code)).map(|(_, path)| *path);
+            path.filter(|path| Path::new(path) != program)
+        };
+        let ranges_of = |code| {
+            let file = file_of(code);
+            lines.iter().filter(|(_, path)| Some(*path) == file).map(|(range, _)| range.clone()).collect()
+        };
+        Nameless {
+            own: ranges_of(nameless as fn() -> &'static Nameless as usize),
+            libc: ranges_of(libc::abort as unsafe extern "C" fn() -> ! as usize),
+        }
     })
 }
 
@@ -145,6 +182,15 @@ mod tests {
     fn a_captured_stack_names_its_functions() {
         let addresses = Stack::here();
         assert!(addresses.0.len() > 1 && addresses == addresses.clone());
+    }
+
+    #[test]
+    fn a_call_without_a_name_is_told_by_its_file() {
+        let here = place as fn(usize) -> String as usize;
+        let program = std::env::current_exe().unwrap();
+        let name = program.file_name().unwrap().to_str().unwrap();
+        assert!(place(here).starts_with(&format!("{name}+0x")), "{}", place(here));
+        assert_eq!(place(1), "0x1");
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(crate) struct Work {
     pub(crate) signaled: bool,
     /// Its list; empty if its data was inline.
     pub(crate) sges: Vec<Sge>,
+    /// Bytes of its list or of its inline data.
+    pub(crate) len: u64,
     pub(crate) posted: Stack,
     /// How many were posted before it.
     pub(crate) serial: u64,
@@ -84,8 +86,8 @@ impl World {
             }
             Event::PostedRecv { queue, request } => {
                 let (wr_id, sges, posted) = (request.wr_id, request.sges.to_vec(), stack.clone());
-                let serial = self.next_serial();
-                let work = Work { wr_id, op: None, signaled: true, sges, posted, serial, completed: false };
+                let (serial, len) = (self.next_serial(), length(&sges));
+                let work = Work { wr_id, op: None, signaled: true, sges, len, posted, serial, completed: false };
                 self.receives.entry(queue).or_default().push_back(work);
             }
             Event::Completed { qp, side, cqe } => {
@@ -184,6 +186,11 @@ impl World {
         all.flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
     }
 
+    /// The outstanding sends of each queue pair that has some.
+    pub(crate) fn sends(&self) -> impl Iterator<Item = (ObjectId, &VecDeque<Work>)> {
+        self.sends.iter().filter(|(_, works)| !works.is_empty()).map(|(qp, works)| (*qp, works))
+    }
+
     /// Where the requests of one side of a queue pair wait: in itself, or in its shared queue.
     pub(crate) fn queue_of(&self, qp: ObjectId, side: Side) -> ObjectId {
         let srq = self.qp(qp).and_then(|pair| pair.srq);
@@ -250,13 +257,13 @@ impl World {
 
 impl Work {
     fn send(request: &SendRequest<'_>, sq_sig_all: bool, posted: Stack) -> Self {
-        let sges = match request.data {
-            SendData::Sges(sges) => sges.to_vec(),
-            SendData::Inline(_) => Vec::new(),
+        let (sges, len) = match request.data {
+            SendData::Sges(sges) => (sges.to_vec(), length(sges)),
+            SendData::Inline(bytes) => (Vec::new(), bytes.len() as u64),
         };
         let signaled = sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
         let (wr_id, op) = (request.wr_id, Some(request.op));
-        Self { wr_id, op, signaled, sges, posted, serial: 0, completed: false }
+        Self { wr_id, op, signaled, sges, len, posted, serial: 0, completed: false }
     }
 
     /// What it is called.
@@ -304,6 +311,11 @@ pub(crate) fn describe(made: &Made) -> String {
         Made::Mw { .. } => "memory window".to_owned(),
         Made::Ah { .. } => "address handle".to_owned(),
     }
+}
+
+/// Bytes of a list.
+fn length(sges: &[Sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 /// Of which queue a completion is.

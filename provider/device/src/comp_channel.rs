@@ -5,10 +5,11 @@
 
 use crate::context::Context;
 use crate::event::EventQueue;
+use crate::unread::{self, Unread};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Tracked, is_checking, is_on, tell};
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -19,15 +20,18 @@ use std::time::Duration;
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// An event of a completion queue, on its way to whoever waits on the channel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct CqEvent {
     cq: ObjectId,
     user: u64,
+    /// While the checker is on.
+    unread: Option<Arc<Unread>>,
 }
 
 /// Where completion queues announce that they have something (`man ibv_create_comp_channel`).
 #[derive(Debug)]
 pub struct CompChannel {
+    me: Weak<Self>,
     context: Arc<Context>,
     events: EventQueue<CqEvent>,
     uses: UseCount,
@@ -51,7 +55,7 @@ impl Context {
     pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
         let (context, events, uses) = (Arc::clone(self), EventQueue::new()?, UseCount::default());
         let tracked = Tracked::new(ObjectId::next(), || Made::Channel { context: self.id() });
-        Ok(Arc::new(CompChannel { context, events, uses, tracked }))
+        Ok(Arc::new_cyclic(|me| CompChannel { me: Weak::clone(me), context, events, uses, tracked }))
     }
 }
 
@@ -84,7 +88,8 @@ impl CompChannel {
     pub fn before_wait(&self) -> impl Sized + '_ {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
-        let watched = is_on().then(|| self.watch());
+        // What is there already it only has to take.
+        let watched = (is_on() && self.events.is_empty()).then(|| self.watch());
         (watched, self.events.would_wait().then(|| self.context.engine().before_sleep(is_over)))
     }
 
@@ -125,7 +130,19 @@ impl CompChannel {
     }
 
     pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
-        self.events.push(CqEvent { cq, user });
+        let unread = is_checking().then(|| self.watch_event());
+        self.events.push(CqEvent { cq, user, unread });
+    }
+
+    /// Tells the checker if the event that comes now is the oldest for long, and a thread sleeps
+    /// that should have taken it.
+    fn watch_event(&self) -> Arc<Unread> {
+        let channel = Weak::clone(&self.me);
+        Unread::watch(self.context.engine(), move |unread| {
+            let Some(channel) = channel.upgrade() else { return false };
+            let of = |event: &CqEvent| unread.is_of(event.unread.as_ref()).then_some(event.cq);
+            unread::look(&channel.events, channel.id(), of)
+        })
     }
 
     /// Forgets the pending events of a CQ that is destroyed.

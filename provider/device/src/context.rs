@@ -5,10 +5,11 @@
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
+use crate::unread::{self, Unread};
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, is_checking, tell};
 use roxe_engine::adapter::PortObserver;
 use roxe_engine::engine::Engine;
 use roxe_engine::port::{GidEntry, PortAttr, PortChange};
@@ -18,18 +19,22 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// An asynchronous event and the object it belongs to, so that it can be forgotten with it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Raised {
     event: AsyncEvent,
     source: ObjectId,
+    /// While the checker is on.
+    unread: Option<Arc<Unread>>,
 }
 
 /// One opening of a device.
 #[derive(Debug)]
 pub struct Context {
+    me: Weak<Self>,
     device: Arc<Device>,
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
@@ -51,10 +56,10 @@ impl Context {
     }
 
     /// An opening of `device`, whose engine in this process is `engine`.
-    pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Self, Error> {
+    pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
         let (memory, events, command) = (Arc::new(MemoryTable::new()), EventQueue::new()?, command()?);
         let tracked = Tracked::new(ObjectId::next(), || Made::Context);
-        Ok(Self { device, engine, memory, events, command, tracked })
+        Ok(Arc::new_cyclic(|me| Self { me: Weak::clone(me), device, engine, memory, events, command, tracked }))
     }
 
     /// The device that was opened.
@@ -136,7 +141,7 @@ impl Context {
         self.tracked.id()
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
@@ -147,7 +152,22 @@ impl Context {
     /// Queues an asynchronous event of the object `source`, whose token is `user`.
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
-        self.events.push(Raised { event: AsyncEvent { kind, user }, source });
+        let unread = is_checking().then(|| self.watch(kind, source));
+        self.events.push(Raised { event: AsyncEvent { kind, user }, source, unread });
+    }
+
+    /// Tells the checker if the event lies there for long: of one that an object does not survive,
+    /// and if it is the oldest and a thread sleeps that should have taken it.
+    fn watch(&self, kind: AsyncEventKind, source: ObjectId) -> Arc<Unread> {
+        let (context, is_told) = (Weak::clone(&self.me), AtomicBool::new(!kind.is_fatal()));
+        Unread::watch(&self.engine, move |unread| {
+            if !is_told.swap(true, Ordering::Relaxed) {
+                tell(|| Event::AsyncUnread { source, kind: &kind });
+            }
+            let Some(context) = context.upgrade() else { return false };
+            let of = |raised: &Raised| unread.is_of(raised.unread.as_ref()).then_some(raised.source);
+            unread::look(&context.events, context.id(), of)
+        })
     }
 
     /// Forgets the pending events of an object that is destroyed.

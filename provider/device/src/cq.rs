@@ -107,6 +107,9 @@ impl State {
     /// Whether an entry that came since the last event, and that nobody has polled, fires the event
     /// that was just armed. The standard does not ask for that.
     fn fires_for_missed(&mut self) -> Verdict {
+        if self.fires_for_nothing() {
+            return self.disarm_if(Verdict::Announce);
+        }
         if has(Weakness::EVENTS) {
             return Verdict::Wait;
         }
@@ -120,6 +123,14 @@ impl State {
         // With moderation it starts the period, if it is not the last that is waited for.
         let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
         self.disarm_if(verdict)
+    }
+
+    /// Whether the event that was just armed is raised although all that came since the last one was
+    /// polled: a card that learns late how far a program has polled does so (`man
+    /// ibv_get_cq_event`).
+    fn fires_for_nothing(&mut self) -> bool {
+        let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
+        self.weak.as_mut().is_some_and(|weak| was_polled && weak.raises_for_nothing())
     }
 
     /// Shows the `count` oldest entries of those that are not shown yet: for a program they come

@@ -53,6 +53,14 @@ pub enum AsyncEventKind {
     WqFatal = 19,
 }
 
+impl AsyncEventKind {
+    /// Whether the object or the device is of no use from then on.
+    pub(crate) const fn is_fatal(self) -> bool {
+        use AsyncEventKind::{CqErr, DeviceFatal, QpAccessErr, QpFatal, QpReqErr, SrqErr, WqFatal};
+        matches!(self, CqErr | QpFatal | QpReqErr | QpAccessErr | DeviceFatal | SrqErr | WqFatal)
+    }
+}
+
 /// One asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
@@ -124,6 +132,12 @@ impl<T> EventQueue<T> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.events.lock().is_empty()
+    }
+
+    /// Looks at the oldest event, and at how many there are.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&T, usize) -> R) -> Option<R> {
+        let events = self.events.lock();
+        events.front().map(|oldest| look(oldest, events.len()))
     }
 
     /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.

@@ -96,6 +96,7 @@ mod stats;
 #[allow(unsafe_code)]
 mod testing;
 mod unpolled;
+mod unread;
 mod wq;
 mod xrc_domain;
 mod xrc_remote;

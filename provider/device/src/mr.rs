@@ -10,6 +10,7 @@ mod registration;
 
 pub use advise::Advice;
 pub use dmabuf::DmaBuf;
+pub(crate) use registration::note_use;
 pub use registration::{Mr, MrChange};
 
 #[cfg(test)]

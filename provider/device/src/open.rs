@@ -12,7 +12,7 @@ impl Device {
     /// interface, and every change is an event of the context.
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
         let runtime = fork::runtime_of(self)?;
-        let context = Arc::new(Context::new(Arc::clone(self), runtime.engine())?);
+        let context = Context::new(Arc::clone(self), runtime.engine())?;
         context.engine().watch();
         self.adapter().observe(&context);
         Ok(context)

@@ -227,20 +227,23 @@ impl Srq {
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if is_on() { self.post_recv_told(request) } else { self.append(request) }
+        if is_on() { self.post_recv_told(request) } else { self.append(request, || ()) }
     }
 
     /// As [`Srq::post_recv`] while the checker is on.
     #[cold]
     #[inline(never)]
     fn post_recv_told(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let posted = self.append(request);
-        tell(|| Event::of_posted_recv(self.id, request, &posted));
-        posted
+        // Told under the lock: a message may take the request at once.
+        let queued = || tell(|| Event::PostedRecv { queue: self.id, request });
+        self.append(request, queued).inspect_err(|error| {
+            tell(|| Event::of_refused_recv(self.id, request, *error));
+        })
     }
 
+    /// `queued` is called once the request is in the queue, under the lock.
     #[inline]
-    fn append(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+    fn append(&self, request: &RecvRequest<'_>, queued: impl FnOnce()) -> Result<(), PostError> {
         let mut state = self.state.lock();
         let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);
         if count > state.attr.max_sge {
@@ -251,6 +254,7 @@ impl Srq {
         }
         state.requests.push_back((request.wr_id, count));
         state.sges.extend(request.sges);
+        queued();
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Requests of XRC targets of other processes for shared queues of this one.
 
+use crate::mr::note_use;
 use crate::qp::MAX_FETCH;
 use crate::srq::Srq;
 use crate::xrcd;
@@ -10,6 +11,7 @@ use roxe_net::forward::{Frame, XrcRequest, XrcRequestId, XrcRequestKind};
 use roxe_net::slot::Slot;
 use roxe_transport::qp::Outcome;
 use roxe_transport::time::Instant;
+use roxe_transport::wr::Access;
 use roxe_wire::{Gid, NetHeader, Packet, RKey};
 
 /// Does what a target of another process asks for.
@@ -48,7 +50,9 @@ fn answer(engine: &Engine, id: XrcRequestId, outcome: Outcome, body: Vec<u8>) {
 /// never asked for.
 fn read(srq: &Srq, rkey: RKey, va: u64, len: u32) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len.min(MAX_FETCH) as usize];
-    srq.pd().context().memory().hold().read_remote(srq.pd().id(), rkey, va, own_cells(&mut bytes)).ok()?;
+    let memory = srq.pd().context().memory();
+    note_use(memory, rkey, Access::REMOTE_READ);
+    memory.hold().read_remote(srq.pd().id(), rkey, va, own_cells(&mut bytes)).ok()?;
     Some(bytes)
 }
 

@@ -272,6 +272,50 @@ fn a_place_of_the_send_queue_is_free_once_a_completion_behind_it_was_polled() {
     assert_eq!(write(SendFlags::SIGNALED), Err(PostError::QueueFull), "no completion can ever free a place");
 }
 
+// man ibv_get_cq_event: extra events may come.
+#[test]
+fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_second_one() {
+    let mut world = World::new();
+    see(&[true, false], |seed, seen| {
+        world.begin(seed, 1);
+        let channel = world.a.context.create_comp_channel().unwrap();
+        let init = CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() };
+        let cq = world.a.context.create_cq(init).unwrap();
+        let (qa, _qb) = world.connect_to(&cq, 16);
+        cq.req_notify(false);
+        assert!(channel.try_get_event().is_none(), "nothing has ever completed");
+        post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        channel.get_event().unwrap();
+        while cq.poll(16, |_| ()).unwrap() == 0 {}
+        cq.req_notify(false);
+        assert!(channel.try_get_event().is_none(), "it was for the completion that was polled");
+        post(&qa, 2, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        channel.get_event().unwrap();
+        // Another one comes before the next arming, and is polled.
+        post(&qa, 3, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        let mut done = 0;
+        while done < 2 {
+            done += cq.poll(16, |_| ()).unwrap();
+        }
+        cq.req_notify(false);
+        seen.insert(channel.try_get_event().is_some());
+        cq.req_notify(false);
+        assert!(channel.try_get_event().is_none(), "a second one for nothing");
+    });
+}
+
+#[test]
+fn the_number_of_a_dead_queue_pair_of_datagrams_comes_again_and_that_of_a_connected_one_does_not() {
+    let mut world = World::new();
+    world.begin(5, 0);
+    let again = |service| {
+        let first = world.a.qp(service).qpn();
+        world.a.qp(service).qpn() == first
+    };
+    assert!(again(Service::Ud));
+    assert!(!again(Service::Rc) && !again(Service::Uc));
+}
+
 // IBA §11.4.2.2: the event is for the next completion.
 #[test]
 fn arming_looks_ahead_only() {

@@ -129,6 +129,8 @@ counters! {
     pub fault_marked,
     /// Packets that a fault rule let find no receive.
     pub fault_rnr,
+    /// Packets that a fault rule forged.
+    pub fault_forged,
     /// Data of connected peers that a switch marked (ECN).
     np_ecn_marked_roce_packets,
     /// Congestion notifications (CNPs) sent.

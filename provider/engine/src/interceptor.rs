@@ -26,7 +26,7 @@ use roxe_base::timers::Timers;
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::trace;
 use roxe_transport::fault::{Seen, Verdict};
-use roxe_wire::NetHeader;
+use roxe_wire::{NetHeader, Packet, icrc};
 
 /// The interceptor of one engine.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Interceptor {
 
 /// Counts what a verdict asks for.
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
-    let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, .. } = *verdict;
+    let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = *verdict;
     for (counter, times) in [
         (&counters.fault_dropped, u64::from(drop)),
         (&counters.fault_duplicated, u64::from(copies)),
@@ -98,11 +98,19 @@ pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
         (&counters.fault_corrupted, u64::from(corrupt.is_some())),
         (&counters.fault_marked, u64::from(mark_ce)),
         (&counters.fault_rnr, u64::from(rnr)),
+        (&counters.fault_forged, u64::from(forged.is_some())),
     ] {
         if times > 0 {
             counter.add(times);
         }
     }
+}
+
+/// The packet that a verdict lets travel ahead of this one, sealed.
+pub(crate) fn forged(net: &NetHeader, packet: Option<&Packet<'_>>, verdict: &Verdict) -> Option<Vec<u8>> {
+    let mut bytes = verdict.forged?.packet(packet?)?;
+    icrc::seal(net, &mut bytes);
+    Some(bytes)
 }
 
 /// The header of a packet with the mark that a verdict asks for.

@@ -55,6 +55,11 @@ pub struct Met {
     pub retries: RetryCounts,
     /// How its last request failed.
     pub error: Option<WcStatus>,
+    /// Bytes of the packets that it has sent, from the BTH to the ICRC, or of frames; also of those
+    /// that were lost then.
+    pub sent_bytes: u64,
+    /// Bytes of those that came for it, taken or not.
+    pub received_bytes: u64,
 }
 
 impl Met {

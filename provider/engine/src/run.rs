@@ -112,6 +112,8 @@ pub struct Joined<'a> {
     pub len: usize,
     /// The payload of all.
     pub payload: SharedBytes<'a>,
+    /// Bytes of all, as they would be alone.
+    pub bytes: usize,
 }
 
 impl<'a> Joined<'a> {
@@ -124,13 +126,14 @@ impl<'a> Joined<'a> {
         bytes.copy_to(first.get_mut(..Bth::LEN)?).ok()?;
         let first = Packet::parse(first).ok()?;
         let is_whole = len > 0 && first.payload.len() == len && len * count == payload.len();
-        is_whole.then_some(Self { first: first.header, len, payload })
+        let bytes = payload.len() + count * (Bth::LEN + icrc::LEN);
+        is_whole.then_some(Self { first: first.header, len, payload, bytes })
     }
 
     /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all;
     /// `None`: there is not as much room.
     pub(crate) fn part(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
-        let Self { mut first, len, payload } = *self;
+        let Self { mut first, len, payload, .. } = *self;
         let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
         for at in (0..payload.len()).step_by(len) {
             let (packet, icrc) = buf.get_mut(used..used + segment)?.split_at_mut_checked(Bth::LEN + len)?;

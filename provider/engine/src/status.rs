@@ -46,12 +46,15 @@ fn line(status: &QpStatus, met: &Met, to: &mut String) {
         "qp qpn={qpn} service={service} state={state} peer={peer} address={address} path_mtu={path_mtu} \
          sends={sends} outstanding={outstanding} unacknowledged={unacknowledged} window={window} reads={reads} \
          sent_psn={sent} received={received} expected_psn={expected} waits_for_receive={waits} \
-         seq_naks={} implied_naks={} timeouts={} rnr_received={} rnr_sent={} error={error}",
+         seq_naks={} implied_naks={} timeouts={} rnr_received={} rnr_sent={} sent_bytes={} \
+         received_bytes={} error={error}",
         losses.packet_seq_err,
         losses.implied_nak_seq_err,
         losses.local_ack_timeout_err,
         losses.rnr_nak_retry_err,
         losses.send_rnr_err,
+        met.sent_bytes,
+        met.received_bytes,
     );
 }
 

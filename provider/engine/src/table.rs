@@ -3,12 +3,15 @@
 //! A process owns one or more slots of 4096 numbers each ([`roxe_net::slot`]). Within a slot
 //! numbers are drawn at random, so that a peer cannot guess them. A number that was given back
 //! rests: peers may remember for a while that it had a connection with them, and refuse another one
-//! as stale. Finding a QP is a scan over the few slots and one index.
+//! as stale. On the weakest legal card it does not if no connection can have been known by it.
+//! Finding a QP is a scan over the few slots and one index.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
 use roxe_base::lock::{Lockable, RwLock, rank};
+use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
 use roxe_net::slot::{QPNS_PER_SLOT, Slot};
+use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +37,8 @@ struct Owned {
     numbers: Vec<Number>,
     /// Those that rest, in the order in which they were given back.
     resting: VecDeque<usize>,
+    /// Those that are to be given at once, on the weakest legal card; the last one first.
+    again: Vec<usize>,
 }
 
 /// What becomes of one number.
@@ -46,7 +51,13 @@ enum Number {
 
 impl Owned {
     fn new(slot: Slot) -> Self {
-        Self { slot, used: 0, numbers: vec![Number::Free; QPNS_PER_SLOT as usize], resting: VecDeque::new() }
+        Self {
+            slot,
+            used: 0,
+            numbers: vec![Number::Free; QPNS_PER_SLOT as usize],
+            resting: VecDeque::new(),
+            again: Vec::new(),
+        }
     }
 
     fn qps(&self) -> impl Iterator<Item = &Arc<dyn QueuePair>> {
@@ -56,8 +67,9 @@ impl Owned {
         })
     }
 
-    /// Takes a free number; the search begins at a random one.
+    /// Takes a free number; the search begins at a random one, or at one that is to be used again.
     fn take(&mut self, random: u32, make: impl FnOnce(Qpn) -> Arc<dyn QueuePair>) -> Option<()> {
+        let random = self.again.pop().map_or(random, |index| index as u32);
         let index = (0..QPNS_PER_SLOT)
             .map(|step| random.wrapping_add(step) % QPNS_PER_SLOT)
             .find(|&index| matches!(self.numbers.get(index as usize), Some(Number::Free)))?;
@@ -70,9 +82,15 @@ impl Owned {
 
     fn give_back(&mut self, index: usize) {
         if let Some(number @ Number::Used(_)) = self.numbers.get_mut(index) {
-            *number = Number::Resting;
+            let is_connected = !matches!(number, Number::Used(qp) if qp.service() == Service::Ud);
             self.used -= 1;
-            self.resting.push_back(index);
+            if !is_connected && has(Weakness::REUSE) {
+                *number = Number::Free;
+                self.again.push(index);
+            } else {
+                *number = Number::Resting;
+                self.resting.push_back(index);
+            }
             self.wake();
         }
     }

@@ -183,6 +183,11 @@ impl Batch {
         self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
     }
 
+    /// Bytes of the packets in it.
+    pub(crate) fn len_in_bytes(&self) -> usize {
+        self.used
+    }
+
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
     /// comes from, `cached` is the link that one used last. What cannot be sent is lost and
     /// counted, as on any network.

@@ -172,6 +172,32 @@ impl Region {
     }
 }
 
+/// The rights that are withheld until a peer needs them: how far they are shifted meanwhile.
+const WITHHELD: u32 = 24;
+/// Those of peers that can be.
+const USES: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+impl Region {
+    /// The same, but the first use of each right of peers is refused, until [`Region::give`] was
+    /// called for it. So it is seen, and later ones cost nothing.
+    pub fn withholding(self) -> Self {
+        let withheld = Access::from_bits_retain((self.access & USES).bits() << WITHHELD);
+        Self { access: self.access & !USES | withheld, ..self }
+    }
+
+    /// Which of these rights are withheld.
+    pub(crate) fn withheld(&self, access: Access) -> Access {
+        Access::from_bits_retain(self.access.bits() >> WITHHELD) & USES & access
+    }
+
+    /// Withholds them no longer.
+    pub(crate) fn give(&mut self, access: Access) {
+        let withheld = Access::from_bits_retain(access.bits() << WITHHELD);
+        // `!` would forget what is not the name of a right.
+        self.access = self.access.difference(withheld).union(access);
+    }
+}
+
 /// What a window may grant.
 const REMOTE_RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(FLUSH_RIGHTS);
@@ -284,6 +310,23 @@ mod tests {
     #[test]
     fn a_region_leaves_room_for_its_tag_in_a_cache_line() {
         assert_eq!(size_of::<Option<Region>>(), 56);
+    }
+
+    #[test]
+    fn a_right_that_is_withheld_is_refused_until_it_is_given_and_no_other_one_with_it() {
+        let (users, role) = (Users::Nobody, Role::Memory { windows: 0 });
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let region = Region { addr: 0, base: 0, length: 8, access, users, role };
+        let mut withholding = region.withholding();
+        assert_eq!(withholding.withheld(Access::REMOTE_ATOMIC), Access::empty(), "it never had that one");
+        assert_eq!(withholding.locate(0, 8, Access::LOCAL_WRITE), Ok(0));
+        for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
+            assert_eq!(withholding.locate(0, 8, right), Err(MemError::Access));
+            assert_eq!(withholding.withheld(right), right);
+            withholding.give(right);
+            assert_eq!((withholding.locate(0, 8, right), withholding.withheld(right)), (Ok(0), Access::empty()));
+        }
+        assert_eq!(withholding.access, access);
     }
 
     /// Against arithmetic that has room for every sum.

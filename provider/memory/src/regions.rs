@@ -253,11 +253,7 @@ impl Regions<'_> {
         let mut word = [0; 8];
         guard::read(addr, guard::own_cells(&mut word))?;
         let old = u64::from_ne_bytes(word);
-        let new = match op {
-            AtomicOp::CompareSwap { compare, swap } if compare == old => swap,
-            AtomicOp::CompareSwap { .. } => old,
-            AtomicOp::FetchAdd { add } => old.wrapping_add(add),
-        };
+        let new = op.applied(old);
         pause();
         for (at, half) in (addr..).step_by(4).zip(new.to_ne_bytes().as_chunks::<4>().0) {
             guard::write(at, half)?;

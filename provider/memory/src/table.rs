@@ -13,7 +13,7 @@ use roxe_base::lock::{Sharded, ShardedWriteGuard, rank};
 use roxe_base::table::Slots;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::MemError;
-use roxe_transport::wr::Bind;
+use roxe_transport::wr::{Access, Bind};
 use roxe_wire::RKey;
 
 /// The regions of a context by key.
@@ -88,6 +88,18 @@ impl MemoryTable {
 }
 
 impl MemoryTable {
+    /// Gives a right that the key withheld ([`Region::withholding`]); nothing: it did not.
+    pub fn give(&self, rkey: RKey, access: Access) -> Access {
+        let withheld = |regions: &Slots<Region>| regions.get(rkey.0).map(|region| region.withheld(access));
+        let given = withheld(&self.regions.read()).unwrap_or(Access::empty());
+        if !given.is_empty()
+            && let Some(region) = self.change().get_mut(rkey.0)
+        {
+            region.give(given);
+        }
+        given
+    }
+
     /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier
     /// binding is under way.
     pub fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {

@@ -5,7 +5,7 @@
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
 //!   --veth        between two network namespaces instead, beside TCP; root
-//!   --against F   against another build of roxe instead, whose program is the file F (absolute path)
+//!   --against F   against another build of roxe instead, whose program is F, a full path
 //!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time
 //!   --rounds N    at most N rounds, and as many if the time lasts

@@ -40,6 +40,10 @@ void make_side(struct side *side, struct options options) {
     }
     side->cq = ibv_create_cq(context, options.cqe ? options.cqe : 64, NULL, side->channel, 0);
     check(side->cq, "ibv_create_cq");
+    make_qp(side, options);
+}
+
+void make_qp(struct side *side, struct options options) {
     struct ibv_qp_init_attr init = {
         .send_cq = side->cq,
         .recv_cq = side->cq,

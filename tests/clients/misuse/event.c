@@ -1,6 +1,8 @@
 // Completion queues, their events, and asynchronous events.
 #include "misuse.h"
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 // A queue that is smaller than what completes there, on its way to an overrun.
@@ -114,7 +116,80 @@ static void acked_too_many(bool wrong) {
     close_sides(sides);
 }
 
+// Two events come before the program looks; it takes one and sleeps until the next edge.
+// Seen in kvcache-ai/Mooncake#3236.
+static void event_unread(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    int fd = sides[0].channel->fd, set = epoll_create1(0);
+    check(!fcntl(fd, F_SETFL, O_NONBLOCK), "fcntl");
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    check(set >= 0 && !epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    for (int i = 0; i < 2; i++) {
+        arm(&sides[0]);
+        write_one(sides);
+        done(&sides[0]);
+    }
+    int taken = 0;
+    struct ibv_cq *cq;
+    void *user;
+    while (taken < 2 && epoll_wait(set, &event, 1, 1600) == 1) {
+        while (!ibv_get_cq_event(sides[0].channel, &cq, &user)) {
+            ibv_ack_cq_events(cq, 1);
+            taken++;
+            if (wrong)
+                break;
+        }
+    }
+    close(set);
+    close_sides(sides);
+}
+
+// A peer names a key that does not exist, which ends the queue pair here without a completion.
+// Seen in ROCm/mori#670.
+static void async_unread(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    struct ibv_mr nobodys = *sides[1].mr;
+    nobodys.rkey = 0x12345678;
+    struct side stranger = {.memory = sides[1].memory, .mr = &nobodys};
+    check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &stranger), "ibv_post_send");
+    check(completion(&sides[0], NULL) == IBV_WC_REM_ACCESS_ERR, "the status of the completion");
+    struct ibv_async_event event;
+    if (wrong) {
+        usleep(1600000);
+    } else {
+        check(!ibv_get_async_event(context, &event) && event.event_type == IBV_EVENT_QP_ACCESS_ERR, "ibv_get_async_event");
+        ibv_ack_async_event(&event);
+    }
+    close_sides(sides);
+}
+
+// A connection is made anew on the queue of the old one, in which a completion still lies.
+// Seen in spdk/spdk#3807.
+static void completion_of_the_dead(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    arm(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0], 1);
+    if (!wrong)
+        done(&sides[0]);
+    for (int i = 0; i < 2; i++) {
+        check(!ibv_destroy_qp(sides[i].qp), "ibv_destroy_qp");
+        make_qp(&sides[i], (struct options){0});
+    }
+    for (int i = 0; i < 2; i++)
+        connect_side(&sides[i], &sides[1 - i], (struct options){0}, NULL);
+    write_one(sides);
+    done(&sides[0]);
+    close_sides(sides);
+}
+
 const struct misuse event_cases[] = {
+    {"event-unread", event_unread},
+    {"async-unread", async_unread},
+    {"completion-of-the-dead", completion_of_the_dead},
     {"cq-too-small", cq_too_small},
     {"cq-overrun", cq_overrun},
     {"sleep-with-completions", sleep_with_completions},

@@ -83,6 +83,19 @@ static void retry_far(bool wrong) {
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
 }
 
+// The way takes a short request and no long one: ROXE_FAULTS is the way.
+static void retry_long(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_side(&sides[0], quick);
+    make_side(&sides[1], quick);
+    connect_side(&sides[0], &sides[1], quick, NULL);
+    connect_side(&sides[1], &sides[0], quick, NULL);
+    check(!post_send(&sides[0], 0x16, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    check(completion(&sides[0], NULL) == IBV_WC_SUCCESS, "the short one");
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 1024, IBV_WC_RETRY_EXC_ERR);
+}
+
 // The peer is a process of its own, which gets `signal` once both are connected.
 static void lost_peer(int signal) {
     int down[2], up[2];
@@ -283,6 +296,7 @@ const struct misuse failure_cases[] = {
     {"retry-psn", retry_psn},
     {"retry-gid", retry_gid},
     {"retry-far", retry_far},
+    {"retry-long", retry_long},
     {"retry-died", retry_died},
     {"retry-stopped", retry_stopped},
     {"access-key", access_key},

@@ -66,6 +66,24 @@ static void access_missing(bool wrong) {
     close_sides(sides);
 }
 
+// The region is open for more than what peers do.
+// Seen in kvcache-ai/Mooncake#3151.
+static void access_unused(bool wrong) {
+    struct side sides[2];
+    struct options source = {.access = IBV_ACCESS_LOCAL_WRITE}, target = source;
+    target.access |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | (wrong ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+    make_side(&sides[0], source);
+    make_side(&sides[1], target);
+    for (int i = 0; i < 2; i++)
+        connect_side(&sides[i], &sides[1 - i], (struct options){0}, NULL);
+    for (int i = 0; i < 2; i++) {
+        enum ibv_wr_opcode opcode = i ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+        check(!post_send(&sides[0], i, opcode, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+        done(&sides[0]);
+    }
+    close_sides(sides);
+}
+
 // The buffer is given up while the message waits for its receiver.
 // Seen in ydb-platform/nbs#5729, ydb-platform/nbs#6290, novitalabs/pegaflow#403,
 // meta-pytorch/monarch#3825.
@@ -138,12 +156,72 @@ static void receive_changed_early(bool wrong) {
     close_sides(sides);
 }
 
+// A SEND on the first queue pair, and with `late` its receive only when it is given.
+static void send_first(struct side sides[2], bool late) {
+    if (!late)
+        check(!post_recv(&sides[1], 1, 4096, 64), "ibv_post_recv");
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 8192, 64, &sides[1]), "ibv_post_send");
+}
+
+// Data is written by two queue pairs, as if the order of posting were that of execution.
+static void remote_overlap(bool wrong) {
+    struct side sides[2], others[2];
+    make_pair(sides, (struct options){0});
+    memcpy(others, sides, sizeof others);
+    for (int i = 0; i < 2; i++)
+        make_qp(&others[i], (struct options){0});
+    for (int i = 0; i < 2; i++)
+        connect_side(&others[i], &others[1 - i], (struct options){0}, NULL);
+    send_first(sides, wrong);
+    check(!post_send(&sides[0], 2, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+    for (int i = 0; i < 2 && !wrong; i++)
+        done(&sides[0]);
+    check(!post_send(&others[0], 3, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 64, 64, &others[1]), "ibv_post_send");
+    if (wrong)
+        check(!post_recv(&sides[1], 1, 4096, 64), "ibv_post_recv");
+    for (int i = 0; i < (wrong ? 3 : 1); i++)
+        done(&sides[0]);
+    done(&sides[1]);
+    for (int i = 0; i < 2; i++)
+        check(!ibv_destroy_qp(others[i].qp), "ibv_destroy_qp");
+    close_sides(sides);
+}
+
+// A SEND and a fetch and add behind it, which wait for the receive of the SEND.
+static void count(struct side sides[2], unsigned result) {
+    check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 8192, 64, &sides[1]), "ibv_post_send");
+    check(!post_send(&sides[0], 2, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED, result, 8, &sides[1]),
+          "ibv_post_send");
+}
+
+// The owner of a counter sets it back while a peer counts.
+static void atomic_mixed(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    volatile uint64_t *counter = (uint64_t *)sides[1].memory;
+    for (int i = 0; i < 2 && wrong; i++)
+        count(sides, 128 * (i + 1));
+    for (int i = 0; i < 2; i++) {
+        check(!post_recv(&sides[1], i, 4096, 64), "ibv_post_recv");
+        if (!wrong)
+            count(sides, 128 * (i + 1));
+        done(&sides[0]);
+        done(&sides[0]);
+        done(&sides[1]);
+        *counter = 100;
+    }
+    close_sides(sides);
+}
+
 const struct misuse memory_cases[] = {
+    {"remote-overlap", remote_overlap},
+    {"atomic-mixed", atomic_mixed},
     {"key-confused", key_confused},
     {"key-of-other-pd", key_of_other_pd},
     {"key-stale", key_stale},
     {"key-out-of-range", key_out_of_range},
     {"access-missing", access_missing},
+    {"access-unused", access_unused},
     {"memory-gone-in-flight", memory_gone_in_flight},
     {"buffer-overlap-in-flight", buffer_overlap_in_flight},
     {"buffer-changed-in-flight", buffer_changed_in_flight},

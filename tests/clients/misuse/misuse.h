@@ -53,6 +53,8 @@ void check(bool holds, const char *what);
 void open_context(void);
 // A side that is not connected.
 void make_side(struct side *side, struct options options);
+// A queue pair for a side that has none, in INIT.
+void make_qp(struct side *side, struct options options);
 // Two sides that are connected to each other; UD ones only reach RTS.
 void make_pair(struct side sides[2], struct options options);
 // Takes `side` to RTR and RTS towards `peer`. `change` may change the attributes of either step.

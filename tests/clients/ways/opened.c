@@ -1,10 +1,11 @@
-/* Prints the names of the devices, by a libibverbs that it opens under the name of its argument. */
+/* Prints the names of the devices, by a libibverbs that it opens under the name of its argument, or
+   under its usual one. */
 #include <dlfcn.h>
 #include <stdio.h>
 
 int main(int argc, char **argv)
 {
-    void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL;
+    void *library = dlopen(argc == 2 ? argv[1] : "libibverbs.so.1", RTLD_NOW);
     void **(*devices)(int *) = library ? (void **(*)(int *))dlsym(library, "ibv_get_device_list") : NULL;
     const char *(*name)(void *) = library ? (const char *(*)(void *))dlsym(library, "ibv_get_device_name") : NULL;
     if (!devices || !name) {

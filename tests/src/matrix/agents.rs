@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(400);
 /// What the kernel of the guest says of itself when it is broken.
 const TROUBLE: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
+/// What it says of itself whatever the cases: a completion in error with the status SUCCESS after a
+/// syndrome that is none, and queue pairs with a reference too many, for each of which it waits 50
+/// s when they are destroyed.
+const KNOWN: &str = "rxe_completer|__rxe_cleanup";
 /// How long an agent may take until it listens.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -63,8 +67,8 @@ impl Agents {
         let target = format!("{token}@{}:{port}", link::GUEST_V4);
         let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
         let client = Process::start(guest, Side::Roxe, &client, &[])?.wait(guest, Instant::now() + LIMIT)?;
-        let agent = agent.wait(guest, Instant::now() + READY_LIMIT)?;
-        let trouble = guest.run(&format!("dmesg | grep -E '{TROUBLE}' || true"))?;
+        let agent = agent.wait(guest, Instant::now() + LIMIT)?;
+        let trouble = guest.run(&format!("dmesg | grep -E '{TROUBLE}' | grep -vE '{KNOWN}' || true"))?;
         if (self.is_good)(&client) && agent.ok && trouble.trim().is_empty() {
             return Ok(Ending::Passed);
         }
@@ -78,7 +82,7 @@ const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |ou
 /// It came to its end, whatever it found, and all the time the honest connection was served.
 const FUZZ: Agents = Agents {
     command: "fuzz",
-    options: "--seconds 60 --settle 20",
+    options: "--seconds 60 --spare",
     is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
 };
 

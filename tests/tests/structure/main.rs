@@ -26,6 +26,7 @@ pub(crate) const ORDER: &[&str] = &[
     "provider/engine",
     "provider/device",
     "verbs-api/roxe",
+    "verbs-api/tokio",
     "verbs-api/rsockets",
     "verbs-api/dissect",
     "verbs-api/abi",

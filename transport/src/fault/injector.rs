@@ -209,6 +209,8 @@ impl Verdict {
             Action::Corrupt(part) => self.corrupt = Some(Corruption::random(part, seen, random)),
             Action::Ecn => self.mark_ce = true,
             Action::Rnr => self.rnr = true,
+            Action::Forge(_) if self.forged.is_some() => return false,
+            Action::Forge(forged) => self.forged = Some(forged),
         }
         self.rule.get_or_insert(judged.id);
         true

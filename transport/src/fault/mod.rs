@@ -28,6 +28,7 @@
 /// The rule language in words, for people.
 pub const LANGUAGE: &str = include_str!("language.md");
 
+mod forge;
 mod injector;
 mod messages;
 mod ops;
@@ -41,6 +42,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
+pub use forge::Forged;
 pub use injector::{Injector, RuleReport, mix};
 pub use ops::OpSet;
 pub use parse::RuleError;

@@ -1,6 +1,7 @@
 //! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that
 //! names the word.
 
+use super::forge::Forged;
 use super::ops::OpSet;
 use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules, Window};
 use super::services::ServiceSet;
@@ -10,7 +11,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 use core::time::Duration;
-use roxe_wire::{Psn, Qpn};
+use roxe_wire::{Psn, Qpn, Syndrome};
 use thiserror::Error;
 
 /// Bytes of text that are looked at.
@@ -20,7 +21,7 @@ const MAX_COPIES: u8 = 16;
 /// Characters of a word that an error quotes.
 const QUOTED: usize = 40;
 
-const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N";
+const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, and seed=N";
 const WORDS: &str =
     "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=";
 
@@ -91,6 +92,8 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
         "corrupt" => Action::Corrupt(part(words.next().unwrap_or_default())?),
         "ecn" => Action::Ecn,
         "rnr" => Action::Rnr,
+        "nak" => Action::Forge(refusal(words.next().unwrap_or_default())?),
+        "cnp" => Action::Forge(Forged::Cnp),
         word => return Err(format!("{} is no action; the actions are {ACTIONS}", Quoted(word))),
     };
     let mut draft = Draft { rule: Rule::new(action), by: None, copies: None };
@@ -188,6 +191,18 @@ fn part(word: &str) -> Result<Part, Problem> {
     let parts = [Part::Payload, Part::Header, Part::Icrc];
     let found = parts.into_iter().find(|part| part.name() == word);
     found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", Quoted(word)))
+}
+
+/// The name of a refusal, or a syndrome.
+fn refusal(word: &str) -> Result<Forged, Problem> {
+    if let Some(named) = Forged::named(word) {
+        return Ok(named);
+    }
+    let byte = bounded(word, 0, u8::MAX).map_err(|_| {
+        let names: Vec<_> = Forged::names().collect();
+        format!("nak {}: a refusal is {}, or a syndrome like 0x2c", Quoted(word), names.join(", "))
+    })?;
+    Ok(Forged::Nak(Syndrome::from_u8(byte)))
 }
 
 /// `#N`, or a queue pair number.

@@ -1,6 +1,7 @@
 //! Rules as values: what they do, what they are for. The text of them is in `parse.rs` and
 //! `show.rs`.
 
+use super::forge::Forged;
 use super::ops::OpSet;
 use super::services::ServiceSet;
 use super::spans::{PsnSpans, Spans};
@@ -116,6 +117,8 @@ pub enum Action {
     Ecn,
     /// Let the request find no receive.
     Rnr,
+    /// Let a forged packet travel ahead of it.
+    Forge(Forged),
 }
 
 impl Action {
@@ -127,6 +130,7 @@ impl Action {
     fn applies_to(self, seen: &Seen<'_>) -> bool {
         match self {
             Self::Corrupt(Part::Payload) => !seen.packet.payload.is_empty(),
+            Self::Forge(forged) => forged.is_made_of(&seen.packet.header.kind),
             Self::Rnr => seen.dir == Direction::Rx && crate::qp::takes_receive(&seen.packet.header.kind),
             _ => true,
         }

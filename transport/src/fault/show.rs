@@ -61,6 +61,7 @@ impl Display for Action {
             Self::Corrupt(part) => write!(f, "corrupt {}", Part::name(*part)),
             Self::Ecn => f.write_str("ecn"),
             Self::Rnr => f.write_str("rnr"),
+            Self::Forge(forged) => write!(f, "{forged}"),
         }
     }
 }

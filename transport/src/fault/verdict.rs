@@ -1,5 +1,6 @@
 //! What the injector is told about a packet, and what it answers. Plain data.
 
+use super::forge::Forged;
 use core::fmt;
 use core::time::Duration;
 use roxe_wire::{Gid, Packet, Qpn};
@@ -97,6 +98,8 @@ pub struct Verdict {
     /// The receiving queue pair shall act as if no receive were posted:
     /// [`crate::Qp::handle_packet_starved`].
     pub rnr: bool,
+    /// Let this, made of the packet, travel ahead of it.
+    pub forged: Option<Forged>,
     /// The first rule that asked for any of this; `None` if nothing is asked for.
     pub rule: Option<RuleId>,
 }
@@ -111,6 +114,7 @@ impl Verdict {
         corrupt: None,
         mark_ce: false,
         rnr: false,
+        forged: None,
         rule: None,
     };
 

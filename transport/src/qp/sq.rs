@@ -101,10 +101,10 @@ impl SendWqe {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
             SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
             SendOp::Read { .. } => WcOpcode::RdmaRead,
-            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::CompareSwap { .. } => WcOpcode::CompareSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-            SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
-            SendOp::BindWindow { .. } => WcOpcode::BindMw,
+            SendOp::LocalInvalidate(_) => WcOpcode::LocalInvalidate,
+            SendOp::BindWindow { .. } => WcOpcode::BindWindow,
             SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             SendOp::Flush { .. } => WcOpcode::Flush,
         }

@@ -159,6 +159,7 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
         verdict.corrupt.map(|corruption| Action::Corrupt(part_of(fault, corruption.at.into()))),
         verdict.mark_ce.then_some(Action::Ecn),
         verdict.rnr.then_some(Action::Rnr),
+        verdict.forged.map(Action::Forge),
     ];
     let (fault, dir) = (*fault, Some(fault.dir));
     actions.into_iter().flatten().map(move |action| {

@@ -7,7 +7,7 @@ use super::batch::Pool;
 use super::rewinds::Rewinds;
 use super::timeline::Timeline;
 use super::topology::{Topology, Way, node_at};
-use crate::fault::{Corruption, Direction, Injector, Rules, Seen, Verdict};
+use crate::fault::{Corruption, Direction, Forged, Injector, Rules, Seen, Verdict};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
@@ -337,6 +337,12 @@ impl Wire {
         if verdict.mark_ce {
             self.tally.marked += 1;
             packet.net.mark();
+        }
+        let forge = |forged: Forged| forged.packet(&Packet::parse(&packet.bytes).ok()?);
+        if let Some(mut bytes) = verdict.forged.and_then(forge) {
+            icrc::seal(&packet.net, &mut bytes);
+            let InTransit { net, way, judged, .. } = packet;
+            self.set_out(now, verdict.delay, InTransit { bytes, net, way, judged });
         }
         self.tally.delayed += u64::from(!verdict.delay.is_zero());
         self.tally.duplicated += u64::from(verdict.copies);

@@ -41,7 +41,7 @@ fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
     post(&mut p, A, 2, window_write(mr.addr + 8), &[src.all()]);
     p.run();
     assert_eq!(sends(&mut p, A), [(1, Success), (2, RemAccessErr)]);
-    assert_eq!(opcodes(&mut p, B), [WcOpcode::BindMw, WcOpcode::LocalInv]);
+    assert_eq!(opcodes(&mut p, B), [WcOpcode::BindWindow, WcOpcode::LocalInvalidate]);
     assert_eq!(bytes(&p, B, mr)[8..24], bytes(&p, A, src));
     assert_eq!(sent(&p, B).iter().filter(|(kind, _)| matches!(kind, Kind::RcRequest(_))).count(), 0);
 }

@@ -141,7 +141,10 @@ fn atomics_change_the_word_and_return_the_old_one() {
     p.run();
     let done: Vec<_> = core::iter::from_fn(|| p.send_done(A)).map(|c| (c.status, c.opcode, c.byte_len)).collect();
     let ok = |opcode| (WcStatus::Success, opcode, 8);
-    assert_eq!(done, [ok(WcOpcode::FetchAdd), ok(WcOpcode::FetchAdd), ok(WcOpcode::CompSwap), ok(WcOpcode::CompSwap)]);
+    assert_eq!(
+        done,
+        [ok(WcOpcode::FetchAdd), ok(WcOpcode::FetchAdd), ok(WcOpcode::CompareSwap), ok(WcOpcode::CompareSwap)]
+    );
     let memory = &p.ends[0].host.memory;
     let olds = [0, 8, 16, 24].map(|at| memory.word(old, at));
     assert_eq!(olds, [0, u64::MAX, 0x1_0000_0001, 0x1_0000_0001]);

@@ -1,19 +1,28 @@
-//! Programs that load another libibverbs than ours: says which, and why.
+//! Programs that come to another libibverbs than ours, or to none: says which, and why.
 //!
 //! ```text
 //! roxe run ── starts ──► roxe tell-bypass PID ...     another process group, child of init
 //!     │ becomes the program              │ looks at what PID and its children have mapped,
-//!     └─ keeps its process id            └ until one has a libibverbs, or PID ends
+//!     └─ keeps its process id            │ until one has a libibverbs, or PID ends;
+//!                                        └ then at the files of those that ran
 //! ```
 //!
 //! Such a program finds no device, or the hardware's, and nothing of ours runs in it that could
-//! say so. Touches `/proc`.
+//! say so. One that ends between two looks is known by its file, if that links libibverbs, while
+//! nobody has opened ours (`man inotify`; the standard input of the looking process). Touches
+//! `/proc`.
 
+use crate::asks::{self, Asks};
+use crate::{bundled, program};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
+use std::fs::{self, Metadata};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,12 +31,18 @@ use std::time::{Duration, Instant};
 
 /// What a libibverbs is called, whatever stands behind it.
 const VERBS: &str = "libibverbs";
+/// What ours is called where it is.
+const OURS: &str = bundled::LIBRARY;
 /// The name that programs ask the loader for.
 const ASKED_FOR: &str = "libibverbs.so.1";
 /// The shortest pause between two looks, and the longest. In between it is a part of the time so
 /// far: most load their libraries at once, some much later.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
 const PART: u32 = 16;
+/// Why a program misses us, where that does not depend on which.
+const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or names another libibverbs first there (env -i, sudo, or \
+                    a script that sets it); start `roxe run` behind that";
+pub(crate) const STATIC: &str = "it is linked statically, so it does not load libibverbs";
 /// `AT_SECURE` (`man getauxval`).
 const AT_SECURE: u64 = 23;
 
@@ -40,37 +55,50 @@ pub(crate) struct Args {
     library: PathBuf,
     /// Where the loader shall look for it.
     folder: PathBuf,
+    /// The program's file, unless all that can be said of it has been.
+    #[arg(long)]
+    program: Option<PathBuf>,
     /// Leave the work to a process that nobody waits for.
     #[arg(long)]
     detach: bool,
 }
 
-/// Starts who looks at the program that this process is about to become.
-pub(crate) fn watch(library: &Path, folder: &Path) -> io::Result<()> {
-    let (process, library, folder) = (std::process::id(), library.to_owned(), folder.to_owned());
+/// Starts who looks at the program that this process is about to become. From here on nobody but
+/// the program may open the library.
+pub(crate) fn watch(library: &Path, folder: &Path, program: Option<&Path>) -> io::Result<()> {
+    let opened = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+    opened.add_watch(library, AddWatchFlags::IN_OPEN)?;
+    let (process, program) = (std::process::id(), program.map(Path::to_owned));
+    let args = Args { process, library: library.to_owned(), folder: folder.to_owned(), program, detach: true };
     // A child of a child, so that the program has no child that it does not know.
-    itself(&Args { process, library, folder, detach: true }).arg("--detach").status().map(drop)
+    itself(&args).arg("--detach").stdin(OwnedFd::from(opened)).stdout(Stdio::null()).status().map(drop)
 }
 
 /// This program, to look. A signal for the program's process group does not end it.
 fn itself(args: &Args) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("tell-bypass").arg(args.process.to_string()).arg(&args.library).arg(&args.folder);
-    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(args.program.iter().flat_map(|program| [OsStr::new("--program"), program.as_os_str()]));
+    command.process_group(0);
     command
 }
 
 /// Looks until a process of the program has loaded a libibverbs, or the program is gone.
 pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
     if args.detach {
-        itself(args).spawn()?;
+        // Until that one looks, the program does not start.
+        let mut looks = itself(args).stdout(Stdio::piped()).spawn()?;
+        looks.stdout.take().map(|mut pipe| pipe.read(&mut [0])).transpose()?;
         return Ok(());
     }
+    println!();
     let begin = Instant::now();
+    let ours = fs::metadata(&args.library)?;
+    let mut ran = BTreeMap::from_iter(args.program.iter().map(|file| (file.clone(), true)));
     while Path::new("/proc").join(args.process.to_string()).exists() {
         for process in family(args.process) {
-            match loaded(process, &args.library) {
-                Loaded::Nothing => {}
+            match loaded(process, &ours) {
+                Loaded::Nothing => note(process, &args.folder, &mut ran),
                 Loaded::Ours => return Ok(()),
                 Loaded::Other(path) => {
                     eprintln!("roxe run: {}", sentence(process, &path, &args.folder));
@@ -80,7 +108,32 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
         }
         sleep((begin.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
     }
+    let opened = io::stdin().read(&mut [0; 4096]).is_ok_and(|got| got > 0);
+    if let Some((file, why)) = ran.iter().find_map(|(file, led)| Some((file, misses(file, *led)?))).filter(|_| !opened)
+    {
+        eprintln!("roxe run: {} has ended and has not seen roxe: {why}", file.display());
+    }
     Ok(())
+}
+
+/// Keeps which program a process runs, and whether its environment leads it to us.
+fn note(process: u32, folder: &Path, ran: &mut BTreeMap<PathBuf, bool>) {
+    // Of a program with rights of its own only the command line may be read.
+    let words = || fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let called = || program::find(OsStr::from_bytes(words().split(|byte| *byte == 0).next().unwrap_or_default()));
+    let Some(file) = fs::read_link(format!("/proc/{process}/exe")).ok().or_else(called) else { return };
+    ran.entry(file).or_insert_with(|| {
+        fs::read(format!("/proc/{process}/environ")).map_or(true, |environment| leads_to(&environment, folder))
+    });
+}
+
+/// Why a program has not come to us, as far as its file tells, if it comes to verbs at all.
+fn misses(file: &Path, is_led: bool) -> Option<String> {
+    let asks = asks::of(file)?;
+    if program::is_static(file) {
+        return Some(STATIC.to_owned());
+    }
+    program::goes_its_own_way(file).or_else(|| (asks == Asks::Links && !is_led).then(|| LOST.to_owned()))
 }
 
 /// A process and its children, theirs, and so on (`man proc_pid_task`).
@@ -105,21 +158,28 @@ enum Loaded {
     Other(PathBuf),
 }
 
-fn loaded(process: u32, ours: &Path) -> Loaded {
+fn loaded(process: u32, ours: &Metadata) -> Loaded {
+    let root = PathBuf::from(format!("/proc/{process}/root"));
+    // In a view our library stands under the names of others.
+    let is_ours = |path: &Path| {
+        let inside = root.join(path.strip_prefix("/").unwrap_or(path));
+        fs::metadata(inside).is_ok_and(|meta| (meta.dev(), meta.ino()) == (ours.dev(), ours.ino()))
+    };
     // Who may not be looked at, or is gone, is left alone.
-    fs::read(format!("/proc/{process}/maps")).map_or(Loaded::Nothing, |maps| among(&maps, ours))
+    fs::read(format!("/proc/{process}/maps")).map_or(Loaded::Nothing, |maps| among(&maps, is_ours))
 }
 
 /// Which libibverbs is among the files that a process has mapped (`man proc_pid_maps`).
-fn among(maps: &[u8], ours: &Path) -> Loaded {
+fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
     let mut other = None;
     for line in maps.split(|byte| *byte == b'\n') {
         let Some(at) = line.iter().position(|byte| *byte == b'/') else { continue };
         let path = Path::new(OsStr::from_bytes(line.get(at..).unwrap_or_default()));
-        if path == ours {
+        let begins = |begin: &[u8]| path.file_name().is_some_and(|name| name.as_bytes().starts_with(begin));
+        if (begins(VERBS.as_bytes()) || begins(OURS.as_bytes())) && is_ours(path) {
             return Loaded::Ours;
         }
-        if path.file_name().is_some_and(|name| name.as_bytes().starts_with(VERBS.as_bytes())) {
+        if begins(VERBS.as_bytes()) {
             other = Some(path.to_owned());
         }
     }
@@ -140,8 +200,7 @@ fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
         "it has rights of its own (set-uid, or capabilities by setcap), so the loader ignores LD_LIBRARY_PATH; start a \
          copy of it without them"
     } else if !is_led {
-        "its environment has lost LD_LIBRARY_PATH (env -i, sudo, or a script that sets it); start `roxe run` behind \
-         that"
+        LOST
     } else if !is_asked_for(path) {
         "it brings a copy of its own; start it with `roxe run --preload`"
     } else {
@@ -154,11 +213,12 @@ fn is_asked_for(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(ASKED_FOR.as_bytes()))
 }
 
-/// Whether `LD_LIBRARY_PATH` of an environment has the folder.
+/// Whether `LD_LIBRARY_PATH` of an environment has the folder, and no other libibverbs before it.
 fn leads_to(environment: &[u8], folder: &Path) -> bool {
     let value = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"LD_LIBRARY_PATH="));
     let value = OsString::from_vec(value.unwrap_or_default().to_vec());
-    std::env::split_paths(&value).any(|entry| entry == folder)
+    let first = std::env::split_paths(&value).find(|entry| entry == folder || entry.join(ASKED_FOR).exists());
+    first.is_some_and(|entry| entry == folder)
 }
 
 /// Whether the auxiliary vector says that the loader must not trust the environment.
@@ -173,7 +233,7 @@ mod tests {
 
     #[test]
     fn another_libibverbs_counts_only_without_ours() {
-        let ours = Path::new("/opt/lib/libroxe.so");
+        let ours = |path: &Path| path == Path::new("/opt/lib/libroxe.so");
         let line = |path: &str| format!("7f00-7f01 r-xp 00000000 08:01 12  {path}\n");
         let own = line("/home/me/libs/libibverbs-1a2b3c4d.so.1.14");
         assert_eq!(among(line("/usr/lib/libc.so.6").as_bytes(), ours), Loaded::Nothing);

@@ -1,5 +1,6 @@
 //! `roxe check-peer`: whether two cards understand each other. Here: its options, and the table.
 
+use crate::progress::Progress;
 use roxe_peer::check::{self, Check, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
@@ -44,14 +45,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (mut near, mut far) = (open_near(args)?, Client::open(&args.far)?);
     let mut out = stdout();
     writeln!(out, "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
+    let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
+    let pairs: Vec<(_, Vec<_>)> =
+        check::pairs().map(|kind| (kind, check::checks(kind).filter(wanted).collect())).collect();
+    let mut line = Progress::new(pairs.iter().map(|(_, checks)| checks.len()).sum());
     let mut total = Count::default();
-    for kind in check::pairs() {
-        let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
-        let checks: Vec<_> = check::checks(kind).filter(wanted).collect();
-        if checks.is_empty() {
-            continue;
-        }
-        let count = one_pair(args, &mut near, &mut far, kind, &checks)?;
+    for (kind, checks) in pairs.into_iter().filter(|(_, checks)| !checks.is_empty()) {
+        let count = one_pair(args, (&mut near, &mut far), kind, &checks, &mut line)?;
         total.passed += count.passed;
         total.failed += count.failed;
         total.unsupported += count.unsupported;
@@ -68,10 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 /// Does the checks of one kind of pair, and begins anew with another pair after one that failed.
 fn one_pair(
     args: &Args,
-    near: &mut Client,
-    far: &mut Client,
+    (near, far): (&mut Client, &mut Client),
     kind: (check::Service, u32, check::Family),
     checks: &[Check],
+    line: &mut Progress,
 ) -> Result<Count, Box<dyn Error>> {
     let mut out = stdout();
     let mut count = Count::default();
@@ -94,6 +94,10 @@ fn one_pair(
                 Ok(()) => count.passed += 1,
                 Err(_) => count.failed += 1,
             }
+            line.step(&check.to_string());
+            if args.verbose || !is_fit {
+                line.clear();
+            }
             match result {
                 Ok(()) if args.verbose => writeln!(out, "  passed {check}")?,
                 Ok(()) => {}
@@ -102,6 +106,7 @@ fn one_pair(
         }
     }
     count.unsupported = rest.len();
+    line.clear();
     let family = if kind.2 == check::Family::V4 { "ipv4" } else { "ipv6" };
     write!(out, "{} mtu={:<4} {family}  {:>3} of {} passed", kind.0.name(), kind.1, count.passed, checks.len())?;
     writeln!(out, "{}", why.map_or_else(String::new, |why| format!("; not supported: {why}")))?;

@@ -3,6 +3,7 @@
 //! Here: options, targets by name, and what is printed and written. What runs the scripts is
 //! `roxe_drill`.
 
+use crate::progress;
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use std::error::Error;
@@ -78,8 +79,9 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
         Ok(Script::parse(&name, &text)?)
     };
     let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
-    let report = run(&args.common, &scripts, |progress| {
+    let report = run(&args.common, &scripts, |progress, line| {
         if let Progress::Ended(tried) = progress {
+            line.clear();
             println!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title);
         }
     })?;
@@ -101,8 +103,9 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         }
         return Ok(());
     }
-    let report = run(&args.common, &scripts, |progress| {
+    let report = run(&args.common, &scripts, |progress, line| {
         if let (Progress::Begins(script, parameters), true) = (progress, args.verbose) {
+            line.clear();
             println!("{} [{parameters}]", script.name());
         }
     })?;
@@ -126,7 +129,11 @@ fn finish(report: &Report) -> Result<()> {
     Err(format!("{failed} of {} cases failed, {unknown} are inconclusive", report.tried.len()).into())
 }
 
-fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Progress<'_>)) -> Result<Report> {
+fn run(
+    common: &Common,
+    scripts: &[Script],
+    mut progress: impl FnMut(&Progress<'_>, &mut progress::Progress),
+) -> Result<Report> {
     let deviations = match &common.tolerate {
         None => Deviations::default(),
         Some(path) => {
@@ -139,16 +146,20 @@ fn run(common: &Common, scripts: &[Script], mut progress: impl FnMut(&Progress<'
     }
     let mut target = open(common)?;
     let mut trouble = None;
+    let mut line = progress::Progress::new(scripts.iter().map(|script| script.cases().len()).sum());
     let report = conform::run(scripts, &mut *target.card, &deviations, |told| {
-        progress(&told);
+        progress(&told, &mut line);
         let Progress::Ended(tried) = told else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
+            line.clear();
             println!("{} {}: {}\n{failure}\n", tried.outcome.verdict.word(), tried.name(), tried.title);
         }
         if let (Some(folder), Some(_), None) = (&common.captures, tried.outcome.verdict.failure(), &trouble) {
             trouble = capture(folder, tried).err();
         }
+        line.step(&tried.name());
     });
+    drop(line);
     trouble.map_or(Ok(report), Err)
 }
 

@@ -11,6 +11,7 @@ const HEADER: usize = 64;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
+const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_RPATH: u64 = 15;
 const DT_RUNPATH: u64 = 29;
@@ -69,17 +70,22 @@ impl Elf {
 
     /// `DT_RUNPATH`, or `DT_RPATH` where there is none (`man ld.so`).
     pub(crate) fn search_path(&self) -> Option<SearchPath> {
-        let dynamic = self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC)?;
-        let table = self.bytes(dynamic.offset, dynamic.len)?;
-        let number = |bytes: &[u8]| Some(u64::from_ne_bytes(*bytes.first_chunk()?));
-        let value =
-            |tag| table.chunks_exact(16).find(|entry| number(entry) == Some(tag)).and_then(|entry| number(&entry[8..]));
-        let strings = self.offset_of(value(DT_STRTAB)?)?;
-        let (place, first) =
-            value(DT_RUNPATH).map_or_else(|| Some((value(DT_RPATH)?, true)), |at| Some((at, false)))?;
-        let mut text = self.bytes(strings.checked_add(place)?, 4096)?;
-        text.truncate(text.iter().position(|byte| *byte == 0)?);
-        Some(SearchPath { folders: String::from_utf8(text).ok()?, first })
+        let dynamic = self.dynamic()?;
+        let of = |tag| dynamic.texts(tag).next();
+        let (folders, first) = of(DT_RUNPATH).map(|text| (text, false)).or_else(|| Some((of(DT_RPATH)?, true)))?;
+        Some(SearchPath { folders, first })
+    }
+
+    /// The names of the libraries that are loaded with it.
+    pub(crate) fn needed(&self) -> Vec<String> {
+        self.dynamic().map(|dynamic| dynamic.texts(DT_NEEDED).collect()).unwrap_or_default()
+    }
+
+    fn dynamic(&self) -> Option<Dynamic<'_>> {
+        let segment = self.segments.iter().find(|segment| segment.kind == PT_DYNAMIC)?;
+        let table = self.bytes(segment.offset, segment.len)?;
+        let strings = Dynamic::values(&table, DT_STRTAB).next()?;
+        Some(Dynamic { elf: self, strings: self.offset_of(strings)?, table })
     }
 
     /// Where in the file is what will be at `address`.
@@ -95,6 +101,32 @@ impl Elf {
         let got = self.file.read_at(&mut bytes, offset).ok()?;
         bytes.truncate(got);
         Some(bytes)
+    }
+}
+
+/// What is for the loader.
+struct Dynamic<'a> {
+    elf: &'a Elf,
+    table: Vec<u8>,
+    /// Where in the file the texts begin.
+    strings: u64,
+}
+
+impl Dynamic<'_> {
+    fn values(table: &[u8], tag: u64) -> impl Iterator<Item = u64> {
+        let number = |bytes: &[u8]| bytes.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+        table
+            .chunks_exact(16)
+            .filter(move |entry| number(entry) == Some(tag))
+            .filter_map(move |entry| number(&entry[8..]))
+    }
+
+    fn texts(&self, tag: u64) -> impl Iterator<Item = String> {
+        Self::values(&self.table, tag).filter_map(|place| {
+            let mut text = self.elf.bytes(self.strings.checked_add(place)?, 4096)?;
+            text.truncate(text.iter().position(|byte| *byte == 0)?);
+            String::from_utf8(text).ok()
+        })
     }
 }
 
@@ -118,6 +150,7 @@ mod tests {
         assert!(own.asks_for_loader());
         assert_eq!(own.kind()[0], 2);
         assert_eq!(own.search_path(), None, "Cargo sets none");
+        assert!(own.needed().iter().any(|name| name.starts_with("libc.so")), "{:?}", own.needed());
     }
 
     #[test]

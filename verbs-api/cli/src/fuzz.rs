@@ -3,6 +3,7 @@
 //! Here: its options, and what is printed and written; what it does is `roxe_drill::fuzz`.
 
 use crate::drill::{Common, open};
+use crate::progress;
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::error::Error;
 use std::fs;
@@ -26,6 +27,9 @@ pub(crate) struct Args {
     /// For how long nothing must have come before a case is over; more for a slow card.
     #[arg(long, value_name = "MS", default_value_t = 5)]
     settle: u64,
+    /// Leave out the packet that ends the kernel of Linux 6.1 if the card is its rxe.
+    #[arg(long)]
+    spare: bool,
     /// Write each finding as a script into this folder (`roxe drill` runs it again).
     #[arg(long, value_name = "DIR")]
     findings: Option<PathBuf>,
@@ -38,24 +42,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut target = open(&args.common)?;
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
-    let options = Options { seed: args.seed, time, cases: args.cases, settle };
+    let options = Options { seed: args.seed, time, cases: args.cases, settle, spares: args.spare };
     let mut written = Ok(());
+    let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
+        progress::make_room();
         println!("{}\n    case: --seed {} --cases 1", finding.cause, finding.seed);
         if let (Some(folder), Ok(())) = (&args.findings, &written) {
             written = write(folder, finding);
         }
     })?;
+    drop(seconds);
     written?;
     let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
     let packets = summary.packets - summary.shortening_packets;
     println!(
-        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s \
-         (seed {})",
+        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s; \
+         {} differences did not show again (seed {})",
         summary.cases,
         packets as f64 / seconds,
         summary.findings.len(),
         summary.shortening.as_secs_f64(),
+        summary.passing,
         args.seed
     );
     for finding in &summary.findings {

@@ -8,8 +8,8 @@
 //!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
 //!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
 //!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
-//!   killed; `bypass.rs`, programs that do not load our library; `view.rs` and `view/`,
-//!   `/sys/class/infiniband`, and the libraries of others
+//!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
+//!   `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
@@ -21,10 +21,12 @@
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
+//! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
 #![forbid(unsafe_code)]
 
+mod asks;
 mod bundled;
 mod bypass;
 mod check_peer;
@@ -46,6 +48,7 @@ mod metrics;
 mod peer;
 mod private_dir;
 mod program;
+mod progress;
 mod replay;
 mod rules;
 mod run;
@@ -72,7 +75,7 @@ const FIRST_STEPS: &str = "\
 First steps:
   roxe demo                                     see that it works here
   roxe run -- ibv_rc_pingpong -g 0              a server, and in another terminal
-  roxe run -- ibv_rc_pingpong -g 0 localhost    its client";
+  roxe run -- ibv_rc_pingpong -g 0 127.0.0.1    its client";
 
 /// What `roxe run --help` ends with.
 const RUN_EXAMPLES: &str = "\

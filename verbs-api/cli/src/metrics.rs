@@ -106,9 +106,11 @@ impl fmt::Display for Kind {
     }
 }
 
-const QP_METRICS: [QpMetric; 12] = [
+const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_sends_total", Kind::Counter, "Send work requests that are complete, modulo 2^32", "sends"),
     ("roxe_qp_received_messages_total", Kind::Counter, "Messages executed (RC, UC, XRC), modulo 2^24", "received"),
+    ("roxe_qp_sent_bytes_total", Kind::Counter, "Bytes sent, from the BTH to the ICRC", "sent_bytes"),
+    ("roxe_qp_received_bytes_total", Kind::Counter, "Bytes received, from the BTH to the ICRC", "received_bytes"),
     ("roxe_qp_outstanding_sends", Kind::Gauge, "Send work requests that are not complete", "outstanding"),
     ("roxe_qp_unacknowledged_psns", Kind::Gauge, "PSNs that are sent and not acknowledged", "unacknowledged"),
     ("roxe_qp_window_psns", Kind::Gauge, "How many PSNs may be unacknowledged", "window"),

@@ -12,7 +12,7 @@ use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
-use crate::{bypass, checkers, stats};
+use crate::{asks, bypass, checkers, stats};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
@@ -52,11 +52,12 @@ pub(crate) struct Options {
     /// each, if standard error is a terminal.
     #[arg(long)]
     explain: bool,
-    /// Report misuse of verbs: all rules, or RULES between commas, -RULE for all but one, `warn` to
-    /// leave the exit status alone (`roxe rules` lists them; docs/checker.md).
+    /// Report misuse of verbs: errors and warnings, `all` for advice too, or RULES between commas,
+    /// -RULE for all but one, `warn` to leave the exit status alone (`roxe rules` lists them;
+    /// docs/checker.md).
     ///
     /// A program that ends well all the same exits with 66 if an error was found.
-    #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     check: Option<String>,
     /// Add the reports of --check to this file: SARIF if it is FILE.sarif, JUnit XML if it is
     /// FILE.xml, else JSON lines.
@@ -184,17 +185,19 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if args.options.stats {
         leave_stats(&mut command)?;
     }
-    if args.options.explain || stderr().is_terminal() {
-        // Who cannot have that has the rest all the same.
-        let _ = bypass::watch(&library, &library::link_folder(&library)?);
-    }
     let file = program::find(program);
     let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         shown = show_view(args.options.netdev.as_deref(), &library, file.as_deref(), &mut command)?;
     }
-    if let Some(why) = file.and_then(|file| misses_roxe(&file, shown, args.options.preload)) {
+    let missing = file.as_deref().and_then(|file| misses_roxe(file, shown, args.options.preload));
+    if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
+    }
+    if args.options.explain || stderr().is_terminal() {
+        let told = missing.is_some();
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&library, &library::link_folder(&library)?, file.as_deref().filter(|_| !told));
     }
     Ok(command)
 }
@@ -202,7 +205,7 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
 /// Why a program does not come to roxe, as far as its file tells.
 fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
     if program::is_static(program) {
-        return Some("it is linked statically, so it does not load libibverbs".to_owned());
+        return asks::of(program).map(|_| bypass::STATIC.to_owned());
     }
     if shown.library || preload && !program::gains_rights(program) {
         return None;

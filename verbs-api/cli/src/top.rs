@@ -130,6 +130,7 @@ fn table(before: &Look, now: &Look, seconds: f64) -> Table {
 
 fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
     let grown = |name: &str, bits: u32| (qp.number(name).wrapping_sub(old.number(name)) & ((1 << bits) - 1)) as f64;
+    let megabytes = |name| rate(qp.number(name).saturating_sub(old.number(name)) as f64 / 1e6, seconds);
     let peer = match qp.text("address") {
         "-" => String::new(),
         address => format!("{} {address}", qp.text("peer")),
@@ -153,8 +154,8 @@ fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
         received("received"),
         rate(grown("sent_psn", 24), seconds),
         received("expected_psn"),
-        String::new(),
-        String::new(),
+        megabytes("sent_bytes"),
+        megabytes("received_bytes"),
         qp.number("outstanding").to_string(),
         unacknowledged,
         sum(&["seq_naks", "implied_naks", "timeouts"]),
@@ -207,18 +208,19 @@ mod tests {
 
     #[test]
     fn rates_are_what_grew_each_second_also_over_the_end_of_numbers() {
-        let qp = |sends: u32, received: u32, error: &str| {
+        let qp = |sends: u32, received: u32, bytes: u64, error: &str| {
             format!(
                 "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends={sends} received={received} \
-                 outstanding=2 unacknowledged=3 window=64 seq_naks=1 timeouts=2 rnr_received=4 rnr_sent=5 error={error}"
+                 outstanding=2 unacknowledged=3 window=64 seq_naks=1 timeouts=2 rnr_received=4 rnr_sent=5 sent_bytes={bytes} \
+                 received_bytes=7 error={error}"
             )
         };
-        let before = look(1_000_000, &qp(u32::MAX, 0xff_ffff, "-"));
-        let now = look(5_000_000, &qp(19, 9, "RetryExcErr"));
+        let before = look(1_000_000, &qp(u32::MAX, 0xff_ffff, 1_000_000, "-"));
+        let now = look(5_000_000, &qp(19, 9, 3_000_000, "RetryExcErr"));
         let text = table(&before, &now, 2.0).to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["4294967295", "roxe0", "lo", "0", "0", "2.0", "0"]);
-        let expected = "0x11 0x12 10.0.0.1 RC RTS 10 5.0 0 0 2 3/64 3 4/5 RetryExcErr";
+        let expected = "0x11 0x12 10.0.0.1 RC RTS 10 5.0 0 0 1.0 0 2 3/64 3 4/5 RetryExcErr";
         assert_eq!(lines[2].join(" "), expected);
     }
 

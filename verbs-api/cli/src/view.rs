@@ -46,6 +46,13 @@ pub(crate) enum ViewError {
          would work; run it as another user"
     )]
     OverflowUser,
+    #[error(
+        "no /sys/class/infiniband for the program: the root folder is no mount point, as in a chroot\n  Let it be \
+         one: mount --bind ROOT ROOT, before chroot ROOT; most programs do without."
+    )]
+    Root,
+    #[error("no /sys/class/infiniband for the program: /sys is not mounted here\n  mount -t sysfs sys /sys")]
+    NoSys,
     #[error("no {target} for the program: {cause}")]
     Mount { target: &'static str, cause: io::Error },
     #[error("programs that do not follow LD_LIBRARY_PATH may load {} and not roxe: {cause}", path.display())]
@@ -97,6 +104,12 @@ pub(crate) fn possible() -> Result<(), ViewError> {
 
 /// What to enter for the program in this file.
 fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
+    if !namespace::root_is_mounted() {
+        return Err(ViewError::Root);
+    }
+    if !Path::new("/sys/class").is_dir() {
+        return Err(ViewError::NoSys);
+    }
     let space = Space::needed().ok_or(ViewError::Rights)?;
     if space == Space::OfUser {
         if roxe_provider::is_overflow_user() {

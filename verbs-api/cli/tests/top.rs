@@ -64,6 +64,9 @@ fn the_queue_pairs_of_a_program_are_told_while_it_runs() {
     });
     assert_eq!((&qp["service"], &qp["address"], &qp["error"]), (&"RC".into(), &"127.0.0.1".into(), &"-".into()));
     assert!(qp["qpn"].as_str().unwrap().starts_with("0x") && qp["qpn"] != qp["peer"]);
+    // A request has a BTH and an ICRC at least, and so has an acknowledgement.
+    assert!(qp["sent_bytes"].as_u64() >= qp["sends"].as_u64().map(|sends| 16 * sends), "{qp}");
+    assert!(qp["received_bytes"].as_u64() >= Some(16), "{qp}");
 }
 
 #[test]

@@ -3,21 +3,32 @@
 //!
 //! The near side has an address of its own, because both ends of RoCEv2 use the same port: on one
 //! host another loopback address. Touches the network and the clock.
+//!
+//! In a hurry (`Target::hurry`), what needs no answer is told to the agent together with the next
+//! thing that does, or before the next packet, and objects are used again (`agent/stock.rs`).
+
+mod addresses;
+mod answers;
+mod stock;
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
-use crate::target::{Target, Work};
+use crate::target::{Look, Target, Work};
+use addresses::{gid_of, is_link_local, near_addresses};
+use answers::{all_completed, hex, number, segments, state};
 use roxe_peer::client::{self, Client, ClientError};
-use roxe_peer::protocol::{Command, from_hex, names, to_hex};
+use roxe_peer::protocol::{Command, names, to_hex};
 use roxe_wire::{Gid, NetHeader, UDP_PORT};
 use serde_json::{Value, json};
+use socket2::SockRef;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
+use stock::Stock;
 
 /// Queue pair numbers of the near side that one case may use; the next case has others, so that
 /// what is late from the case before is known.
-const NUMBERS: u32 = 16;
+const NUMBERS: u32 = 32;
 /// The first of them, and how many there are before they begin anew.
 const FIRST: u32 = 0x10_0000;
 const SPAN: u32 = 0x80_0000;
@@ -25,19 +36,35 @@ const SPAN: u32 = 0x80_0000;
 const JITTER: Duration = Duration::from_millis(3);
 /// No packet is longer.
 const MAX_DATAGRAM: usize = 9000;
+/// As many requests as may wait for being told together.
+const MAX_WAITING: usize = 128;
+/// How often objects may be left behind before all are freed: the agent has bounds.
+const MAX_RENEWALS: u32 = 64;
+
+/// A socket of the near side, and the TOS that it sends with.
+struct Near {
+    socket: UdpSocket,
+    tos: u8,
+}
 
 /// A card that an agent drives.
 pub struct AgentCard {
     client: Client,
     cards: Vec<Card>,
     /// The near side and the stranger, by address.
-    sockets: BTreeMap<[u8; 16], UdpSocket>,
+    sockets: BTreeMap<[u8; 16], Near>,
     start: Instant,
     /// The near side of the current case.
     near: Gid,
     first_near: u32,
     /// Address handles by destination.
     handles: BTreeMap<[u8; 16], Handle>,
+    /// Whether cases shall follow each other fast, and what that leaves for the next one.
+    is_in_a_hurry: bool,
+    stock: Stock,
+    renewals: u32,
+    /// Of each request that has not been told yet, whether a refusal is an error.
+    waiting: Vec<bool>,
 }
 
 impl AgentCard {
@@ -55,6 +82,10 @@ impl AgentCard {
             near: Gid::default(),
             first_near: FIRST,
             handles: BTreeMap::new(),
+            is_in_a_hurry: false,
+            stock: Stock::default(),
+            renewals: 0,
+            waiting: Vec::new(),
             client,
         };
         card.open(near)?;
@@ -69,7 +100,13 @@ impl AgentCard {
             gids.filter_map(|gid| gid["gid"].as_str()?.parse::<Ipv6Addr>().ok()).map(gid_of).collect();
         let max_mtu = hello["port"]["active_mtu"].as_u64().unwrap_or(1024) as u32;
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
-        let mut trouble = String::from("the card has no RoCE v2 address");
+        let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
+        let mut trouble = String::from(if addresses.iter().any(is_far) {
+            "the card is on the loopback interface of its host; choose another one there with --device"
+        } else {
+            "the card has no RoCE v2 address"
+        });
+        let addresses: Vec<_> = addresses.into_iter().filter(|gid| !is_far(gid)).collect();
         for ipv4 in [true, false] {
             let fits = |gid: &&Gid| gid.is_ipv4() == ipv4 && !is_link_local(**gid);
             let Some(address) = addresses.iter().find(fits).copied() else { continue };
@@ -96,19 +133,57 @@ impl AgentCard {
 
     /// Opens a socket for the near side, and one for the stranger if there is an address for it.
     fn bind(&mut self, [near, stranger]: [Gid; 2]) -> io::Result<[Gid; 2]> {
-        self.sockets.insert(near.0, roxe_net::udp::bare_link(near)?.into());
+        let open = |address| Ok::<_, io::Error>(Near { socket: roxe_net::udp::bare_link(address)?.into(), tos: 0 });
+        self.sockets.insert(near.0, open(near)?);
         if stranger.is_zero() {
             return Ok([near, stranger]);
         }
-        match roxe_net::udp::bare_link(stranger) {
-            Ok(socket) => self.sockets.insert(stranger.0, socket.into()),
+        match open(stranger) {
+            Ok(socket) => self.sockets.insert(stranger.0, socket),
             Err(_) => return Ok([near, Gid::default()]),
         };
         Ok([near, stranger])
     }
 
+    /// Tells the agent this, behind what waits.
     fn call(&mut self, command: Command, arguments: Value) -> Answer<Value> {
-        self.client.call(command, arguments).map_err(refused)
+        let nothing = || Refused::broken("the agent says nothing");
+        self.call_all([(command, arguments)])?.pop().ok_or_else(nothing)
+    }
+
+    /// Tells the agent these together, behind what waits.
+    fn call_all(&mut self, all: impl IntoIterator<Item = (Command, Value)>) -> Answer<Vec<Value>> {
+        for (command, arguments) in all {
+            self.client.ask(command, arguments).map_err(refused)?;
+        }
+        let mut answers = self.client.answers().map_err(refused)?.into_iter();
+        for (matters, answer) in std::mem::take(&mut self.waiting).into_iter().zip(&mut answers) {
+            if let Err(refusal) = answer.map_err(ClientError::Refused).map_err(refused)
+                && matters
+            {
+                return Err(refusal);
+            }
+        }
+        answers.map(|answer| answer.map_err(ClientError::Refused).map_err(refused)).collect()
+    }
+
+    /// Tells the agent this; in a hurry, together with other things. Unless it `matters`, a refusal
+    /// is overheard then.
+    fn tell(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
+        if !self.is_in_a_hurry {
+            return self.call(command, arguments).map(|_| ());
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            self.call_all([])?;
+        }
+        self.client.ask(command, arguments).map_err(refused)?;
+        self.waiting.push(matters);
+        Ok(())
+    }
+
+    /// Tells the agent what waits.
+    fn tell_all(&mut self) -> Answer<()> {
+        if self.waiting.is_empty() { Ok(()) } else { self.call_all([]).map(|_| ()) }
     }
 
     fn make(&mut self, command: Command, arguments: Value, handle: &str) -> Answer<Handle> {
@@ -118,6 +193,26 @@ impl AgentCard {
 
     fn destroy(&mut self, kind: &str, handle: Handle) -> Answer<()> {
         self.call(Command::Destroy, json!({"kind": kind, "handle": handle})).map(|_| ())
+    }
+
+    /// Frees everything.
+    fn free_all(&mut self) -> Answer<()> {
+        self.call(Command::Reset, Value::Null)?;
+        self.handles.clear();
+        self.stock = Stock::default();
+        Ok(())
+    }
+
+    /// Makes the objects of the case before ready for the next one.
+    fn use_again(&mut self) -> Answer<()> {
+        let (qps, queues) = self.stock.put_back();
+        for qp in qps {
+            self.tell(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
+        }
+        for cq in queues {
+            self.tell(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
+        }
+        self.tell(Command::Events, Value::Null, true)
     }
 
     /// Whether a packet is of this case, and none with which roxe looks how packets arrive.
@@ -167,49 +262,6 @@ fn io_error(error: &io::Error) -> Refused {
     Refused::broken(format!("the socket of the near side: {error}"))
 }
 
-fn gid_of(address: Ipv6Addr) -> Gid {
-    Gid(address.octets())
-}
-
-fn is_link_local(gid: Gid) -> bool {
-    matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
-}
-
-/// The addresses of near side and stranger towards `card`: those that were given, neighbours on the
-/// loopback interface, or where a packet to the card would leave.
-fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
-    let mut given = given.iter().filter(|ip| ip.is_ipv4() == card.is_ipv4()).map(|ip| Gid::from(*ip));
-    if let Some(near) = given.next() {
-        return Ok([near, given.next().unwrap_or_default()]);
-    }
-    match card.to_ip() {
-        IpAddr::V4(ip) if ip.is_loopback() => {
-            let [a, b, c, d] = ip.octets();
-            let neighbour = |by: u8| Gid::from(Ipv4Addr::new(a, b, c, d.wrapping_add(by)));
-            Ok([neighbour(1), neighbour(2)])
-        }
-        ip => {
-            let any: SocketAddr =
-                if ip.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
-            let socket = UdpSocket::bind(any)?;
-            socket.connect((ip, UDP_PORT))?;
-            let near = socket.local_addr()?.ip();
-            if near == ip {
-                return Err(io::Error::other("it is an address of this host; name another one for the near side"));
-            }
-            Ok([near.into(), Gid::default()])
-        }
-    }
-}
-
-fn number(answer: &Value, name: &str) -> Answer<u64> {
-    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent does not say {name}: {answer}")))
-}
-
-fn segments(pieces: &[Piece]) -> Value {
-    pieces.iter().map(|piece| json!({"addr": piece.addr, "length": piece.len, "lkey": piece.lkey})).collect()
-}
-
 impl Target for AgentCard {
     fn card(&self, ipv6: bool) -> Option<Card> {
         let card = self.cards.iter().find(|card| card.address.is_ipv4() != ipv6)?;
@@ -217,8 +269,11 @@ impl Target for AgentCard {
     }
 
     fn begin(&mut self, ipv6: bool) -> Answer<()> {
-        self.call(Command::Reset, Value::Null)?;
-        self.handles.clear();
+        if self.is_in_a_hurry {
+            self.use_again()?;
+        } else {
+            self.free_all()?;
+        }
         self.first_near = FIRST + (self.first_near - FIRST + NUMBERS) % SPAN;
         self.near = self.card(ipv6).map(|card| card.near[0]).unwrap_or_default();
         Ok(())
@@ -230,17 +285,23 @@ impl Target for AgentCard {
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         let Datagram { net, bytes } = datagram;
-        let socket = self.sockets.get(&net.src.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
-        let options = socket2::SockRef::from(socket);
-        let tos = u32::from(net.traffic_class);
-        let set = if net.is_ipv4() { options.set_tos_v4(tos) } else { options.set_tclass_v6(tos) };
-        set.and_then(|()| socket.send_to(bytes, (net.dst.to_ip(), UDP_PORT))).map_err(|error| io_error(&error))?;
+        self.tell_all()?;
+        let near = self.sockets.get_mut(&net.src.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
+        if near.tos != net.traffic_class {
+            let (options, tos) = (SockRef::from(&near.socket), u32::from(net.traffic_class));
+            let set = if net.is_ipv4() { options.set_tos_v4(tos) } else { options.set_tclass_v6(tos) };
+            set.map_err(|error| io_error(&error))?;
+            near.tos = net.traffic_class;
+        }
+        near.socket.send_to(bytes, (net.dst.to_ip(), UDP_PORT)).map_err(|error| io_error(&error))?;
         Ok(())
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
+        self.tell_all()?;
         let mut buffer = [0; MAX_DATAGRAM];
-        let socket = self.sockets.get(&self.near.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
+        let near = self.sockets.get(&self.near.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
+        let socket = &near.socket;
         loop {
             // What has come already is taken even if the time is over; 0 would mean without end.
             let wait = until.saturating_sub(self.now()).max(Duration::from_micros(1));
@@ -259,6 +320,22 @@ impl Target for AgentCard {
     fn pause(&mut self, until: Duration) {
         std::thread::sleep(until.saturating_sub(self.now()));
     }
+
+    fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
+        self.free_all()?;
+        self.is_in_a_hurry = is_wanted;
+        Ok(())
+    }
+
+    fn renew(&mut self) -> Answer<()> {
+        self.renewals += 1;
+        if self.renewals.is_multiple_of(MAX_RENEWALS) {
+            return self.free_all();
+        }
+        self.use_again()?;
+        self.stock = Stock::default();
+        Ok(())
+    }
 }
 
 impl FarSide for AgentCard {
@@ -268,9 +345,18 @@ impl FarSide for AgentCard {
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
         supported(access)?;
+        if let (None, Some(region)) = (pd, self.stock.region((length, access))) {
+            self.tell(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
+            return Ok(region);
+        }
         let answer = self.call(Command::Reg, json!({"length": length, "access": access, "fill": fill, "pd": pd}))?;
         let word = |name| number(&answer, name);
-        Ok(Region { mr: word("mr")?, addr: word("addr")?, lkey: word("lkey")? as u32, rkey: word("rkey")? as u32 })
+        let key = |name| word(name).map(|key| key as u32);
+        let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
+        if self.is_in_a_hurry && pd.is_none() {
+            self.stock.keep_region((length, access), region);
+        }
+        Ok(region)
     }
 
     fn deregister(&mut self, mr: Handle) -> Answer<()> {
@@ -278,7 +364,14 @@ impl FarSide for AgentCard {
     }
 
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle> {
-        self.make(Command::CreateCq, json!({"cqe": cqe}), "cq")
+        if let Some(cq) = self.stock.queue(cqe) {
+            return Ok(cq);
+        }
+        let cq = self.make(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
+        if self.is_in_a_hurry {
+            self.stock.keep_queue(cqe, cq);
+        }
+        Ok(cq)
     }
 
     fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle> {
@@ -286,13 +379,20 @@ impl FarSide for AgentCard {
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
+        if let Some(known) = self.stock.qp(new) {
+            return Ok(known);
+        }
         let [sends, receives, sges, inline] = new.caps;
         let arguments = json!({
             "type": new.service, "pd": new.pd, "cq": new.cq, "srq": new.srq, "max_send_wr": sends,
             "max_recv_wr": receives, "max_sge": sges, "max_inline": inline,
         });
         let answer = self.call(Command::CreateQp, arguments)?;
-        Ok((number(&answer, "qp")?, number(&answer, "qpn")? as u32))
+        let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
+        if self.is_in_a_hurry && (new.pd, new.srq) == (None, None) {
+            self.stock.keep_qp(new.clone(), made);
+        }
+        Ok(made)
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
@@ -308,12 +408,11 @@ impl FarSide for AgentCard {
             "max_rd_atomic": change.max_rd_atomic, "max_dest_rd_atomic": change.max_dest_rd_atomic,
             "sqd_event": change.notify.then_some(true),
         });
-        self.call(Command::ModifyQp, arguments).map(|_| ())
+        self.tell(Command::ModifyQp, arguments, true)
     }
 
     fn query_qp(&mut self, qp: Handle) -> Answer<String> {
-        let answer = self.call(Command::QueryQp, json!({"qp": qp}))?;
-        Ok(answer["state"].as_str().unwrap_or_default().into())
+        Ok(state(&self.call(Command::QueryQp, json!({"qp": qp}))?))
     }
 
     fn destroy_qp(&mut self, qp: Handle) -> Answer<()> {
@@ -346,12 +445,12 @@ impl FarSide for AgentCard {
             arguments["ah"] = handle.into();
             (arguments["remote_qpn"], arguments["remote_qkey"]) = (qpn.into(), qkey.into());
         }
-        self.call(Command::PostSend, arguments).map(|_| ())
+        self.tell(Command::PostSend, arguments, false)
     }
 
     fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
         let arguments = json!({"qp": qp, "wr_id": wr_id, "sge": segments(pieces)});
-        self.call(Command::PostRecv, arguments).map(|_| ())
+        self.tell(Command::PostRecv, arguments, false)
     }
 
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
@@ -360,38 +459,31 @@ impl FarSide for AgentCard {
     }
 
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
-        let answer = self.call(Command::Poll, json!({"cq": cq, "max": 256}))?;
-        Ok(answer["completions"].as_array().into_iter().flatten().map(completed).collect())
+        Ok(all_completed(&self.call(Command::Poll, json!({"cq": cq, "max": 256}))?))
     }
 
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>> {
-        let answer = self.call(Command::Read, json!({"mr": mr, "offset": at, "length": len}))?;
-        let bytes = answer["hex"].as_str().and_then(from_hex);
-        bytes.ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+        hex(&self.call(Command::Read, json!({"mr": mr, "offset": at, "length": len}))?)
     }
 
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()> {
         self.call(Command::Write, json!({"mr": mr, "offset": at, "hex": to_hex(bytes)})).map(|_| ())
     }
 
+    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Look> {
+        let asked = queues.iter().flat_map(|(qp, cq)| {
+            [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
+        });
+        let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len})));
+        let answers = self.call_all(asked.chain(reads))?;
+        let (ours, memory) = answers.split_at(answers.len().min(2 * queues.len()));
+        let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
+        Ok(Look { queues: queues.collect(), memory: memory.iter().map(hex).collect::<Answer<_>>()? })
+    }
+
     fn events(&mut self) -> Answer<Vec<String>> {
         let answer = self.call(Command::Events, Value::Null)?;
         let events = answer["events"].as_array().into_iter().flatten();
         Ok(events.filter_map(|event| Some(event["type"].as_str()?.to_owned())).collect())
-    }
-}
-
-fn completed(value: &Value) -> Completed {
-    let word = |name: &str| value[name].as_u64().map(|word| word as u32);
-    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-    Completed {
-        wr_id: value["wr_id"].as_u64().unwrap_or_default(),
-        status: text("status"),
-        opcode: text("opcode"),
-        byte_len: word("byte_len").unwrap_or_default(),
-        imm: word("imm"),
-        invalidated: word("invalidated_rkey"),
-        src_qp: word("src_qp").unwrap_or_default(),
-        qpn: word("qpn").unwrap_or_default(),
     }
 }

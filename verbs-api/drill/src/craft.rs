@@ -39,12 +39,12 @@ pub(crate) fn build(spec: &Spec, usual: Usual, net: &NetHeader, names: &Names) -
         ("becn", u64::from(spec.opcode == 0x81)),
     ];
     for (name, value) in usual {
-        if let Ok(field) = find(&fields, spec, name) {
+        if let Ok(field) = find(fields, spec, name) {
             field.set(&mut packet, value);
         }
     }
     for (name, number) in &spec.fields {
-        find(&fields, spec, name)?.set(&mut packet, number.value(names)?);
+        find(fields, spec, name)?.set(&mut packet, number.value(names)?);
     }
     damage(spec, packet, net, names)
 }
@@ -83,13 +83,13 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     }
     let mut found = Vec::new();
     for (name, number) in &spec.fields {
-        let field = find(&fields, spec, name)?;
+        let field = find(fields, spec, name)?;
         let (wanted, is) = (field.fit(number.value(names)?), field.get(packet).unwrap_or_default());
         if wanted != is {
             found.push(format!("{name} is {}, not {}", shown(name, is), shown(name, wanted)));
         }
     }
-    let syndrome = find(&fields, spec, "syndrome").ok().and_then(|field| field.get(packet));
+    let syndrome = find(fields, spec, "syndrome").ok().and_then(|field| field.get(packet));
     let is_named = spec.fields.iter().any(|(name, _)| name == "syndrome");
     if let Some(syndrome) = syndrome.filter(|syndrome| !is_named && *syndrome >= 0x20) {
         found.push(format!("syndrome is {syndrome:#04x}, no acknowledgement"));
@@ -132,7 +132,7 @@ pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names
             let wanted = spec.fields.iter().find(|(name, _)| name == "psn");
             let wanted = wanted.map(|(_, number)| number.value(names)).transpose()?;
             let (fields, _) = layout::fields(spec.opcode);
-            let get = |name| find(&fields, spec, name).ok().and_then(|field| field.get(packet));
+            let get = |name| find(fields, spec, name).ok().and_then(|field| field.get(packet));
             let is_ack = packet.first() == Some(&spec.opcode) && get("syndrome").is_some_and(|byte| byte < 0x20);
             let psn = get("psn").map(|psn| Psn::new(psn as u32));
             let is_earlier = |(wanted, psn): (u64, Psn)| psn.is_before(Psn::new(wanted as u32));

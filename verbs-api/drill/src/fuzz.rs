@@ -6,7 +6,9 @@
 //! - `minimise`: the fewest lines that still show the difference, and the script that expects what
 //!   the model does
 //!
-//! Beside every case runs an honest connection, whose last packet has to be acknowledged.
+//! Beside every case runs an honest connection, whose last packet has to be acknowledged. Cases
+//! follow each other fast (`Target::hurry`); what has shown a difference is done again with new
+//! objects, as its script will be.
 
 mod compare;
 mod generate;
@@ -19,6 +21,7 @@ use crate::virtual_card::VirtualCard;
 use compare::{Difference, compare};
 use generate::Random;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 /// How long to look, from where, and how patiently.
@@ -32,6 +35,8 @@ pub struct Options {
     pub cases: u64,
     /// For how long nothing must have come before a case is over.
     pub settle: Duration,
+    /// Leave out what is known to end a kernel.
+    pub spares: bool,
 }
 
 /// A way in which the card differs from the model.
@@ -60,6 +65,8 @@ pub struct Summary {
     pub shortening: Duration,
     /// Packets sent to make findings short.
     pub shortening_packets: u64,
+    /// Differences that did not show again: lost packets, or what new objects do not do.
+    pub passing: u64,
     /// The causes, the most frequent one first.
     pub findings: Vec<Finding>,
 }
@@ -82,10 +89,21 @@ impl Lab<'_> {
         // A case that has lost a line on the way to be shortened may say nothing that can be done.
         let Ok(script) = Script::parse("fuzz", &lines.join("\n")) else { return Ok(None) };
         let [case] = script.cases() else { return Ok(None) };
-        let Some(model) = done(trace(case, &mut VirtualCard::default(), settle))? else { return Ok(None) };
-        let Some(card) = done(trace(case, self.card, settle))? else { return Ok(None) };
+        // A panic of roxe's transport is a finding as any other.
+        let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle));
+        let Ok(model) = model else { return Ok(Some(Difference::panic())) };
+        let Some(model) = done(model)? else { return Ok(None) };
+        let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle)));
+        let Ok(card) = card else { return Ok(Some(Difference::panic())) };
+        let Some(card) = done(card)? else { return Ok(None) };
         self.packets += card.sent as u64;
         Ok(compare(case, &model, &card))
+    }
+
+    /// The same, by objects that are new.
+    fn difference_of_new(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
+        self.card.renew().map_err(|refused| refused.to_string())?;
+        self.difference(lines, settle)
     }
 }
 
@@ -106,9 +124,13 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
     let mut lab = Lab { card, packets: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
+    lab.card.hurry(true).map_err(|refused| refused.to_string())?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
-        let lines = generate::case(&mut Random::new(seed));
+        let mut lines = generate::case(&mut Random::new(seed));
+        if options.spares {
+            generate::spare(&mut lines);
+        }
         let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
         summary.cases += 1;
         let Some(difference) = lab.difference(&lines, options.settle).map_err(gone)? else { continue };
@@ -121,16 +143,20 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
         let patient = PATIENCE.max(options.settle);
         let same =
             |other: &Option<Difference>| other.as_ref().is_some_and(|other| other.cause(service(&lines)) == cause);
-        if !same(&lab.difference(&lines, patient).map_err(gone)?) {
+        if !same(&lab.difference_of_new(&lines, patient).map_err(gone)?) {
+            summary.passing += 1;
             continue;
         }
         let (begin, sent) = (Instant::now(), lab.packets);
-        let short = minimise::shorten(&lines, |lines| lab.difference(lines, options.settle).map(|other| same(&other)))
-            .map_err(gone)?;
-        let is_sure = same(&lab.difference(&short, patient).map_err(gone)?);
+        let qp = difference.qp.trim_start_matches('m');
+        let short =
+            minimise::shorten(&lines, qp, |lines| lab.difference(lines, options.settle).map(|other| same(&other)))
+                .map_err(gone)?;
+        let is_sure = same(&lab.difference_of_new(&short, patient).map_err(gone)?);
         summary.shortening += begin.elapsed();
         summary.shortening_packets += lab.packets - sent;
         if !is_sure {
+            summary.passing += 1;
             continue;
         }
         let script = minimise::script(&short, &cause, seed);

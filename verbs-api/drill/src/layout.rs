@@ -6,6 +6,7 @@
 //! there. Touches `roxe_wire`.
 
 use roxe_wire::{NetHeader, Opcode};
+use std::sync::LazyLock;
 
 /// Length of the base transport header.
 pub(crate) const BTH_LEN: usize = 12;
@@ -22,14 +23,29 @@ pub(crate) struct Field {
 }
 
 impl Field {
+    /// Whether it begins and ends with a byte.
+    const fn is_of_bytes(&self) -> bool {
+        self.at.is_multiple_of(8) && self.bits.is_multiple_of(8)
+    }
+
     /// The value in `packet`; `None` if that is too short.
     pub(crate) fn get(&self, packet: &[u8]) -> Option<u64> {
+        if self.is_of_bytes() {
+            let bytes = packet.get(self.at / 8..(self.at + self.bits) / 8)?;
+            return Some(bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)));
+        }
         let bit = |at: usize| packet.get(at / 8).map(|byte| u64::from(byte >> (7 - at % 8) & 1));
         (self.at..self.at + self.bits).try_fold(0, |value, at| Some(value << 1 | bit(at)?))
     }
 
     /// Writes the low bits of `value`; what is beyond the packet is lost.
     pub(crate) fn set(&self, packet: &mut [u8], value: u64) {
+        if self.is_of_bytes() {
+            let (value, len) = (value.to_be_bytes(), self.bits / 8);
+            let room = packet.get_mut(self.at / 8..).unwrap_or_default();
+            room.iter_mut().zip(&value[value.len() - len..]).for_each(|(byte, value)| *byte = *value);
+            return;
+        }
         for (index, at) in (self.at..self.at + self.bits).rev().enumerate() {
             let Some(byte) = packet.get_mut(at / 8) else { continue };
             let mask = 1 << (7 - at % 8);
@@ -96,7 +112,13 @@ fn extended(opcode: u8) -> Vec<&'static [(&'static str, usize)]> {
 }
 
 /// The fields of a packet with this opcode byte, and the length of its headers.
-pub(crate) fn fields(opcode: u8) -> (Vec<Field>, usize) {
+pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
+    static ALL: LazyLock<Vec<(Vec<Field>, usize)>> = LazyLock::new(|| (0..=255).map(all_fields).collect());
+    let (fields, len) = &ALL[usize::from(opcode)];
+    (fields, *len)
+}
+
+fn all_fields(opcode: u8) -> (Vec<Field>, usize) {
     let mut at = 0;
     let headers = std::iter::once(BTH).chain(extended(opcode));
     let place = |(name, bits): &(&'static str, usize)| {

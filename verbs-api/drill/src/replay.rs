@@ -154,9 +154,9 @@ fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut
     connection.longest = connection.longest.max(connection.current);
     let is_end = name.contains("_LAST") || name.contains("_ONLY");
     connection.receives += u64::from(is_end && (name.starts_with("SEND") || name.ends_with("_IMM")));
-    if has(&fields, "rkey") {
+    if has(fields, "rkey") {
         // An atomic has no length in it: it touches eight bytes.
-        let (va, span) = (field(bytes, "va"), if has(&fields, "dmalen") { field(bytes, "dmalen") } else { 8 });
+        let (va, span) = (field(bytes, "va"), if has(fields, "dmalen") { field(bytes, "dmalen") } else { 8 });
         let (begin, end) = regions.entry(field(bytes, "rkey")).or_insert((va, va));
         (*begin, *end) = ((*begin).min(va), (*end).max(va.saturating_add(span)));
     }

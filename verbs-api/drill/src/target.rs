@@ -54,7 +54,7 @@ pub struct Region {
 }
 
 /// What a queue pair is made with.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewQp {
     /// RC, UC or UD.
     pub service: String,
@@ -174,6 +174,15 @@ impl fmt::Display for Completed {
     }
 }
 
+/// What the far side shows at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Of each queue pair, its state and what has completed.
+    pub queues: Vec<(String, Vec<Completed>)>,
+    /// The first bytes of regions.
+    pub memory: Vec<Vec<u8>>,
+}
+
 /// The card under test and its program. Methods are those of verbs, in the order of a program.
 #[allow(missing_docs, reason = "named as the verbs are")]
 pub trait FarSide {
@@ -195,6 +204,13 @@ pub trait FarSide {
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>>;
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
+    /// Queue pairs, each with its completion queue, and so many of the first bytes of regions.
+    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Look> {
+        let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
+        let queues = queues.collect::<Answer<_>>()?;
+        let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;
+        Ok(Look { queues, memory })
+    }
     /// Asynchronous events since the last call, as in `enum ibv_event_type` without `IBV_EVENT_`.
     fn events(&mut self) -> Answer<Vec<String>>;
 }
@@ -251,4 +267,21 @@ pub trait Target: FarSide {
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
     /// Waits before the far side is asked again, at most until then.
     fn pause(&mut self, until: Duration);
+    /// From now on, or no more, cases shall follow each other fast: objects are used again, and a
+    /// refusal may be told late; one of a work request is not told. Frees everything.
+    ///
+    /// # Errors
+    /// The target cannot be used.
+    fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
+        let _ = is_wanted;
+        Ok(())
+    }
+    /// In a hurry: the next case has new objects. Those of earlier ones stay, as some cards take a
+    /// minute to destroy what they have lost count of.
+    ///
+    /// # Errors
+    /// The target cannot be used.
+    fn renew(&mut self) -> Answer<()> {
+        Ok(())
+    }
 }

@@ -7,7 +7,7 @@ use roxe_drill::{Script, Target, Verdict, VirtualCard, run};
 use std::time::Duration;
 
 const OPTIONS: Options =
-    Options { seed: 1, time: Duration::from_secs(600), cases: 1000, settle: Duration::from_millis(5) };
+    Options { seed: 1, time: Duration::from_secs(600), cases: 1000, settle: Duration::from_millis(5), spares: false };
 
 /// A card that answers an invalid request as if it had failed to carry it out.
 #[derive(Default)]

@@ -1,4 +1,5 @@
-//! The controller's end: a connection to an agent, one request at a time. Touches TCP.
+//! The controller's end: a connection to an agent, requests one at a time or several together.
+//! Touches TCP.
 
 use crate::protocol::{self, Args, Command, DEFAULT_PORT, Refusal, Request, limits};
 use serde_json::{Value, json};
@@ -62,6 +63,9 @@ pub struct Client {
     stream: BufReader<TcpStream>,
     last: u64,
     card: Value,
+    /// Requests that have not been sent yet, and how many they are.
+    waiting: Vec<u8>,
+    count: u64,
 }
 
 impl Client {
@@ -74,7 +78,8 @@ impl Client {
         stream.set_nodelay(true)?;
         // An answer comes at the latest when the wait that its request asked for is over.
         stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
-        let mut client = Self { stream: BufReader::new(stream), last: 0, card: Value::Null };
+        let mut client =
+            Self { stream: BufReader::new(stream), last: 0, card: Value::Null, waiting: Vec::new(), count: 0 };
         client.card = client.call(Command::Hello, json!({ "token": token }))?;
         Ok(client)
     }
@@ -93,25 +98,54 @@ impl Client {
         &self.card
     }
 
+    /// Whether the agent is a program of this host, as far as its address tells.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.stream.get_ref().peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
+    }
+
     /// The name of the device.
     #[must_use]
     pub fn name(&self) -> &str {
         self.card["device"].as_str().unwrap_or("?")
     }
 
-    /// Asks and waits for the answer; `arguments` is an object, or null.
+    /// Asks and waits for the answer; `arguments` is an object, or null. What was asked before and
+    /// has not been sent yet goes first; its answers are lost.
     ///
     /// # Errors
     /// As [`ClientError`] says.
     pub fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
-        self.last += 1;
-        let args = Args::new(protocol::arguments(arguments)?);
-        let line = Request { id: self.last, command, args }.line();
-        self.exchange(self.last, line.as_bytes())?.map_err(ClientError::Refused)
+        self.ask(command, arguments)?;
+        let other = || ClientError::Protocol("nothing".into());
+        self.answers()?.pop().ok_or_else(other)?.map_err(ClientError::Refused)
     }
 
-    fn exchange(&mut self, id: u64, line: &[u8]) -> Result<protocol::Result<Value>, ClientError> {
-        self.stream.get_mut().write_all(line)?;
+    /// Asks something that is sent with the next call of [`Self::answers`].
+    ///
+    /// # Errors
+    /// If `arguments` is neither an object nor null.
+    pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
+        let args = Args::new(protocol::arguments(arguments)?);
+        self.last += 1;
+        self.count += 1;
+        self.waiting.extend(Request { id: self.last, command, args }.line().as_bytes());
+        Ok(())
+    }
+
+    /// Sends everything that was asked, together, and waits for all the answers, which come in the
+    /// order of the requests. More than some hundred requests, or than some 100 KiB, are better
+    /// asked in parts, since the agent takes no more while nobody takes its answers.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says, but for refusals.
+    pub fn answers(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
+        let (lines, count) = (std::mem::take(&mut self.waiting), std::mem::take(&mut self.count));
+        self.stream.get_mut().write_all(&lines)?;
+        (self.last - count + 1..=self.last).map(|id| self.answer(id)).collect()
+    }
+
+    fn answer(&mut self, id: u64) -> Result<protocol::Result<Value>, ClientError> {
         let mut answer = Vec::new();
         (&mut self.stream).take(limits::LINE as u64).read_until(b'\n', &mut answer)?;
         if answer.is_empty() {

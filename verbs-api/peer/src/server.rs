@@ -29,6 +29,9 @@ pub struct Server {
     gate: Arc<Gate>,
 }
 
+/// Bytes of requests that are read at once, and of answers that leave at once.
+const BUFFER: usize = 64 << 10;
+
 /// What all connections share.
 struct Gate {
     card: Card,
@@ -112,7 +115,7 @@ impl Server {
 impl Gate {
     /// Asks for the token and serves the controller. Whether there was a session.
     fn admit(&self, stream: TcpStream) -> bool {
-        let mut lines = Lines { stream: BufReader::new(stream) };
+        let mut lines = Lines { stream: BufReader::with_capacity(BUFFER, stream), answers: Vec::new() };
         let first = lines.set_times(limits::FIRST_LINE_SECONDS).and_then(|()| lines.next(limits::FIRST_LINE));
         let Ok(Some(line)) = first else { return false };
         let request = Request::parse(&line);
@@ -155,10 +158,11 @@ fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result
             Ok(request) => (request.id, session.execute(&request), request.command == Command::Bye),
             Err((id, refusal)) => (id, Err(refusal), false),
         };
-        lines.send(&protocol::answer(id, &result))?;
+        let answer = protocol::answer(id, &result);
         if is_last {
-            break;
+            return lines.send(&answer);
         }
+        lines.send_soon(&answer)?;
     }
     Ok(())
 }
@@ -168,9 +172,11 @@ fn are_equal(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (left, right)| sum | (left ^ right)) == 0
 }
 
-/// Lines of a connection, in both directions.
+/// Lines of a connection, in both directions. Answers to requests that came together leave
+/// together.
 struct Lines {
     stream: BufReader<TcpStream>,
+    answers: Vec<u8>,
 }
 
 impl Lines {
@@ -195,8 +201,21 @@ impl Lines {
         Ok(None)
     }
 
+    /// Sends this line, behind those that wait.
     fn send(&mut self, line: &str) -> io::Result<()> {
-        self.stream.get_mut().write_all(line.as_bytes())
+        self.answers.extend(line.as_bytes());
+        let sent = self.stream.get_mut().write_all(&self.answers);
+        self.answers.clear();
+        sent
+    }
+
+    /// Sends this line, now or together with the answer to a request that is here already.
+    fn send_soon(&mut self, line: &str) -> io::Result<()> {
+        if self.answers.len() >= BUFFER || !self.stream.buffer().contains(&b'\n') {
+            return self.send(line);
+        }
+        self.answers.extend(line.as_bytes());
+        Ok(())
     }
 }
 

@@ -45,24 +45,8 @@
 //! descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while something is pending, and `try_next`
 //! and `try_get_event` take it without waiting, whatever the mode of the descriptor. So waiting is
 //! the same loop with any runtime: wait until the descriptor is readable; try; if there was
-//! nothing, once more. With tokio:
-//!
-//! ```
-//! use roxe::cm::{CmEvent, EventChannel};
-//! use tokio::io::unix::AsyncFd;
-//!
-//! async fn next(channel: &AsyncFd<EventChannel>) -> std::io::Result<CmEvent> {
-//!     loop {
-//!         let mut ready = channel.readable().await?;
-//!         match channel.get_ref().try_next() {
-//!             Some(event) => return Ok(event),
-//!             None => ready.clear_ready(),
-//!         }
-//!     }
-//! }
-//! ```
-//!
-//! `examples/tokio_echo.rs` is a whole server of this kind.
+//! nothing, once more. The crate `roxe-tokio` does so for tokio, and its `examples/tokio_echo.rs`
+//! is a whole server of this kind.
 
 mod channel;
 mod connection;

@@ -2,7 +2,7 @@
 //!
 //! Touches the provider's CQ and completion channel.
 
-use crate::{Context, Error, ObjectId, WcOpcode, WcStatus};
+use crate::{Context, Error, FailedCompletion, ObjectId, PeerError, WcOpcode, WcStatus};
 use roxe_provider as provider;
 use roxe_transport::wr::{Cqe, WcExtra};
 use roxe_wire::{Qpn, RKey};
@@ -17,7 +17,7 @@ impl Context {
     /// Makes a completion channel.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the process has no descriptor left.
+    /// [`Error::Resources`] if the process has no descriptor left.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
         Ok(CompletionChannel(self.provider().create_comp_channel()?))
     }
@@ -27,7 +27,7 @@ impl Context {
     /// outstanding.
     ///
     /// # Errors
-    /// [`Error::Provider`] if `cqe` is zero or above the limit.
+    /// [`Error::Argument`] if `cqe` is zero or above the limit.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
         CompletionQueue::create(self, cqe, None)
     }
@@ -62,7 +62,7 @@ impl CompletionQueue {
     /// received on this thread.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the queue overran; it is of no use then.
+    /// [`Error::Argument`] when the queue overran; it is of no use then.
     pub fn poll<'o>(&self, out: &'o mut [WorkCompletion]) -> Result<&'o [WorkCompletion], Error> {
         let mut taken = 0;
         self.cq.poll(out.len(), |cqe| {
@@ -78,7 +78,7 @@ impl CompletionQueue {
     /// long. For programs that have nothing else to do meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when none came in time, and as [`poll`](Self::poll). A completion that
+    /// [`Error::Peer`] when none came in time, and as [`poll`](Self::poll). A completion that
     /// reports a failure is not an error here: see [`WorkCompletion::ok`].
     pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
         let deadline = Instant::now().checked_add(timeout);
@@ -92,7 +92,7 @@ impl CompletionQueue {
                 break;
             }
         }
-        Err(Error::Timeout(timeout))
+        Err(PeerError::Timeout(timeout).into())
     }
 
     /// Asks for one event on the channel when the next completion comes; with `solicited_only`,
@@ -112,7 +112,7 @@ impl CompletionQueue {
     /// Changes how many completions it takes; those that wait stay.
     ///
     /// # Errors
-    /// [`Error::Provider`] if more of them wait than would fit, or `cqe` is zero or above the
+    /// [`Error::Argument`] if more of them wait than would fit, or `cqe` is zero or above the
     /// limit.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         Ok(self.cq.resize(cqe)?)
@@ -142,14 +142,14 @@ impl CompletionChannel {
     /// an error for which [`Error::is_would_block`] holds means that there is none.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
+    /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         Ok(ObjectId::from_user(self.0.get_event()?))
     }
 
     /// The queue of the oldest event, if there is one; never waits. For programs with an event
     /// loop, which call it until there is none and then wait until the descriptor is readable:
-    /// `examples/tokio_echo.rs`.
+    /// the crate `roxe-tokio` is that for tokio.
     pub fn try_get_event(&self) -> Option<ObjectId> {
         self.0.try_get_event().map(ObjectId::from_user)
     }
@@ -186,12 +186,12 @@ impl WorkCompletion {
     /// The completion itself if it reports success, or the failure in words.
     ///
     /// # Errors
-    /// [`Error::Completion`].
+    /// [`Error::Argument`] or [`Error::Peer`], both with a [`FailedCompletion`].
     pub fn ok(&self) -> Result<&Self, Error> {
         let Cqe { wr_id, qpn, opcode, status, vendor_err, .. } = self.0;
         match status {
             WcStatus::Success => Ok(self),
-            _ => Err(Error::Completion { wr_id, qpn, opcode, status, vendor_err: vendor_err.0 }),
+            _ => Err(FailedCompletion { wr_id, qpn, opcode, status, vendor_err: vendor_err.0 }.into()),
         }
     }
 
@@ -238,7 +238,7 @@ impl WorkCompletion {
         self.0.grh
     }
 
-    /// Detail of a failure: a number from the list in the README, 0 if there is none.
+    /// Detail of a failure: a number from the list in docs/use.md, 0 if there is none.
     pub const fn vendor_err(&self) -> u32 {
         self.0.vendor_err.0
     }

@@ -4,7 +4,7 @@
 //! Touches the provider's device list and contexts.
 
 use crate::lock::SharedContexts;
-use crate::{Error, ObjectId};
+use crate::{ArgumentError, EnvironmentError, Error, ObjectId};
 use roxe_provider as provider;
 use roxe_provider::lock::Mutex;
 use roxe_transport::wr::Av;
@@ -21,7 +21,7 @@ const PORT: u8 = 1;
 /// The devices of this machine: the loopback interface as `roxe0`, or what `ROXE_NETDEV` names.
 ///
 /// # Errors
-/// [`Error::Provider`] if an interface that `ROXE_NETDEV` names does not exist or cannot be used.
+/// [`Error::Environment`] if an interface that `ROXE_NETDEV` names is not there or cannot be used.
 pub fn devices() -> Result<DeviceList, Error> {
     Ok(DeviceList(provider::devices()?.into_iter().map(Device).collect()))
 }
@@ -34,12 +34,11 @@ impl DeviceList {
     /// The device of this name, for example `roxe0`.
     ///
     /// # Errors
-    /// [`Error::NoDevice`], which lists those that exist.
+    /// [`Error::Environment`], which lists those that exist.
     pub fn by_name(&self, name: &str) -> Result<&Device, Error> {
-        self.iter().find(|device| device.name() == name).ok_or_else(|| Error::NoDevice {
-            name: name.into(),
-            present: self.iter().map(Device::name).collect::<Vec<_>>().join(", "),
-        })
+        let present = || self.iter().map(Device::name).collect::<Vec<_>>().join(", ");
+        let none = || EnvironmentError::NoDevice { name: name.into(), present: present() };
+        Ok(self.iter().find(|device| device.name() == name).ok_or_else(none)?)
     }
 }
 
@@ -78,7 +77,7 @@ impl Device {
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::Provider`] if its socket or descriptors cannot be had.
+    /// [`Error::Environment`] if its socket or descriptors cannot be had.
     pub fn open(&self) -> Result<Context, Error> {
         Ok(Context(self.0.open()?))
     }
@@ -110,7 +109,7 @@ impl Context {
     /// As [`devices`] and [`Device::open`].
     pub fn open_first() -> Result<Self, Error> {
         let devices = devices()?;
-        let nothing = || Error::NoDevice { name: "at all".into(), present: "none".into() };
+        let nothing = || EnvironmentError::NoDevice { name: "at all".into(), present: "none".into() };
         devices.first().ok_or_else(nothing)?.open()
     }
 
@@ -127,7 +126,7 @@ impl Context {
     /// State and MTU of the port.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the interface is gone.
+    /// [`Error::Environment`] if the interface is gone.
     pub fn port_attr(&self) -> Result<PortAttr, Error> {
         Ok(self.0.port_attr(PORT)?)
     }
@@ -140,9 +139,12 @@ impl Context {
     /// One address of the port.
     ///
     /// # Errors
-    /// [`Error::Provider`] if `index` is outside the table.
+    /// [`Error::Argument`] if the table has no address at `index`; the text lists where it has.
     pub fn gid(&self, index: u8) -> Result<Gid, Error> {
-        Ok(self.0.gid(PORT, usize::from(index))?)
+        let entries = self.gid_entries();
+        let present = || entries.iter().map(|entry| entry.index.to_string()).collect::<Vec<_>>().join(", ");
+        let entry = entries.iter().find(|entry| entry.index == index);
+        Ok(entry.ok_or_else(|| ArgumentError::NoGid { index, present: present() })?.gid)
     }
 
     /// Readable while asynchronous events are pending.
@@ -153,7 +155,7 @@ impl Context {
     /// Waits for the next asynchronous event.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the wait fails; if the descriptor was made non-blocking, see
+    /// [`Error::Environment`] when the wait fails; if the descriptor was made non-blocking, see
     /// [`Error::is_would_block`].
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(AsyncEvent::new(self.0.next_async_event()?))

@@ -14,7 +14,7 @@ impl Context {
     /// Allocates `len` zeroed bytes in the memory of the card, of which there is `max_dm_size`.
     ///
     /// # Errors
-    /// [`Error::Provider`] if `len` is zero or there is not as much left.
+    /// [`Error::Argument`] if `len` is zero or there is not as much left.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
         Ok(DeviceMemory { dm: self.provider().alloc_dm(len as u64, 0)?, len })
     }
@@ -39,7 +39,7 @@ impl DeviceMemory {
     /// multiples of 4.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it does not fit, or offset or length is no multiple of 4.
+    /// [`Error::Argument`] if it does not fit, or offset or length is no multiple of 4.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         Ok(self.dm.write(offset as u64, data)?)
     }
@@ -58,8 +58,8 @@ impl ProtectionDomain {
     /// Registers a part of a buffer of the card; rights as for [`alloc_mr`](Self::alloc_mr).
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the buffer does not have this part, [`Error::Provider`] if the card
-    /// refuses the rights or the buffer is of another context.
+    /// [`Error::Argument`] if the buffer does not have this part or is of another context, or the
+    /// card refuses the rights.
     pub fn register_dm(
         &self,
         dm: &DeviceMemory,
@@ -95,7 +95,7 @@ impl DeviceMemoryRegion {
     /// A part of the region as an element of a work request.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not lie inside.
+    /// [`Error::Argument`] if it does not lie inside.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len, range, u32::MAX)
     }

@@ -16,7 +16,7 @@ impl ProtectionDomain {
     /// `ON_DEMAND`.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the descriptor was not opened for these rights, cannot be mapped, or
+    /// [`Error::Argument`] if the descriptor was not opened for these rights, cannot be mapped, or
     /// ends before.
     pub fn register_dmabuf(
         &self,
@@ -51,7 +51,7 @@ impl DmaBufRegion {
     /// A part of the region as an element of a work request.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not lie inside, or is longer than 2^32 - 1 bytes.
+    /// [`Error::Argument`] if it does not lie inside, or is longer than 2^32 - 1 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len, range, u32::MAX)
     }

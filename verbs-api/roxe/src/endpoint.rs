@@ -4,7 +4,7 @@
 //! Both print to one line without spaces and parse back from it, so that they travel over whatever
 //! channel the programs have: a TCP connection, a file, two terminals. Touches no device.
 
-use crate::Error;
+use crate::{ArgumentError, Error};
 use roxe_wire::{Gid, Psn, Qpn, RKey};
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -42,17 +42,18 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = || {
-            let mut parts = text.trim().splitn(3, '/');
+            let mut parts = line(text).splitn(3, '/');
             let gid = Gid(parts.next()?.parse::<Ipv6Addr>().ok()?.octets());
             let qpn = number_24(parts.next()?)?;
             let psn = number_24(parts.next()?)?;
             Some(Self { gid, qpn: Qpn::new(qpn), psn: Psn::new(psn) })
         };
-        parsed().ok_or_else(|| Error::Parse { text: text.into(), expected: "GID/QPN/PSN" })
+        Ok(parsed().ok_or_else(|| ArgumentError::Parse { text: text.into(), expected: "GID/QPN/PSN" })?)
     }
 }
 
-/// Memory of a peer: an address and the key that opens it.
+/// Memory of a peer: an address and the key that opens it. It travels as text, in a line or as the
+/// private data of a connection, whose zeros at the end are passed over.
 ///
 /// ```
 /// # use roxe::RemoteAddr;
@@ -88,11 +89,17 @@ impl FromStr for RemoteAddr {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let parsed = || {
-            let (addr, rkey) = text.trim().split_once('@')?;
+            let (addr, rkey) = line(text).split_once('@')?;
             Some(Self { addr: number(addr)?, rkey: RKey(u32::try_from(number(rkey)?).ok()?) })
         };
-        parsed().ok_or_else(|| Error::Parse { text: text.into(), expected: "ADDRESS@RKEY" })
+        Ok(parsed().ok_or_else(|| ArgumentError::Parse { text: text.into(), expected: "ADDRESS@RKEY" })?)
     }
+}
+
+/// What was written of a text that came as a line, or as private data, which the connection manager
+/// fills up with zeros.
+pub(crate) fn line(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
 }
 
 /// A number, hexadecimal with `0x` or decimal.

@@ -1,29 +1,58 @@
-//! The one error of this crate: what happened, to what, and what to do about it.
+//! The errors of this crate, by whose fault they are. The text of each says what happened, to what,
+//! and what to do about it.
+//!
+//! Touches no device. What the variants carry is in `error/details.rs`.
+
+mod details;
 
 use crate::cm::CmEventKind;
-use crate::{QpState, Service, WcOpcode, WcStatus};
+use crate::{Service, WcStatus};
 use roxe_provider as provider;
 use roxe_transport::qp::PostError;
 use roxe_wire::Qpn;
 use std::time::Duration;
 
-/// Why something did not work. The text of each says what to do.
+pub use details::{FailedCompletion, FailedConnection, Refusal, RefusedRequest};
+
+/// Why something did not work, by who can put it right.
+///
+/// ```
+/// use roxe::{Access, Context, Error};
+///
+/// let pd = Context::open_first()?.alloc_pd()?;
+/// // A peer cannot be allowed to write where this process may not.
+/// let error = pd.alloc_mr(4096, Access::REMOTE_WRITE).unwrap_err();
+/// assert!(matches!(error, Error::Argument(_)));
+/// assert_eq!(error.errno(), 22); // EINVAL, as in C
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The card refused, with the errno that a C program would see.
+    /// The program: an argument, or the order of its calls.
     #[error(transparent)]
-    Provider(#[from] provider::Error),
-    /// There is no device of this name.
-    #[error(
-        "there is no device {name}; there are: {present}. Choose one of them, or open more interfaces with ROXE_NETDEV=eth0,..."
-    )]
-    NoDevice {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        present: String,
-    },
+    Argument(#[from] ArgumentError),
+    /// This host: its interfaces, rights and configuration.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// Something has run out: memory, descriptors, room in a queue. Later, or with less, it works.
+    #[error(transparent)]
+    Resources(#[from] ResourceError),
+    /// The peer, or the network on the way to it.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// Nobody: a wait found nothing, or a signal interrupted it. Wait again.
+    #[error(transparent)]
+    NotYet(Refusal),
+}
+
+/// What the program has to change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArgumentError {
+    /// The card refused a verb.
+    #[error(transparent)]
+    Refused(Refusal),
     /// This call is for queue pairs of another service.
     #[error("queue pair {qpn} ({service:?}) {advice}")]
     WrongService {
@@ -34,51 +63,12 @@ pub enum Error {
         /// What to call instead.
         advice: &'static str,
     },
-    /// A work request was refused at the queue; nothing was sent for it.
-    #[error("queue pair {qpn} (state {state:?}) refused {what}: {source}{}", advice(*source))]
-    Post {
-        /// The queue pair.
-        qpn: Qpn,
-        /// Its state now.
-        state: QpState,
-        /// The request, in words.
-        what: &'static str,
-        /// Position in the list that was posted; the requests before it were accepted.
-        index: usize,
-        /// Why.
-        source: PostError,
-    },
-    /// A shared receive queue refused a receive request.
-    #[error("the shared receive queue refused a receive request: {source}{}", advice(*source))]
-    PostShared {
-        /// Why.
-        source: PostError,
-    },
-    /// A work request was accepted and failed later.
-    #[error("{opcode:?} with wr_id {wr_id} on queue pair {qpn} failed: {}", explain(*status))]
-    Completion {
-        /// Number of the work request.
-        wr_id: u64,
-        /// The queue pair.
-        qpn: Qpn,
-        /// What it was.
-        opcode: WcOpcode,
-        /// How it ended.
-        status: WcStatus,
-        /// Detail: a number from the list in the README, 0 if there is none.
-        vendor_err: u32,
-    },
-    /// A connection did not come about, or something else that [`cm`](crate::cm) was asked to do
-    /// did not work.
-    #[error("{}", crate::cm::failure_text(*kind, *status))]
-    Connection {
-        /// How it ended.
-        kind: CmEventKind,
-        /// A negative errno, or the number that the peer gave as the reason.
-        status: i32,
-        /// What the peer said when it refused, filled up with zeros.
-        private_data: Vec<u8>,
-    },
+    /// A work request that the queue does not take.
+    #[error(transparent)]
+    Request(RefusedRequest),
+    /// A work request failed here, before or without the peer.
+    #[error(transparent)]
+    Completion(FailedCompletion),
     /// An event was asked for what it does not tell.
     #[error("the event {kind:?} has no {lacks}")]
     NotThisEvent {
@@ -87,12 +77,6 @@ pub enum Error {
         /// What it does not tell.
         lacks: &'static str,
     },
-    /// A name has no address.
-    #[error("cannot look the address up: {0}")]
-    Lookup(std::io::Error),
-    /// Nothing completed in the time given.
-    #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
-    Timeout(Duration),
     /// A part of a memory region was named that it does not have.
     #[error(
         "bytes {offset}..{} are not inside the region of {region} bytes, or not aligned for an atomic word",
@@ -106,13 +90,15 @@ pub enum Error {
         /// Size of the region.
         region: usize,
     },
-    /// A region could not be allocated.
-    #[error("no memory for a region of {bytes} bytes")]
-    OutOfMemory {
-        /// Its size.
-        bytes: usize,
+    /// The GID table has nothing at this index.
+    #[error("the GID table has no entry {index}; there are: {present}")]
+    NoGid {
+        /// What was asked for.
+        index: u8,
+        /// The indexes that have one.
+        present: String,
     },
-    /// Text from a peer is not what it should be.
+    /// Text is not what it should be.
     #[error("{text:?} is not of the form {expected}; copy the whole line that the peer printed")]
     Parse {
         /// The text.
@@ -122,64 +108,249 @@ pub enum Error {
     },
 }
 
+/// What somebody has to change on this host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvironmentError {
+    /// The card refused a verb, because of something here.
+    #[error(transparent)]
+    Refused(Refusal),
+    /// There is no device of this name.
+    #[error(
+        "there is no device {name}; there are: {present}. Choose one of them, or open more interfaces with ROXE_NETDEV=eth0,..."
+    )]
+    NoDevice {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        present: String,
+    },
+    /// A name has no address.
+    #[error("cannot look the address up: {0}")]
+    Lookup(std::io::Error),
+    /// The program's event loop cannot watch a descriptor, or ends.
+    #[error("the event loop does not watch the descriptor: {0}")]
+    EventLoop(std::io::Error),
+    /// No device or path leads to the address, or the device is gone.
+    #[error(transparent)]
+    Connection(FailedConnection),
+}
+
+/// What there is not enough of.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResourceError {
+    /// The card, this process or the system has no more of it.
+    #[error(transparent)]
+    Refused(Refusal),
+    /// The queue is full.
+    #[error(transparent)]
+    QueueFull(RefusedRequest),
+    /// A region could not be allocated.
+    #[error("no memory for a region of {bytes} bytes")]
+    OutOfMemory {
+        /// Its size.
+        bytes: usize,
+    },
+}
+
+/// What the peer did, or did not do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// The card says so of a connection.
+    #[error(transparent)]
+    Refused(Refusal),
+    /// A work request failed there, or got no answer.
+    #[error(transparent)]
+    Completion(FailedCompletion),
+    /// It refused the connection, ended it, or did not answer.
+    #[error(transparent)]
+    Connection(FailedConnection),
+    /// Nothing completed in the time given.
+    #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
+    Timeout(Duration),
+}
+
 impl Error {
+    /// The errno of `<errno.h>`, positive: that of the verb, or the one that comes nearest. It is
+    /// EIO for a request that failed after it was posted; see [`completion`](Self::completion).
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Argument(ArgumentError::Refused(refusal))
+            | Self::Environment(EnvironmentError::Refused(refusal))
+            | Self::Resources(ResourceError::Refused(refusal))
+            | Self::Peer(PeerError::Refused(refusal))
+            | Self::NotYet(refusal) => refusal.errno(),
+            Self::Argument(ArgumentError::Completion(_)) | Self::Peer(PeerError::Completion(_)) => libc::EIO,
+            Self::Argument(_) => libc::EINVAL,
+            Self::Environment(EnvironmentError::NoDevice { .. }) => libc::ENODEV,
+            Self::Environment(EnvironmentError::Lookup(error)) => error.raw_os_error().unwrap_or(libc::EADDRNOTAVAIL),
+            Self::Environment(EnvironmentError::EventLoop(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {
+                failed.errno()
+            }
+            Self::Resources(_) => libc::ENOMEM,
+            Self::Peer(PeerError::Timeout(_)) => libc::ETIMEDOUT,
+        }
+    }
+
+    /// What the card refused, if it was that.
+    pub const fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Argument(ArgumentError::Refused(refusal))
+            | Self::Environment(EnvironmentError::Refused(refusal))
+            | Self::Resources(ResourceError::Refused(refusal))
+            | Self::Peer(PeerError::Refused(refusal))
+            | Self::NotYet(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// The work request that was not posted, if it was that.
+    pub const fn request(&self) -> Option<&RefusedRequest> {
+        match self {
+            Self::Argument(ArgumentError::Request(request)) | Self::Resources(ResourceError::QueueFull(request)) => {
+                Some(request)
+            }
+            _ => None,
+        }
+    }
+
+    /// The work request that failed after it was posted, if it was that.
+    pub const fn completion(&self) -> Option<&FailedCompletion> {
+        match self {
+            Self::Argument(ArgumentError::Completion(failed)) | Self::Peer(PeerError::Completion(failed)) => {
+                Some(failed)
+            }
+            _ => None,
+        }
+    }
+
+    /// The connection that did not come about, if it was that.
+    pub const fn connection(&self) -> Option<&FailedConnection> {
+        match self {
+            Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {
+                Some(failed)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether a non-blocking wait found nothing: try again when the descriptor is readable.
     pub fn is_would_block(&self) -> bool {
-        matches!(self, Self::Provider(error) if std::io::Error::from_raw_os_error(error.errno()).kind() == std::io::ErrorKind::WouldBlock)
+        matches!(self, Self::NotYet(refusal) if refusal.errno() == libc::EAGAIN)
     }
 }
 
-/// What to do about a refused request.
-const fn advice(refused: PostError) -> &'static str {
-    match refused {
-        PostError::State => "; receives can be posted from INIT on, sends from RTS on: connect it first",
-        PostError::QueueFull => "; take completions from the completion queue first, or build it with a longer queue",
-        PostError::TooManySges => "; build it with more max_send_sge or max_recv_sge",
-        PostError::InlineTooLong => "; build it with more max_inline_data, or send from a memory region",
-        PostError::BadOpcode => {
-            "; READ and atomics need RC, WRITE and memory windows need RC or UC, and only SEND and WRITE can be inline"
+/// By the errno, where that says whose fault it is; what is about this host never is the program's.
+impl From<provider::Error> for Error {
+    fn from(error: provider::Error) -> Self {
+        let (errno, about_host) = (error.errno(), error.is_about_host());
+        let refusal = Refusal(error);
+        match errno {
+            libc::EAGAIN | libc::EINTR if !about_host => Self::NotYet(refusal),
+            libc::ENOMEM | libc::ENOSPC | libc::ENOBUFS | libc::EMFILE | libc::ENFILE | libc::EAGAIN => {
+                Self::Resources(ResourceError::Refused(refusal))
+            }
+            libc::ECONNREFUSED
+            | libc::ECONNRESET
+            | libc::ECONNABORTED
+            | libc::ETIMEDOUT
+            | libc::ENETUNREACH
+            | libc::EHOSTUNREACH => Self::Peer(PeerError::Refused(refusal)),
+            libc::ENODEV
+            | libc::ENXIO
+            | libc::ENETDOWN
+            | libc::EADDRNOTAVAIL
+            | libc::EADDRINUSE
+            | libc::EPERM
+            | libc::EACCES
+            | libc::EIO => Self::Environment(EnvironmentError::Refused(refusal)),
+            _ if about_host => Self::Environment(EnvironmentError::Refused(refusal)),
+            _ => Self::Argument(ArgumentError::Refused(refusal)),
         }
-        PostError::BadLength => "; a message has at most 2^31 bytes, a datagram one path MTU, an ATOMIC WRITE 8",
-        PostError::MissingDestination => "; a datagram names it with `to`, an XRC message with `to_srq`",
     }
 }
 
-/// What a status means and what to do about it.
-pub(crate) const fn explain(status: WcStatus) -> &'static str {
-    match status {
-        WcStatus::Success => "it did not fail",
-        WcStatus::LocLenErr => {
-            "the message does not fit (LOC_LEN_ERR); post larger receive buffers, or send less: a UD message is at most the path MTU"
+impl From<RefusedRequest> for Error {
+    fn from(request: RefusedRequest) -> Self {
+        match request.source {
+            PostError::QueueFull => Self::Resources(ResourceError::QueueFull(request)),
+            _ => Self::Argument(ArgumentError::Request(request)),
         }
-        WcStatus::LocQpOpErr => "the queue pair cannot do this (LOC_QP_OP_ERR); check its service and attributes",
-        WcStatus::LocProtErr => {
-            "a local buffer may not be used like this (LOC_PROT_ERR); check its lkey, range and access rights, and that the region still exists"
+    }
+}
+
+impl From<FailedCompletion> for Error {
+    fn from(failed: FailedCompletion) -> Self {
+        match failed.status {
+            WcStatus::LocLenErr
+            | WcStatus::LocQpOpErr
+            | WcStatus::LocEecOpErr
+            | WcStatus::LocProtErr
+            | WcStatus::LocAccessErr
+            | WcStatus::MwBindErr
+            | WcStatus::TmErr => Self::Argument(ArgumentError::Completion(failed)),
+            _ => Self::Peer(PeerError::Completion(failed)),
         }
-        WcStatus::WrFlushErr => {
-            "it was not executed, because the queue pair is in the error state (WR_FLUSH_ERR); look at the first failed completion for the reason"
+    }
+}
+
+impl From<FailedConnection> for Error {
+    fn from(failed: FailedConnection) -> Self {
+        use CmEventKind::{AddrError, DeviceRemoval, MulticastError, RouteError};
+        match failed.kind {
+            AddrError | RouteError | DeviceRemoval | MulticastError => {
+                Self::Environment(EnvironmentError::Connection(failed))
+            }
+            _ => Self::Peer(PeerError::Connection(failed)),
         }
-        WcStatus::MwBindErr => {
-            "the memory window could not be bound or closed (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed, on that one, before it is bound again"
-        }
-        WcStatus::BadRespErr => "the peer answered something impossible (BAD_RESP_ERR)",
-        WcStatus::LocAccessErr => "a local buffer refused the data of a WRITE with immediate (LOC_ACCESS_ERR)",
-        WcStatus::RemInvReqErr => {
-            "the peer found the request illegal (REM_INV_REQ_ERR); its receive buffer is too short, or its queue pair does not allow the operation"
-        }
-        WcStatus::RemAccessErr => {
-            "the peer's memory protection refused (REM_ACCESS_ERR); check address, rkey and the access rights of its region and queue pair"
-        }
-        WcStatus::RemOpErr => "the peer could not complete it (REM_OP_ERR); look for an error on its side",
-        WcStatus::RetryExcErr => {
-            "the peer does not answer (RETRY_EXC_ERR); is it running, is its queue pair connected to this one, does a firewall drop UDP port 4791?"
-        }
-        WcStatus::RnrRetryExcErr => {
-            "the peer had no receive request for it (RNR_RETRY_EXC_ERR); post receives before the messages come, or set rnr_retry to 7 to wait for ever"
-        }
-        WcStatus::TmErr => "the tag to remove was matched or removed before (TM_ERR)",
-        WcStatus::TmRndvIncomplete => {
-            "the device did not bring the data of a rendezvous (TM_RNDV_INCOMPLETE); read it with an RDMA READ if the queue pair still works"
-        }
-        WcStatus::LocEecOpErr | WcStatus::GeneralErr => "the queue pair or device is unusable (GENERAL_ERR)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_tells_whose_fault_a_refusal_is() {
+        let of = |errno| Error::from(provider::Error::new(errno, "text"));
+        assert!(matches!(of(libc::EINVAL), Error::Argument(_)));
+        assert!(matches!(of(libc::EBUSY), Error::Argument(_)));
+        assert!(matches!(of(libc::EOPNOTSUPP), Error::Argument(_)));
+        assert!(matches!(of(libc::ENOMEM), Error::Resources(_)));
+        assert!(matches!(of(libc::ENODEV), Error::Environment(_)));
+        assert!(matches!(of(libc::ETIMEDOUT), Error::Peer(_)));
+        assert!(of(libc::EAGAIN).is_would_block());
+        assert!(matches!(of(libc::EINTR), Error::NotYet(_)) && !of(libc::EINTR).is_would_block());
+        assert_eq!((of(libc::EBUSY).errno(), of(libc::EBUSY).to_string().as_str()), (libc::EBUSY, "text"));
+    }
+
+    #[test]
+    fn what_is_about_the_host_is_not_the_program_s_fault() {
+        let of = |errno| Error::from(provider::Error::host(errno, "text"));
+        assert!(matches!(of(libc::EINVAL), Error::Environment(_)));
+        assert!(matches!(of(libc::EMFILE), Error::Resources(_)));
+        // No thread could be made: that is no wait that found nothing.
+        assert!(matches!(of(libc::EAGAIN), Error::Resources(_)) && !of(libc::EAGAIN).is_would_block());
+    }
+
+    #[test]
+    fn a_status_tells_on_which_side_a_request_failed() {
+        let of = |status| {
+            Error::from(FailedCompletion {
+                status,
+                wr_id: 1,
+                qpn: Qpn::new(2),
+                opcode: Default::default(),
+                vendor_err: 0,
+            })
+        };
+        assert!(matches!(of(WcStatus::LocProtErr), Error::Argument(_)));
+        assert!(matches!(of(WcStatus::RetryExcErr), Error::Peer(_)));
+        let error = of(WcStatus::RemAccessErr);
+        assert_eq!(error.completion().map(|failed| failed.status), Some(WcStatus::RemAccessErr));
+        assert_eq!(error.errno(), libc::EIO);
     }
 }

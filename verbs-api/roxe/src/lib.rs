@@ -49,8 +49,28 @@
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and
 //!   `epoll`.
 //! - [`cm`]: from an address to a connected queue pair, for programs that wait and for event loops.
-//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/tokio_echo.rs`: a server
-//!   with tokio.
+//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/shared_counter.rs`:
+//!   atomics on the memory of a server that sleeps, in 60 lines. The crate `roxe-tokio` makes
+//!   futures of what waits.
+//!
+//! # Errors
+//!
+//! [`Error`] says whose fault it is: the program's ([`ArgumentError`]), this host's
+//! ([`EnvironmentError`]), nobody's but something has run out ([`ResourceError`]), the peer's or
+//! the network's ([`PeerError`]). [`Error::errno`] is what the same call says in C. Three more
+//! things are worth a look: [`Error::request`] (not posted), [`Error::completion`] (posted and
+//! failed) and [`Error::connection`] (not connected).
+//!
+//! A request that fails after it was posted is a completion with a status, not an error, until the
+//! program asks by [`WorkCompletion::ok`]. An event of the connection manager likewise:
+//! [`CmEvent::ok`](cm::CmEvent::ok) and [`expect`](cm::CmEvent::expect).
+//!
+//! # What is missing
+//!
+//! Flow steering (`ibv_create_flow`) and raw packet queue pairs, work queues and RSS (`ibv_wq`,
+//! `ibv_rwq_ind_table`), tag matching (`ibv_post_srq_ops`), extended completions (`ibv_cq_ex`: time
+//! stamps) and counters have no Rust type yet: they are in the C library only (`libroxe.so`, as
+//! `libibverbs.so.1`).
 //!
 //! # Threads and order
 //!
@@ -87,7 +107,10 @@ pub use device::{
 pub use dm::{DeviceMemory, DeviceMemoryRegion};
 pub use dmabuf_mr::DmaBufRegion;
 pub use endpoint::{Endpoint, RemoteAddr};
-pub use error::Error;
+pub use error::{
+    ArgumentError, EnvironmentError, Error, FailedCompletion, FailedConnection, PeerError, Refusal, RefusedRequest,
+    ResourceError,
+};
 pub use mr::{MemoryRegion, Sge};
 pub use mw::{MemoryWindow, WindowKind};
 pub use null_mr::NullRegion;

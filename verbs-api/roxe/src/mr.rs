@@ -7,7 +7,7 @@
 //! registration and the bytes it owns.
 #![allow(unsafe_code)]
 
-use crate::{Error, ProtectionDomain};
+use crate::{ArgumentError, Error, ProtectionDomain, ResourceError};
 use roxe_provider as provider;
 use roxe_transport::wr::Access;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -27,9 +27,9 @@ impl ProtectionDomain {
     /// receive or READ into them; `REMOTE_WRITE` and `REMOTE_ATOMIC` need it too.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or [`Error::Provider`] if the card refuses length or rights.
+    /// [`Error::Resources`], or [`Error::Argument`] if the card refuses length or rights.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
-        let bytes = Bytes::zeroed(len).ok_or(Error::OutOfMemory { bytes: len })?;
+        let bytes = Bytes::zeroed(len).ok_or(ResourceError::OutOfMemory { bytes: len })?;
         MemoryRegion::register(self, bytes, access)
     }
 
@@ -43,7 +43,7 @@ impl ProtectionDomain {
     /// reach them.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the memory is not there or the card refuses length or rights.
+    /// [`Error::Argument`] if the memory is not there or the card refuses length or rights.
     pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         // The caller's promise is what every access through these bytes relies on.
         MemoryRegion::register(self, Bytes { ptr, len, owned: None }, access)
@@ -87,7 +87,7 @@ impl MemoryRegion {
     /// A part of the region as an element of a work request.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not lie inside, or is longer than 2^31 bytes.
+    /// [`Error::Argument`] if it does not lie inside, or is longer than 2^31 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len(), range, 1 << 31)
     }
@@ -95,7 +95,7 @@ impl MemoryRegion {
     /// Copies `data` into the region, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not fit; nothing is written then.
+    /// [`Error::Argument`] if it does not fit; nothing is written then.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let place = self.place(offset, data.len())?;
         // SAFETY: `place` checked that all of `data.len()` bytes behind it belong to the region,
@@ -108,7 +108,7 @@ impl MemoryRegion {
     /// Copies bytes out of the region, starting at byte `offset`, until `out` is full.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the region ends before; `out` is unchanged then.
+    /// [`Error::Argument`] if the region ends before; `out` is unchanged then.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         let place = self.place(offset, out.len())?;
         // SAFETY: as in `write`.
@@ -119,7 +119,7 @@ impl MemoryRegion {
     /// The bytes of `range` as they are now.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not lie inside.
+    /// [`Error::Argument`] if it does not lie inside.
     pub fn to_vec(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>, Error> {
         let (offset, len) = bounds(range, self.len())?;
         let mut out = vec![0; len];
@@ -132,7 +132,7 @@ impl MemoryRegion {
     /// that poll on memory.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::Argument`].
     pub fn load_u8(&self, offset: usize) -> Result<u8, Error> {
         let place = self.place(offset, 1)?;
         // SAFETY: `place` is a byte of the region, as in `write`; bytes have no alignment.
@@ -142,7 +142,7 @@ impl MemoryRegion {
     /// The 8 bytes at `offset` as one number, as the card's atomics see it.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if they do not lie inside, or the address is not a multiple of 8.
+    /// [`Error::Argument`] if they do not lie inside, or the address is not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64, Error> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
@@ -175,7 +175,7 @@ impl MemoryRegion {
     }
 
     fn outside(&self, offset: usize, len: usize) -> Error {
-        Error::OutOfRange { offset, len, region: self.len() }
+        ArgumentError::OutOfRange { offset, len, region: self.len() }.into()
     }
 }
 
@@ -205,16 +205,16 @@ pub(crate) use region_keys;
 
 region_keys!(MemoryRegion);
 
-/// A part of a region of `region` bytes as an element of a work request; [`Error::OutOfRange`] if
+/// A part of a region of `region` bytes as an element of a work request; [`Error::Argument`] if
 /// it does not lie inside, or has more than `most` bytes.
 pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, most: u32) -> Result<Sge, Error> {
     let (offset, len) = bounds(range, region)?;
     let length = u32::try_from(len).ok().filter(|len| *len <= most);
-    let length = length.ok_or(Error::OutOfRange { offset, len, region })?;
+    let length = length.ok_or(ArgumentError::OutOfRange { offset, len, region })?;
     Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
 }
 
-/// Offset and length of `range` in a region of `region` bytes; [`Error::OutOfRange`] if it does not
+/// Offset and length of `range` in a region of `region` bytes; [`Error::Argument`] if it does not
 /// lie inside.
 pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
     let start = match range.start_bound() {
@@ -229,7 +229,7 @@ pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(u
     };
     match end.checked_sub(start) {
         Some(len) if end <= region => Ok((start, len)),
-        len => Err(Error::OutOfRange { offset: start, len: len.unwrap_or(0), region }),
+        len => Err(ArgumentError::OutOfRange { offset: start, len: len.unwrap_or(0), region }.into()),
     }
 }
 

@@ -26,7 +26,7 @@ impl ProtectionDomain {
     /// Makes a memory window, which is closed.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the card has no room.
+    /// [`Error::Resources`] if the card has no room.
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
         let mw = self.provider().alloc_mw(match kind {
             WindowKind::QueuePair => provider::MwKind::Two,
@@ -102,7 +102,7 @@ impl MemoryWindow {
     /// has to be closed before.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if the range is not inside the region.
+    /// [`Error::Argument`] if the range is not inside the region.
     pub fn bind(
         &self,
         region: &MemoryRegion,

@@ -11,7 +11,7 @@ impl ProtectionDomain {
     /// Makes a region for the parts of lists that do not matter.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the card has no room.
+    /// [`Error::Resources`] if the card has no room.
     pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
         Ok(NullRegion(self.provider().alloc_null_mr()?))
     }

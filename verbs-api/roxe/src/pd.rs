@@ -12,7 +12,7 @@ impl Context {
     /// Makes a protection domain.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the device has no room for one more.
+    /// [`Error::Resources`] if the device has no room for one more.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
         Ok(ProtectionDomain { pd: self.provider().alloc_pd()?, context: self.clone() })
     }
@@ -35,7 +35,7 @@ impl ProtectionDomain {
     /// Makes the address of a UD peer, reached from entry `sgid_index` of the own GID table.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the entry is empty or the two addresses are of different families.
+    /// [`Error::Argument`] if the entry is empty or the two addresses are of different families.
     pub fn create_ah(&self, dgid: Gid, sgid_index: u8) -> Result<AddressHandle, Error> {
         let av = self.context.resolve(dgid, sgid_index)?;
         Ok(AddressHandle { av })

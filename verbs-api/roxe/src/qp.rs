@@ -4,8 +4,8 @@
 
 use crate::cm::CmId;
 use crate::{
-    AttrMask, CompletionQueue, Context, Endpoint, Error, Gid, MigState, ObjectId, ProtectionDomain, QpAttr, QpState,
-    Qpn, Service, Sge, WorkRequest,
+    ArgumentError, AttrMask, CompletionQueue, Context, Endpoint, Error, Gid, MigState, ObjectId, ProtectionDomain,
+    QpAttr, QpState, Qpn, RefusedRequest, Service, Sge, WorkRequest,
 };
 use roxe_provider as provider;
 use roxe_transport::qp::PostError;
@@ -103,7 +103,7 @@ impl QueuePair {
     /// that comes too early is repeated.
     ///
     /// # Errors
-    /// [`Error::WrongService`] on UD; [`Error::Provider`] when it was connected already, or a
+    /// [`Error::Argument`] on UD, when it was connected already, or a
     /// setting is out of range.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
         if self.service == Service::Ud {
@@ -118,7 +118,7 @@ impl QueuePair {
     /// Makes it ready to receive and to send (UD).
     ///
     /// # Errors
-    /// [`Error::WrongService`] on all others; [`Error::Provider`] when it was active already.
+    /// [`Error::Argument`] on all others, and when it was active already.
     pub fn activate(&self) -> Result<(), Error> {
         if self.service != Service::Ud {
             return Err(self.wrong_service("needs a peer: use `connect`"));
@@ -128,7 +128,7 @@ impl QueuePair {
     }
 
     fn wrong_service(&self, advice: &'static str) -> Error {
-        Error::WrongService { qpn: self.qp_num(), service: self.service, advice }
+        ArgumentError::WrongService { qpn: self.qp_num(), service: self.service, advice }.into()
     }
 
     pub(crate) fn to_init(&self) -> Result<(), Error> {
@@ -159,7 +159,7 @@ impl QueuePair {
     /// are made of this.
     ///
     /// # Errors
-    /// [`Error::Provider`], which names the attributes that are missing, not allowed here, or out
+    /// [`Error::Argument`], which names the attributes that are missing, not allowed here, or out
     /// of range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
@@ -206,7 +206,7 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is not connected, or on UD.
+    /// [`Error::Argument`] if it is not connected, or on UD.
     pub fn offer_path(&self, path: &AlternatePath) -> Result<(), Error> {
         let alt_av = self.context.resolve(path.peer, path.gid_index)?;
         let (alt_timeout, path_mig_state) = (path.timeout, MigState::Rearm);
@@ -218,7 +218,7 @@ impl QueuePair {
     /// [`AsyncEventKind::PathMig`](crate::AsyncEventKind::PathMig).
     ///
     /// # Errors
-    /// [`Error::Provider`] if no path is armed.
+    /// [`Error::Argument`] if no path is armed.
     pub fn migrate(&self) -> Result<(), Error> {
         self.modify(&QpAttr { path_mig_state: MigState::Migrated, ..self.attr }, AttrMask::PATH_MIG_STATE)
     }
@@ -266,7 +266,7 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Provider`] if `group` is no multicast address, the queue pair is not UD, or there
+    /// [`Error::Argument`] if `group` is no multicast address, the queue pair is not UD, or there
     /// are too many groups.
     pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.attach_mcast(group)?)
@@ -276,7 +276,7 @@ impl QueuePair {
     /// groups by itself.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is no member.
+    /// [`Error::Argument`] if it is no member.
     pub fn detach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.detach_mcast(group)?)
     }
@@ -284,7 +284,8 @@ impl QueuePair {
     /// Posts one send request.
     ///
     /// # Errors
-    /// [`Error::Post`] if the queue is full, or the request is not possible on this queue pair.
+    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the request is not
+    /// possible on this queue pair.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), Error> {
         self.post_send_list(std::slice::from_ref(request))
     }
@@ -292,8 +293,8 @@ impl QueuePair {
     /// Posts several send requests at once; their packets leave together.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first that is refused; those before it are posted, those behind it
-    /// are not.
+    /// As [`post_send`](Self::post_send), for the first that is refused: those before it are
+    /// posted, those behind it are not. [`Error::request`] says which it is.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
@@ -313,13 +314,13 @@ impl QueuePair {
     /// `wr_id`. On UD, 40 bytes of network header come first.
     ///
     /// # Errors
-    /// [`Error::Post`] if the queue is full, the list too long, or the queue pair takes from a
-    /// shared queue.
+    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long or
+    /// the queue pair takes from a shared queue.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
         self.qp.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| self.refused("a receive request", 0, source))
     }
 
     fn refused(&self, what: &'static str, index: usize, source: PostError) -> Error {
-        Error::Post { qpn: self.qp_num(), state: self.state(), what, index, source }
+        RefusedRequest { qp: Some((self.qp_num(), self.state())), what, index, source }.into()
     }
 }

@@ -151,7 +151,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// [`endpoint`](QueuePair::endpoint) can be told to the peer.
     ///
     /// # Errors
-    /// [`Error::Provider`] if a setting is above the limits of the card.
+    /// [`Error::Argument`] if a setting is above the limits of the card.
     pub fn build(self) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let context = self.context();
@@ -179,7 +179,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// pair or the id.
     ///
     /// # Errors
-    /// [`Error::Provider`] if a setting is above the limits of the card, the id has no address yet
+    /// [`Error::Argument`] if a setting is above the limits of the card, the id has no address yet
     /// or has a queue pair, or its address leads to another device.
     pub fn build_on(self, cm: &CmId) -> Result<QueuePair, Error> {
         let id = ObjectId::next();

@@ -3,7 +3,7 @@
 //!
 //! Touches the provider's SRQ.
 
-use crate::{CompletionQueue, Error, ObjectId, ProtectionDomain, Sge};
+use crate::{ArgumentError, CompletionQueue, Error, ObjectId, ProtectionDomain, RefusedRequest, Sge};
 use roxe_provider as provider;
 use roxe_transport::wr::RecvRequest;
 use std::fmt;
@@ -14,7 +14,7 @@ impl ProtectionDomain {
     /// Makes a shared receive queue for `max_wr` requests of at most `max_sge` parts.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the card has no room or the numbers are above its limits.
+    /// [`Error::Argument`] if the card has no room or the numbers are above its limits.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
         let srq = self.provider().create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
@@ -51,9 +51,10 @@ impl SharedReceiveQueue {
     /// `wr_id`.
     ///
     /// # Errors
-    /// [`Error::PostShared`] when the queue is full or the list too long.
+    /// [`Error::Resources`] when the queue is full, [`Error::Argument`] when the list is too long.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
-        self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| Error::PostShared { source })
+        let refused = |source| RefusedRequest { qp: None, what: "a receive request", index: 0, source };
+        Ok(self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(refused)?)
     }
 
     /// Who this is, for asynchronous events.
@@ -65,7 +66,7 @@ impl SharedReceiveQueue {
     /// back.
     ///
     /// # Errors
-    /// [`Error::Provider`] if `limit` is more than the queue holds.
+    /// [`Error::Argument`] if `limit` is more than the queue holds.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         Ok(self.srq.modify(None, Some(limit))?)
     }
@@ -96,7 +97,8 @@ impl FromStr for SrqNumber {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let number = crate::endpoint::number_24(text.trim()).map(Self);
-        number.ok_or_else(|| Error::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" })
+        let number = crate::endpoint::number_24(crate::endpoint::line(text)).map(Self);
+        let wrong = || ArgumentError::Parse { text: text.into(), expected: "number of an SRQ, 24 bits" };
+        Ok(number.ok_or_else(wrong)?)
     }
 }

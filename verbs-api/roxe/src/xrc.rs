@@ -12,7 +12,7 @@ impl Context {
     /// Makes an XRC domain of its own.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the device has no room for one more.
+    /// [`Error::Resources`] if the device has no room for one more.
     pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, None)
     }
@@ -22,7 +22,7 @@ impl Context {
     /// another domain. It may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the file cannot be looked at.
+    /// [`Error::Environment`] if the file cannot be looked at.
     pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, Some(file.as_fd()))
     }
@@ -81,7 +81,7 @@ impl XrcDomain {
     /// connection brought them.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the numbers are above the limits of the card, or `pd` or `cq` is of
+    /// [`Error::Argument`] if the numbers are above the limits of the card, or `pd` or `cq` is of
     /// another context.
     pub fn create_srq(
         &self,

@@ -5,8 +5,8 @@ use roxe::cm::{
     Path, PortSpace, UdPeer,
 };
 use roxe::{
-    Access, AsyncEventKind, CompletionQueue, Context, Error, Gid, MemoryRegion, MigState, ProtectionDomain, QpState,
-    QueuePair, Service, WorkRequest,
+    Access, ArgumentError, AsyncEventKind, CompletionQueue, Context, EnvironmentError, Error, Gid, MemoryRegion,
+    MigState, PeerError, ProtectionDomain, QpState, QueuePair, Service, WorkRequest,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
@@ -31,8 +31,7 @@ fn said(text: &[u8], len: usize) -> Vec<u8> {
 /// What the card refused it with.
 fn errno<T>(result: Result<T, Error>) -> i32 {
     match result {
-        Err(Error::Provider(error)) => error.errno(),
-        Err(other) => panic!("{other}"),
+        Err(error) => error.refusal().expect("it is a refusal").errno(),
         Ok(_) => panic!("not refused"),
     }
 }
@@ -126,16 +125,15 @@ fn a_refusal_says_why() {
         drop(listener.next().unwrap()); // as good as a refusal
     });
     for why in [&b"no room"[..], b""] {
-        let Err(Error::Connection { kind, status, private_data }) = Connection::connect(address) else {
+        let Err(Error::Peer(PeerError::Connection(failed))) = Connection::connect(address) else {
             panic!("nobody accepted");
         };
-        assert_eq!((kind, status, private_data), (CmEventKind::Rejected, 28, said(why, 148)));
+        assert_eq!((failed.kind, failed.status, failed.private_data), (CmEventKind::Rejected, 28, said(why, 148)));
     }
     server.join().unwrap();
-    let Err(error @ Error::Connection { kind: CmEventKind::Rejected, status: 8, .. }) = Connection::connect(address)
-    else {
-        panic!("nobody listens any more");
-    };
+    let error = Connection::connect(address).expect_err("nobody listens any more");
+    let failed = error.connection().expect("it is a connection that failed");
+    assert_eq!((failed.kind, failed.status, error.errno()), (CmEventKind::Rejected, 8, libc::ECONNREFUSED));
     assert_eq!(error.to_string(), "the connection was refused: nobody listens on that port there");
 }
 
@@ -439,7 +437,7 @@ fn a_datagram_service_may_refuse() {
     request.take_request().unwrap().reject(b"not you").unwrap();
     let answer = clients.next().unwrap();
     assert_eq!((answer.kind(), answer.status()), (CmEventKind::Unreachable, 2));
-    assert!(matches!(answer.ok(), Err(Error::Connection { kind: CmEventKind::Unreachable, .. })));
+    assert!(answer.ok().unwrap_err().connection().is_some_and(|failed| failed.kind == CmEventKind::Unreachable));
 }
 
 #[test]
@@ -450,9 +448,12 @@ fn asking_an_event_of_another_kind_is_an_error() {
     id.resolve_addr(None, address, LOOKUP).unwrap();
     let event = channel.next().unwrap();
     let pd = id.context().unwrap().alloc_pd().unwrap();
-    assert!(matches!(event.ud_peer(&pd), Err(Error::NotThisEvent { kind: CmEventKind::AddrResolved, .. })));
+    assert!(matches!(
+        event.ud_peer(&pd),
+        Err(Error::Argument(ArgumentError::NotThisEvent { kind: CmEventKind::AddrResolved, .. }))
+    ));
     assert!(event.param().is_none() && event.private_data().is_empty());
-    assert!(matches!(event.expect(CmEventKind::Established), Err(Error::Connection { .. })));
+    assert!(event.expect(CmEventKind::Established).unwrap_err().connection().is_some());
 }
 
 #[test]
@@ -526,7 +527,7 @@ fn options_have_their_time() {
     let terms = qp.query();
     assert_eq!((terms.av.traffic_class, terms.timeout), (0x20, 19));
     drop(peers);
-    assert!(matches!(listener.set_option(IdOption::ReuseAddr(true)), Err(Error::Provider(_))), "it is bound");
+    assert!(matches!(listener.set_option(IdOption::ReuseAddr(true)), Err(Error::Argument(_))), "it is bound");
 }
 
 #[test]
@@ -534,7 +535,7 @@ fn an_id_without_an_address_has_no_device() {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
     assert!(id.device().is_none() && id.local_addr().is_none() && id.peer_addr().is_none());
-    assert!(matches!(id.context(), Err(Error::NoDevice { .. })));
+    assert!(matches!(id.context(), Err(Error::Environment(EnvironmentError::NoDevice { .. }))));
     id.bind(HERE).unwrap();
     assert_eq!(id.device().unwrap().name(), Context::open_first().unwrap().device().name());
 }

@@ -2,9 +2,9 @@
 //! what misuse ends in. What requests do is told by `tests/tests/cases`.
 
 use roxe::{
-    Access, AddressHandle, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, PathMtu,
-    PostError, ProtectionDomain, QpState, QueuePair, Service, SharedReceiveQueue, WcOpcode, WcStatus, WindowKind,
-    WorkCompletion, WorkRequest,
+    Access, AddressHandle, ArgumentError, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
+    MemoryWindow, PathMtu, PostError, ProtectionDomain, QpState, QueuePair, ResourceError, Service, SharedReceiveQueue,
+    WcOpcode, WcStatus, WindowKind, WorkCompletion, WorkRequest,
 };
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
@@ -99,15 +99,15 @@ fn memory_of_the_card_has_an_end() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let max = usize::try_from(pd.context().attr().max_dm_size).unwrap();
     for len in [0, max + 1] {
-        assert!(matches!(pd.context().alloc_dm(len), Err(Error::Provider(_))), "{len}");
+        assert!(pd.context().alloc_dm(len).is_err_and(|error| error.refusal().is_some()), "{len}");
     }
     let card = pd.context().alloc_dm(100).unwrap();
     for offset in [98, 100] {
-        assert!(matches!(card.write(offset, b"four"), Err(Error::Provider(_))), "{offset}");
+        assert!(matches!(card.write(offset, b"four"), Err(Error::Argument(_))), "{offset}");
     }
-    assert!(matches!(pd.register_dm(&card, ..101, REMOTE), Err(Error::OutOfRange { .. })));
+    assert!(matches!(pd.register_dm(&card, ..101, REMOTE), Err(Error::Argument(ArgumentError::OutOfRange { .. }))));
     let region = pd.register_dm(&card, 20..60, Access::LOCAL_WRITE).unwrap();
-    assert!(matches!(region.slice(..41), Err(Error::OutOfRange { .. })));
+    assert!(matches!(region.slice(..41), Err(Error::Argument(ArgumentError::OutOfRange { .. }))));
     assert_eq!((region.slice(1..).unwrap().addr, region.len()), (1, 40));
 }
 
@@ -133,7 +133,7 @@ fn a_channel_wakes_its_waiter() {
     giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 2);
-    assert!(matches!(cq.resize(0), Err(Error::Provider(_))));
+    assert!(matches!(cq.resize(0), Err(Error::Argument(_))));
 }
 
 #[test]
@@ -231,11 +231,11 @@ fn bindings_that_cannot_be_say_why() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let window = pd.alloc_mw(WindowKind::QueuePair).unwrap();
     let outside = window.bind(&bob.region, 0..(1 << 16) + 1, Access::REMOTE_READ).unwrap_err();
-    assert!(matches!(outside, Error::OutOfRange { .. }), "{outside}");
+    assert!(matches!(outside, Error::Argument(ArgumentError::OutOfRange { .. })), "{outside}");
     let not_bindable = window.bind(&bob.region, .., Access::REMOTE_READ).unwrap();
     bob.qp.post_send(&WorkRequest::bind(&not_bindable)).unwrap();
     let failed = bob.wait();
-    assert_eq!((failed.status(), failed.opcode()), (WcStatus::MwBindErr, WcOpcode::BindMw));
+    assert_eq!((failed.status(), failed.opcode()), (WcStatus::MwBindErr, WcOpcode::BindWindow));
     assert!(failed.ok().unwrap_err().to_string().contains("MW_BIND"));
     alice.qp.post_send(&window.close()).unwrap();
     assert_eq!(alice.wait().status(), WcStatus::MwBindErr, "it is not open");
@@ -263,8 +263,8 @@ fn a_file_is_reached_without_being_mapped_by_the_program() {
     bob.qp.post_send(&WorkRequest::write(&last, alice.region.remote()).signaled()).unwrap();
     bob.done();
     assert_eq!(alice.region.to_vec(..6).unwrap(), b"loaded");
-    assert!(matches!(region.slice(4994..5001), Err(Error::OutOfRange { .. })));
-    assert!(matches!(pd.register_dmabuf(&file, 5000, 5001, REMOTE), Err(Error::Provider(_))));
+    assert!(matches!(region.slice(4994..5001), Err(Error::Argument(ArgumentError::OutOfRange { .. }))));
+    assert!(matches!(pd.register_dmabuf(&file, 5000, 5001, REMOTE), Err(Error::Argument(_))));
 }
 
 #[test]
@@ -330,7 +330,8 @@ fn refused_requests_say_why_and_what_to_do() {
     let cq = pd.context().create_cq(4).unwrap();
     let qp = pd.create_qp(&cq, &cq).max_recv_wr(1).max_inline_data(16).build().unwrap();
     let error = qp.post_send(&WorkRequest::send_inline(b"x")).unwrap_err();
-    assert!(matches!(error, Error::Post { source: PostError::State, state: QpState::Init, .. }));
+    let refused = error.request().expect("a request was refused");
+    assert_eq!((refused.source, refused.qp.map(|(_, state)| state)), (PostError::State, Some(QpState::Init)));
     assert!(error.to_string().contains("connect it first"), "{error}");
 
     let mut full = Ok(());
@@ -340,14 +341,14 @@ fn refused_requests_say_why_and_what_to_do() {
             break;
         }
     }
-    assert!(matches!(full, Err(Error::Post { source: PostError::QueueFull, .. })), "{full:?}");
-    assert!(matches!(qp.activate(), Err(Error::WrongService { .. })));
+    assert!(matches!(full, Err(Error::Resources(ResourceError::QueueFull(_)))), "{full:?}");
+    assert!(matches!(qp.activate(), Err(Error::Argument(ArgumentError::WrongService { .. }))));
 }
 
 #[test]
 fn connecting_twice_is_refused() {
     let Pair { alice, bob, .. } = pair(Service::Rc);
-    assert!(matches!(alice.qp.connect(&bob.qp.endpoint()), Err(Error::Provider(_))));
+    assert!(matches!(alice.qp.connect(&bob.qp.endpoint()), Err(Error::Argument(_))));
     let query = alice.qp.query();
     assert_eq!((query.state, query.dest_qpn, query.path_mtu), (QpState::Rts, bob.qp.qp_num(), PathMtu::Mtu4096));
 }
@@ -368,7 +369,7 @@ fn regions_guard_their_ends() {
         region.load_u64(4).unwrap_err(),
         region.load_u8(100).unwrap_err(),
     ] {
-        assert!(matches!(error, Error::OutOfRange { region: 100, .. }), "{error}");
+        assert!(matches!(error, Error::Argument(ArgumentError::OutOfRange { region: 100, .. })), "{error}");
     }
 }
 
@@ -414,5 +415,21 @@ fn a_message_that_gets_no_answer_any_more_is_acknowledged() {
             drop(bob);
         }
         assert_eq!(alice.done().wr_id(), 3);
+    }
+}
+
+#[test]
+fn an_index_without_an_address_is_the_caller_s_mistake() {
+    let context = Context::open_first().unwrap();
+    for entry in context.gid_entries() {
+        assert_eq!(context.gid(entry.index).unwrap(), entry.gid);
+    }
+    for index in [9, 255] {
+        let error = context.gid(index).unwrap_err();
+        assert!(
+            matches!(error, Error::Argument(ArgumentError::NoGid { index: named, .. }) if named == index),
+            "{error}"
+        );
+        assert_eq!(error.errno(), libc::EINVAL);
     }
 }

@@ -1,6 +1,7 @@
 //! Failures as errno: what a socket call would say.
 
 use roxe::cm::{CmEvent, CmEventKind};
+use roxe::{EnvironmentError, Error, Refusal, ResourceError};
 use std::io;
 
 /// An error of this errno.
@@ -9,12 +10,12 @@ pub(crate) fn os(errno: i32) -> io::Error {
 }
 
 /// What went wrong in the card: its errno if it has one.
-pub(crate) fn of(error: roxe::Error) -> io::Error {
+pub(crate) fn of(error: Error) -> io::Error {
     match error {
-        roxe::Error::Provider(error) => os(error.errno()),
-        roxe::Error::OutOfMemory { .. } => os(libc::ENOMEM),
-        roxe::Error::NoDevice { .. } => os(libc::ENODEV),
-        _ => os(libc::EIO),
+        Error::Resources(ResourceError::OutOfMemory { .. }) | Error::Environment(EnvironmentError::NoDevice { .. }) => {
+            os(error.errno())
+        }
+        _ => os(error.refusal().map_or(libc::EIO, Refusal::errno)),
     }
 }
 

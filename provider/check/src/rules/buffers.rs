@@ -39,6 +39,7 @@ impl Observer for Buffers {
     fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Written { addr, len } => self.written(addr, len, world.posted()),
+            Event::Atomic { addr, .. } => self.written(addr, 8, world.posted()),
             Event::BytesChanged { qp, side, wr_id } => reports.extend(self.changed(qp, side, wr_id, world)),
             Event::PostedSend { qp, .. } if !self.overlapping.contains(&qp) => {
                 let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
@@ -202,7 +203,7 @@ mod tests {
             return card.tell(Event::PostedRecv { queue: qp, request: &RecvRequest { wr_id, sges: &sges } });
         }
         let write = write(wr_id, SendFlags::SIGNALED);
-        let op = if kind == "read" { SendOp::Read { remote_addr: 0, rkey: RKey(0) } } else { write.op };
+        let op = if kind == "read" { SendOp::Read { remote_addr: 4096, rkey: RKey(0) } } else { write.op };
         card.post(qp, &SendRequest { op, data: SendData::Sges(&sges), ..write })
     }
 

@@ -91,7 +91,13 @@ impl Observer for Completions {
                 queue.armed = if any { Armed::Any } else { Armed::Some };
                 (queue.user, queue.armed_at) = (Some(thread::current().id()), Some(stack.clone()));
             }
-            Event::Announced { cq } => self.queues.entry(cq).or_default().armed = Armed::Spent,
+            Event::Announced { cq } => {
+                self.queues.entry(cq).or_default().armed = Armed::Spent;
+                // Whoever waits there has its event, when it comes to run.
+                if let Some(Made::Cq { channel: Some(channel), .. }) = world.object(cq).map(|known| known.made) {
+                    self.waits.remove(&channel);
+                }
+            }
             Event::Waits { channel } => drop(self.waits.insert(channel, (thread::current().id(), stack.clone()))),
             Event::StillWaits { channel } => reports.extend(self.sleeps(channel, world)),
             Event::Destroyed(id) => {
@@ -267,6 +273,17 @@ mod tests {
         card.tell(Event::Announced { cq });
         card.tell(Event::Waits { channel });
         assert_eq!(card.tell(Event::StillWaits { channel }), [Rule::SleepWithCompletions]);
+    }
+
+    #[test]
+    fn a_thread_whose_event_was_raised_does_not_sleep_however_late_it_runs() {
+        let (mut card, channel) = card_with_events();
+        let cq = card.cq;
+        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Waits { channel });
+        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.tell(Event::Announced { cq });
+        assert_eq!(card.tell(Event::StillWaits { channel }), []);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! The newest entries of a queue may not have happened yet for a program: they neither come out nor
 //! raise an event. They do after a while, or when a program has looked in vain a few times. A poll
-//! gives all that has happened, as its man page says. Entries keep their order. Touches nothing.
+//! gives all that has happened, as its man page says. Entries keep their order. An arming may find
+//! that a completion came since the last event, and raise one although it was polled. Touches
+//! nothing.
 
 use roxe_base::weakest::{Choices, Subject, Weakness, has, seed};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +23,9 @@ const HIDDEN_FOR: [u64; 4] = [10, 50, 200, 1000];
 pub(super) struct WeakCq {
     completions: Choices,
     polls: Choices,
+    events: Choices,
+    /// What it does: hides completions, raises events for nothing.
+    does: Weakness,
     /// The newest entries that are not shown yet.
     pub(super) hidden: usize,
     in_vain: u32,
@@ -32,21 +37,27 @@ impl WeakCq {
     /// That of a new queue, if it is one of the weakest legal card.
     pub(super) fn of_new() -> Option<Box<Self>> {
         let number = CREATED.fetch_add(1, Ordering::Relaxed);
-        has(Weakness::COMPLETIONS).then(|| Box::new(Self::new(seed(), number)))
+        let does = [Weakness::COMPLETIONS, Weakness::SPURIOUS].into_iter().filter(|weakness| has(*weakness)).collect();
+        (does != Weakness::empty()).then(|| Box::new(Self::new(seed(), number, does)))
     }
 
-    fn new(seed: u64, number: u64) -> Self {
+    fn new(seed: u64, number: u64, does: Weakness) -> Self {
         let choices = |subject| Choices::new(seed, subject, number);
-        let (completions, polls) = (choices(Subject::Completions), choices(Subject::Polls));
-        Self { completions, polls, hidden: 0, in_vain: 0, is_waiting: false }
+        let [completions, polls, events] = [Subject::Completions, Subject::Polls, Subject::Events].map(choices);
+        Self { completions, polls, events, does, hidden: 0, in_vain: 0, is_waiting: false }
     }
 
     /// Whether an entry that was just appended is not shown yet; all behind one that is not are not
     /// either.
     pub(super) fn hides(&mut self) -> bool {
-        let hides = self.hidden > 0 || self.completions.one_in(2);
+        let hides = self.hidden > 0 || self.does.contains(Weakness::COMPLETIONS) && self.completions.one_in(2);
         self.hidden += usize::from(hides);
         hides
+    }
+
+    /// Whether an event is raised for completions that were polled.
+    pub(super) fn raises_for_nothing(&mut self) -> bool {
+        self.does.contains(Weakness::SPURIOUS) && self.events.one_in(2)
     }
 
     /// When to show what is hidden, if nobody has been told.
@@ -87,7 +98,7 @@ mod tests {
     #[test]
     fn a_program_that_polls_gets_what_is_there_before_long() {
         for seed in 0..100 {
-            let mut weak = WeakCq::new(seed, 0);
+            let mut weak = WeakCq::new(seed, 0, Weakness::COMPLETIONS);
             let (mut held, mut in_vain, mut was_in_vain) = (0, 0, false);
             for _ in 0..1000 {
                 held += 1;

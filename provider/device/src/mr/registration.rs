@@ -269,6 +269,15 @@ impl Mr {
 /// The rights of peers, which the key for lists does not grant if there is another one for peers.
 const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
+/// A peer needs a right that may only be withheld; whether it was. Not while the table is held.
+pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
+    let given = if is_checking() { memory.give(rkey, access) } else { Access::empty() };
+    if !given.is_empty() {
+        tell(|| Event::FirstUse { rkey, right: given });
+    }
+    !given.is_empty()
+}
+
 impl Keys {
     fn draw(memory: &MemoryTable, region: Region) -> Result<Self, Error> {
         let Some((lists, peers)) = Self::split(region) else {
@@ -284,11 +293,12 @@ impl Keys {
         }
     }
 
-    /// What lists and peers find, each under their own key. Windows are bound to the first.
+    /// What lists and peers find, each under their own key. Windows are bound to the first. The
+    /// second withholds its rights until they are used, which the checker wants to know.
     fn split(region: Region) -> Option<(Region, Region)> {
         let Users::Domain(pd) = region.users else { return None };
         let lists = Region { access: region.access & !OF_PEERS, ..region };
-        is_checking().then_some((lists, Region { users: Users::Peers(pd), ..region }))
+        is_checking().then(|| (lists, Region { users: Users::Peers(pd), ..region }.withholding()))
     }
 
     fn has_two(self) -> bool {

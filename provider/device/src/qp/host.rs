@@ -106,7 +106,7 @@ impl<'a> QpHost<'a> {
 
     /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be
     /// of another context.
-    fn memory(&mut self) -> (&MemoryTable, Reach) {
+    pub(super) fn memory(&mut self) -> (&MemoryTable, Reach) {
         // Who asks the table itself may not hold it.
         self.held = None;
         let own = self.qp.reach();
@@ -240,7 +240,7 @@ impl Memory for QpHost<'_> {
             self.hold_regions();
         }
         let done = self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
-        done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
+        done.or_else(|error| self.refuse_remote((rkey, va, len), access, error))
     }
 
     fn wrong_length(&mut self, request: &Request, len: usize) {

@@ -34,7 +34,7 @@ impl QueuePair for QpCore {
 
     fn status(&self) -> (QpStatus, Met) {
         let inner = self.inner.lock();
-        (inner.machine.status(), inner.state.met)
+        (inner.machine.status(), Met { sent_bytes: inner.tx.sent_bytes(), ..inner.state.met })
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
@@ -45,6 +45,7 @@ impl QueuePair for QpCore {
             return VisitOutcome::default();
         }
         let Inner { machine, state, early, .. } = &mut *inner;
+        state.met.received_bytes += run.bytes.len() as u64;
         let mut host = QpHost::new(&self.resources, state, now);
         let mut credits = Credits::default();
         let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
@@ -91,6 +92,7 @@ impl QueuePair for QpCore {
             return None;
         }
         let Inner { machine, state, .. } = &mut *inner;
+        state.met.received_bytes += packets.bytes as u64;
         let mut host = QpHost::new(&self.resources, state, now).with_arrived(packets.payload);
         let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
         let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.len, payload);
@@ -114,6 +116,7 @@ impl QueuePair for QpCore {
             return VisitOutcome::default();
         }
         let Inner { machine, state, .. } = &mut *inner;
+        state.met.received_bytes += meta.len as u64;
         let mut host = QpHost::new(&self.resources, state, now).with_arrived(shared);
         let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
         for (index, bytes) in copies.chunks(meta.segment).enumerate() {

@@ -14,6 +14,7 @@ impl QpCore {
             return VisitOutcome::default();
         }
         let Inner { machine, state, .. } = &mut *inner;
+        state.met.received_bytes += frame.len() as u64;
         let mut host = QpHost::new(&self.resources, state, now);
         self.count(machine.handle_frame(&mut host, frame, note));
         let report = host.end();

@@ -19,6 +19,9 @@ use roxe_wire::Qpn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Bytes in front of a datagram in its receive (`man ibv_post_recv`).
+const GRH_LEN: u32 = 40;
+
 /// The fixed part of a queue pair.
 #[derive(Debug)]
 pub(crate) struct QpResources {
@@ -87,6 +90,14 @@ impl QpResources {
     /// Where the lists of its own queues are looked up.
     pub(super) fn lists(&self) -> (&MemoryTable, PdId) {
         (self.memory(), self.pd_id)
+    }
+
+    /// Bytes of a receive that a message may fill: a datagram is one packet behind its GRH.
+    pub(super) fn longest_message(&self) -> u32 {
+        match self.service {
+            Service::Ud => GRH_LEN + self.context.device().adapter().active_mtu().bytes(),
+            _ => u32::MAX,
+        }
     }
 
     /// It binds a memory window.

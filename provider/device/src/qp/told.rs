@@ -7,10 +7,11 @@ use super::core::QpCore;
 use super::failure;
 use super::history::Entry;
 use super::host::QpHost;
+use crate::mr::note_use;
 use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{MemError, Side};
+use roxe_transport::cx::{AtomicOp, MemError, Side};
 use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
@@ -22,6 +23,23 @@ impl QpHost<'_> {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
         self.state.history.note(self.now, Entry::LocalFault(side, error));
         failure::note_local(&mut self.state.failed, sges, access, error);
+    }
+
+    /// A peer may not get at memory, unless the right was only withheld until somebody uses it.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse_remote(
+        &mut self,
+        (rkey, va, len): (RKey, u64, u64),
+        access: Access,
+        error: MemError,
+    ) -> Result<(), MemError> {
+        let is_withheld = error == MemError::Access && note_use(self.memory().0, rkey, access);
+        let refused = match is_withheld {
+            true => self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
+            false => Err(error),
+        };
+        refused.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
     }
 
     /// A peer could not get at memory.
@@ -77,6 +95,16 @@ impl QpHost<'_> {
         let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
+        }
+    }
+
+    /// An atomic of a peer was executed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_atomic(&mut self, rkey: RKey, va: u64, op: AtomicOp, found: u64) {
+        let qp = self.qp.id;
+        if let Ok(addr) = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
+            tell(|| Event::Atomic { qp, rkey, va, addr, found, left: op.applied(found) });
         }
     }
 

@@ -166,14 +166,16 @@ impl Qp {
     #[inline(never)]
     fn post_recv_watched(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let qp = &self.core.resources;
-        let watch = |inner: &mut Inner| {
+        // Told under the lock: a message that waits for the request completes it at once.
+        let queued = |inner: &mut Inner| {
             if is_checking() {
-                inner.state.watch.posted_recv(qp.lists(), request);
+                inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
             }
+            tell(|| Event::PostedRecv { queue: qp.id, request });
         };
-        let posted = self.queue_recv(request, watch);
-        tell(|| Event::of_posted_recv(qp.id, request, &posted));
-        posted
+        self.queue_recv(request, queued).inspect_err(|error| {
+            tell(|| Event::of_refused_recv(qp.id, request, *error));
+        })
     }
 
     /// `queued` is called once the request is in the queue, under the lock.

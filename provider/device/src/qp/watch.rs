@@ -36,6 +36,8 @@ struct Watched {
     signaled: bool,
     what: Use,
     sges: Vec<Sge>,
+    /// Bytes of the list that the card may use.
+    reach: u32,
     sum: Option<u64>,
 }
 
@@ -57,14 +59,15 @@ impl Watch {
         let signaled = signals_all || request.flags.contains(SendFlags::SIGNALED);
         let what = use_of(&request.op, signaled);
         let sges = if let SendData::Sges(sges) = request.data { sges.to_vec() } else { Vec::new() };
-        let sum = if what == Use::Other { None } else { sum(memory, pd, &sges) };
-        push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, what, sges, sum });
+        let sum = if what == Use::Other { None } else { sum(memory, pd, &sges, u32::MAX) };
+        push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, what, sges, reach: u32::MAX, sum });
     }
 
-    /// A receive was posted.
-    pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>) {
-        let (sges, sum) = (request.sges.to_vec(), sum(memory, pd, request.sges));
-        push(&mut self.receives, Watched { wr_id: request.wr_id, signaled: true, what: Use::Sink, sges, sum });
+    /// A receive was posted, of which a message fills at most the first `reach` bytes: what lies
+    /// behind them the program may change, and those with pools of buffers do.
+    pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
+        let (wr_id, sges, sum) = (request.wr_id, request.sges.to_vec(), sum(memory, pd, request.sges, reach));
+        push(&mut self.receives, Watched { wr_id, signaled: true, what: Use::Sink, sges, reach, sum });
     }
 
     /// The card is about to write the first bytes of this list: the request whose bytes are no
@@ -74,7 +77,7 @@ impl Watch {
         let watched = self.queue(side).iter_mut().find(is_it)?;
         // From now on the card writes there.
         let before = watched.sum.take();
-        (sum(memory, pd, sges)? != before?).then_some(watched.wr_id)
+        (sum(memory, pd, sges, watched.reach)? != before?).then_some(watched.wr_id)
     }
 
     /// The card is done with a request, and for a send with all before it: whether its bytes are no
@@ -90,7 +93,7 @@ impl Watch {
         };
         watched.is_some_and(|watched| {
             let before = watched.sum.filter(|_| watched.what == Use::Source && !failed);
-            before.is_some_and(|before| sum(memory, pd, &watched.sges).is_some_and(|now| now != before))
+            before.is_some_and(|before| sum(memory, pd, &watched.sges, watched.reach).is_some_and(|now| now != before))
         })
     }
 
@@ -126,10 +129,13 @@ fn use_of(op: &SendOp, signaled: bool) -> Use {
     }
 }
 
-/// The sum of the bytes of a list, of a sample of them if they are many; `None`: there are none, or
-/// they cannot be read.
-fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge]) -> Option<u64> {
-    let total = sges.iter().try_fold(0u32, |total, sge| total.checked_add(sge.length)).filter(|total| *total > 0)?;
+/// The sum of the first `reach` bytes of a list, of a sample of them if they are many; `None`: there
+/// are none, or they cannot be read.
+fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> {
+    let total = sges.iter().try_fold(0u32, |total, sge| total.checked_add(sge.length))?.min(reach);
+    if total == 0 {
+        return None;
+    }
     let regions = memory.hold();
     let pieces = total.div_ceil(PIECE).min(PIECES);
     let mut sum = 0xcbf2_9ce4_8422_2325;
@@ -168,12 +174,27 @@ mod tests {
             let (op, data) = (SendOp::Send, SendData::Sges(&sges));
             let request = SendRequest { wr_id: 5, op, flags: SendFlags::SIGNALED, data, ud: None };
             watch.posted_send(own, &request, false);
-            watch.posted_recv(own, &RecvRequest { wr_id: 6, sges: &sges });
+            watch.posted_recv(own, &RecvRequest { wr_id: 6, sges: &sges }, u32::MAX);
             table.hold().scatter(pd.id(), &sges, 99, &[byte]).unwrap();
             assert_eq!(watch.completed(own, Side::Send, &cqe), changed);
             assert!(!watch.completed(own, Side::Send, &cqe), "it is gone");
             assert_eq!(watch.writes(own, Side::Recv, &sges), changed.then_some(6));
             assert_eq!(watch.writes(own, Side::Recv, &sges), None, "the card itself wrote since");
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_receive_that_no_message_reaches_may_change() {
+        let (pages, pd) = (Pages::new(1), testing::pd());
+        let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let table: &MemoryTable = pd.context().memory();
+        let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
+        for (reach, expected) in [(100, Some(6)), (99, None)] {
+            let mut watch = Watch::default();
+            table.hold().scatter(pd.id(), &sges, 99, &[0]).unwrap();
+            watch.posted_recv((table, pd.id()), &RecvRequest { wr_id: 6, sges: &sges }, reach);
+            table.hold().scatter(pd.id(), &sges, 99, &[1]).unwrap();
+            assert_eq!(watch.writes((table, pd.id()), Side::Recv, &sges), expected);
         }
     }
 }

@@ -109,15 +109,23 @@ impl QpHost<'_> {
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_watched(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Option<Result<u64, MemError>> {
-        self.settle_watched(rkey, va);
-        if !has(Weakness::ATOMICS) {
+        self.settle_weakly(Side::Recv);
+        let in_steps = has(Weakness::ATOMICS);
+        if !in_steps && !is_checking() {
             return None;
         }
         let pause = || (0..PAUSE).for_each(|_| std::hint::spin_loop());
-        Some(self.look(|regions, reach| {
+        let done = self.look(|regions, reach| {
+            if !in_steps {
+                return regions.atomic_remote(reach, rkey, va, op);
+            }
             let _alone = ATOMICS.lock();
             regions.atomic_in_steps(reach, rkey, va, op, pause)
-        }))
+        });
+        if let (Ok(found), true) = (done, is_checking()) {
+            self.note_atomic(rkey, va, op, found);
+        }
+        Some(done)
     }
 
     /// A peer changes 8 bytes behind everything that it has written before.

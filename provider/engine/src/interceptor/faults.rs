@@ -75,7 +75,7 @@ impl Faults {
     pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
         let id = verdict.rule?;
         let rule = self.rules.list().get(usize::from(id.0)).map(|rule| (u32::from(id.0) + 1, rule));
-        Some(Fate { rule, verdict, is_copy: false })
+        Some(Fate { rule, verdict, is_copy: false, is_forged: false })
     }
 
     /// In the child of a fork: what was done so far was done by the parent.

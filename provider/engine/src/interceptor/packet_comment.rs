@@ -41,12 +41,20 @@ pub(crate) struct Fate<'a> {
     pub verdict: Verdict,
     /// This is one of the copies.
     pub is_copy: bool,
+    /// This is the packet that the rule has forged.
+    pub is_forged: bool,
 }
 
 impl Fate<'_> {
     /// The same for a copy of the packet.
     pub(crate) const fn of_copy(self) -> Self {
         Self { is_copy: true, ..self }
+    }
+
+    /// The same for the packet that was forged.
+    pub(crate) fn of_forged(self) -> Self {
+        let verdict = Verdict { forged: self.verdict.forged, ..Verdict::PASS };
+        Self { is_forged: true, verdict, ..self }
     }
 }
 
@@ -79,7 +87,7 @@ impl fmt::Display for Fate<'_> {
             Some((number, rule)) => write!(f, "rule {number}: {rule}: ")?,
             None => f.write_str("fault: ")?,
         }
-        let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, .. } = self.verdict;
+        let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = self.verdict;
         let mut separator = "";
         let effects = [
             (drop, "dropped"),
@@ -88,6 +96,8 @@ impl fmt::Display for Fate<'_> {
             (corrupt.is_some(), "corrupted"),
             (mark_ce, "marked CE"),
             (rnr, "no receive"),
+            (forged.is_some() && !self.is_forged, "behind a forged packet"),
+            (self.is_forged, "forged"),
         ];
         for (_, effect) in effects.into_iter().filter(|(is, _)| *is) {
             write!(f, "{separator}{effect}")?;
@@ -114,7 +124,7 @@ mod tests {
         assert_eq!(PacketComment { origin: sent, fate: None::<Fate<'_>> }.to_string(), "qp 0x11 wr_id 7 first");
         let rule: Rule = "drop 3%".parse().unwrap();
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
-        let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false };
+        let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false, is_forged: false };
         let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
         let packet_comment = PacketComment { origin: answer, fate: Some(fate) };
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");

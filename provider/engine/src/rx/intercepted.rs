@@ -69,6 +69,12 @@ impl Interceptor {
         }
     }
 
+    fn record_forged(&self, qpn: Qpn, net: &NetHeader, bytes: &[u8], verdict: Verdict) {
+        let Some(mut recording) = self.record() else { return };
+        let fate = self.fate(verdict).map(Fate::of_forged);
+        recording.packet(Inbound, net, bytes, &PacketComment { origin: Origin::Received(qpn), fate });
+    }
+
     /// Records packets for a queue pair that does not exist.
     pub(crate) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
         let Some(mut recording) = self.record() else { return };
@@ -106,6 +112,12 @@ impl Engine {
                 && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
             {
                 qp.return_credit(packet, &arrival.net, &state.tools());
+            }
+            if let Some(bytes) = interceptor::forged(&arrival.net, arrival.packet.as_ref().ok(), &verdict) {
+                interceptor.record_forged(name.0, &arrival.net, &bytes, verdict);
+                let meta = RxMeta { len: bytes.len(), segment: bytes.len(), first_index: arrival.index, ..*run.meta };
+                let packet = Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true };
+                self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
             }
             if !verdict.drop {
                 self.hand_in_spoiled(interceptor, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);

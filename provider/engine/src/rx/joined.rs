@@ -12,7 +12,6 @@ use crate::table::Lookup;
 use roxe_net::link::RxMeta;
 use roxe_net::shm::Record;
 use roxe_transport::time::Instant;
-use roxe_wire::{Bth, icrc};
 
 impl Engine {
     /// Takes such packets out of a ring.
@@ -24,8 +23,7 @@ impl Engine {
             && let Lookup::Found(qp) = self.table.find(packets.first.bth.dest_qpn)
             && let Some(report) = qp.receive_joined(&meta, &packets, now)
         {
-            let headers = (usize::from(joined) - 1) * (Bth::LEN + icrc::LEN);
-            self.counters().count_received(joined.into(), bytes.len() + headers);
+            self.counters().count_received(joined.into(), packets.bytes);
             return state.touch(qp, report);
         }
         let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };

@@ -137,6 +137,11 @@ impl Exit<'_> {
         if verdict.drop {
             return self.record(&net, bytes, &packet_comment);
         }
+        let parsed = Packet::parse(bytes).ok();
+        if let Some(forged) = interceptor::forged(&net, parsed.as_ref(), &verdict) {
+            let packet_comment = PacketComment { fate: fate.map(Fate::of_forged), ..packet_comment };
+            self.send_or_hold(&net, &forged, verdict.delay, &packet_comment, link);
+        }
         let copy = PacketComment { fate: fate.map(Fate::of_copy), ..packet_comment };
         let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
         for (delay, packet_comment) in [(verdict.delay, packet_comment)].into_iter().chain(copies) {

@@ -38,6 +38,8 @@ pub struct TxCache {
     visits: u16,
     /// What it is registered for room in.
     waits: Option<Wait>,
+    /// Bytes that have left.
+    sent: u64,
 }
 
 /// A queue pair is registered for room.
@@ -70,6 +72,11 @@ impl Wait {
 }
 
 impl TxCache {
+    /// Bytes of what has left, from the BTH to the ICRC, or of frames; what was lost then counts.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent
+    }
+
     /// It is being served: whatever it waited for, it has to ask again.
     pub fn stop_waiting(&mut self) {
         self.waits = None;
@@ -192,7 +199,10 @@ impl<'a> TxPath<'a> {
     pub fn flush(&mut self, ordinal: u32) -> bool {
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
-            (None, Some(batch)) => batch.flush(self.fabric, ordinal, &mut self.cache.link),
+            (None, Some(batch)) => {
+                self.cache.sent += batch.len_in_bytes() as u64;
+                batch.flush(self.fabric, ordinal, &mut self.cache.link);
+            }
             (None, None) => {}
         }
         !self.is_blocked
@@ -222,7 +232,9 @@ impl<'a> TxPath<'a> {
     /// The same for raw packets.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
         let counters = self.fabric.counters();
+        let sent = self.batch().len_in_bytes() as u64;
         self.batch().flush_frames(link, counters);
+        self.cache.sent += sent;
         true
     }
 
@@ -272,11 +284,13 @@ impl<'a> TxPath<'a> {
             self.batch().clear();
         } else if let Some(interceptor) = self.fabric.interceptor() {
             let batch = self.batch.get_or_insert_with(Batch::take);
+            self.cache.sent += batch.len_in_bytes() as u64;
             batch.flush_intercepted(self.fabric, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
         }
         open.sender.publish();
         if open.built.packets > 0 {
+            self.cache.sent += open.built.bytes;
             self.fabric.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
         }
     }

@@ -49,6 +49,33 @@ fn rules_hold_in_their_time_only() {
 }
 
 #[test]
+fn refusals_are_forged_of_answers_and_notifications_of_any_packet() {
+    let answer = |syndrome| Kind::RcResponse(Response::Ack(aeth(syndrome)));
+    for (text, syndrome) in [
+        ("nak psn_sequence", Syndrome::Nak(NakCode::PsnSequence)),
+        ("nak remote_access rx", Syndrome::Nak(NakCode::RemoteAccess)),
+        ("nak 0x2c", Syndrome::RnrNak { timer: 12 }),
+        ("nak 0x7f", Syndrome::Nak(NakCode::Reserved(31))),
+        ("nak 0xa5", Syndrome::Reserved(0xa5)),
+    ] {
+        let mut injector = injector(text);
+        assert_eq!(injector.see(rx(), 4, SEND, b"data"), Verdict::PASS, "{text}: a request has no syndrome");
+        let forged = injector.see(rx(), 5, answer(Syndrome::ACK_UNLIMITED), b"").forged.expect(text);
+        let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(5)), kind: answer(Syndrome::ACK_UNLIMITED) };
+        let bytes = forged.packet(&Packet { header, payload: b"" }).expect(text);
+        assert_eq!(Packet::parse(&bytes).expect(text).header, Header { kind: answer(syndrome), ..header });
+    }
+    let mut injector = injector("cnp rx nth=2");
+    assert_eq!(injector.see(rx(), 4, CNP, b""), Verdict::PASS, "none is made of another one");
+    assert_eq!(injector.see(rx(), 4, SEND, b"data"), Verdict::PASS);
+    let forged = injector.see(rx(), 5, SEND, b"data").forged.expect("the second packet");
+    let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(5)), kind: SEND };
+    let bytes = forged.packet(&Packet { header, payload: b"data" }).expect("a notification");
+    let cnp = Packet::parse(&bytes).expect("a packet").header;
+    assert_eq!((cnp.kind, cnp.bth.dest_qpn, cnp.bth.becn), (Kind::Cnp, Qpn::new(99), true));
+}
+
+#[test]
 fn peers_are_told_apart_by_address() {
     let stranger = |way| Way { peer: peer(12), ..way };
     let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("an address").octets());

@@ -65,7 +65,7 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
     for (text, error) in [
         (
             "drop; dorp 3%",
-            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, and seed=N",
+            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, and seed=N",
         ),
         (
             "drop somtimes",
@@ -76,6 +76,10 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
             "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
         ),
         ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
+        (
+            "nak busy",
+            "fault rule 1: nak \"busy\": a refusal is psn_sequence, invalid_request, remote_access, remote_operation, invalid_rd, or a syndrome like 0x2c",
+        ),
         ("corrupt body", "fault rule 1: corrupt \"body\": what can be corrupted is payload, header or icrc"),
         ("drop 3% 4%", "fault rule 1: \"4%\" says something that was said before"),
         ("drop nth=1 nth=1", "fault rule 1: \"nth=1\" says something that was said before"),
@@ -191,6 +195,8 @@ fn actions() -> impl Strategy<Value = Action> {
         hold().prop_map(Action::Delay),
         hold().prop_map(|hold| Action::Reorder(hold.max)),
         part.prop_map(Action::Corrupt),
+        Just(Action::Forge(Forged::Cnp)),
+        any::<u8>().prop_map(|byte| Action::Forge(Forged::Nak(Syndrome::from_u8(byte)))),
     ]
 }
 

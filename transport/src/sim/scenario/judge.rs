@@ -44,7 +44,7 @@ impl<C: Choices> Scenario<C> {
             ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
             self.sides[who].ok_sends += 1;
             self.check_landed(who, &posted)?;
-            if posted.opcode == WcOpcode::BindMw {
+            if posted.opcode == WcOpcode::BindWindow {
                 self.sides[who].open = Some(RKey(WINDOW));
             }
             if this {

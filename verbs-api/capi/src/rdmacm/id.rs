@@ -213,8 +213,8 @@ pub(super) fn show(object: &Object<CmId>) -> Result<()> {
     }
     // SAFETY: alive; the program does not write to it during a call.
     let qp = unsafe { (*object.exposed()).public.qp };
-    if !qp.is_null() {
-        // A program may have destroyed the queue pair by itself.
+    // A program may have destroyed the queue pair by itself, and that is no use of it.
+    if Object::<ibv_qp_ex>::if_alive(qp).is_some() {
         show_state(qp).ok();
     }
     show_device(object)

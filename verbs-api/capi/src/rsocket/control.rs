@@ -185,7 +185,7 @@ pub(crate) unsafe extern "C" fn riomap(
 
 /// The errno of a registration that was refused.
 fn refusal(error: roxe::Error) -> Errno {
-    if let roxe::Error::Provider(error) = error { error.into() } else { EINVAL }
+    error.refusal().map_or(EINVAL, |refusal| roxe_provider::Error::from(refusal.clone()).into())
 }
 
 /// `man 7 rsocket`: ends a mapping.

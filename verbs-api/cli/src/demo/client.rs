@@ -335,7 +335,7 @@ const fn opcode(op: Op) -> WcOpcode {
         Op::Send | Op::SendImm => WcOpcode::Send,
         Op::Write | Op::WriteImm => WcOpcode::RdmaWrite,
         Op::Read => WcOpcode::RdmaRead,
-        Op::CompareSwap => WcOpcode::CompSwap,
+        Op::CompareSwap => WcOpcode::CompareSwap,
         Op::FetchAdd => WcOpcode::FetchAdd,
     }
 }

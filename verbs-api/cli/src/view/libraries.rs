@@ -5,6 +5,7 @@
 //! Looks at the loader's cache and at folders of the program, and mounts over files, in this mount
 //! namespace.
 
+use crate::asks::{self, CACHE, FOLDERS};
 use crate::elf::Elf;
 use crate::program;
 use nix::mount::{MsFlags, mount};
@@ -14,11 +15,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
-
-/// What the loader keeps of its folders (`man ldconfig`).
-const CACHE: &str = "/etc/ld.so.cache";
-/// Where it looks without.
-const FOLDERS: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
 
 /// Puts `library` in place of every file of `found`; of those that could not be replaced, the first
 /// with the reason.
@@ -62,10 +58,9 @@ fn is_name(name: Option<&OsStr>) -> bool {
         && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
 }
 
-/// The paths of the libraries in the loader's cache, in which strings end with zeros.
+/// The paths of the libraries in the loader's cache.
 fn cached(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
-    let paths = cache.split(|byte| *byte == 0).filter(|text| text.starts_with(b"/"));
-    paths.map(|text| PathBuf::from(OsStr::from_bytes(text))).filter(|path| is_name(path.file_name()))
+    asks::cached(cache).filter(|path| is_name(path.file_name()))
 }
 
 /// Where the program itself has its libraries looked for.

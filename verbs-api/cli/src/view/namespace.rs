@@ -46,6 +46,18 @@ fn capabilities(status: &str) -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
+/// Whether the root folder is a mount point, which mounts of our own take. In a chroot it need not
+/// be.
+pub(super) fn root_is_mounted() -> bool {
+    fs::read_to_string("/proc/self/mountinfo").map_or(true, |table| lists_root(&table))
+}
+
+/// Whether `/proc/PID/mountinfo` has the root folder (`man proc_pid_mountinfo`: its fifth word is
+/// the mount point, as seen from the root of the process).
+fn lists_root(table: &str) -> bool {
+    table.lines().any(|line| line.split(' ').nth(4) == Some("/"))
+}
+
 /// Tries `enter` in a child process; the error says why it failed there.
 pub(super) fn probe() -> Result<(), String> {
     let run = || {
@@ -85,6 +97,14 @@ pub(super) fn enter(space: Space) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_root_of_a_chroot_is_no_mount_point() {
+        let proc = "40 28 0:22 / /proc rw,relatime shared:5 - proc proc rw\n";
+        assert!(!lists_root(proc));
+        assert!(lists_root(&format!("28 1 254:0 / / rw,noatime - ext4 /dev/root rw\n{proc}")));
+        assert!(root_is_mounted() || !std::path::Path::new("/proc/self").exists());
+    }
 
     #[test]
     fn capabilities_decide_what_is_needed() {

@@ -22,6 +22,12 @@ pub(super) struct Difference {
 }
 
 impl Difference {
+    /// That of a case which roxe's transport does not survive.
+    pub(super) fn panic() -> Self {
+        let nothing = String::new();
+        Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing }
+    }
+
     /// The difference without its numbers: findings with one cause have the same.
     pub(super) fn cause(&self, service: &str) -> String {
         let words = |text: &str| {

@@ -5,6 +5,7 @@
 //! say) and follows the state of each connection as an honest peer would, so that most packets go
 //! deep; every few packets one of them is wrong in one way.
 
+use crate::layout;
 use std::fmt::Write as _;
 
 /// Bytes of the region that requests go to, and where its receives begin.
@@ -12,7 +13,7 @@ const REGION: u64 = 8192;
 const RECEIVES: u64 = 4096;
 
 /// The connections that misbehave.
-pub(super) const NAMES: [&str; 8] = ["q", "r", "s", "t", "u", "v", "w", "x"];
+pub(super) const NAMES: [&str; 16] = ["q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "a", "b", "c", "d", "e", "f"];
 
 /// A small generator of numbers (xorshift64*).
 #[derive(Clone, Debug)]
@@ -71,6 +72,19 @@ impl Line {
 
     fn number(&self, name: &str) -> Option<u64> {
         self.fields.iter().find(|(known, _)| *known == name)?.1.parse().ok()
+    }
+
+    /// Leaves out fields that no packet of its opcode has.
+    fn fit(&mut self, service: &str) {
+        let bits = layout::service_bits(service).unwrap_or_default();
+        let hex = self.opcode.strip_prefix("0x").and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        // NAK and RNR are acknowledgements.
+        let byte = hex.or_else(|| layout::opcode(bits, self.opcode)).unwrap_or(0x11);
+        let (fields, _) = layout::fields(byte);
+        self.fields.retain(|(name, _)| {
+            let name = if *name == "add" { "swap" } else { name };
+            !layout::is_field(name) || fields.iter().any(|field| field.name == name)
+        });
     }
 
     fn text(&self, qp: &str) -> String {
@@ -142,6 +156,17 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
     lines
 }
 
+/// Leaves out the packet that ends the kernel of Linux 6.1 in its rxe: a WRITE that announces no
+/// bytes and has some.
+pub(super) fn spare(lines: &mut [String]) {
+    for line in lines.iter_mut().filter(|line| line.starts_with("send WRITE_")) {
+        let has = |word: &str| line.split_whitespace().any(|other| other.starts_with(word));
+        if has("dmalen=0") && (!has("len=0") || ["extra=", "pad=", "cut="].into_iter().any(has)) {
+            *line = line.replace(" dmalen=0", " dmalen=1");
+        }
+    }
+}
+
 impl Stream {
     fn open(random: &mut Random, name: &'static str, service: &'static str, lines: &mut Vec<String>) -> Self {
         let mtu = random.pick(&[256, 512, 1024]);
@@ -196,6 +221,7 @@ impl Stream {
         if random.percent(WRONG) {
             let span = line.number("dmalen").filter(|_| line.opcode == "READ_REQUEST");
             self.mutate(&mut line, random);
+            line.fit(self.service);
             // A peer that makes mistakes does not notice them, but half of the time.
             if self.service != "UC" && random.percent(50) {
                 self.psn = self.psn.wrapping_sub(span.map_or(1, |len| len.div_ceil(self.mtu).max(1)));
@@ -324,6 +350,7 @@ impl Stream {
                 3 => line.set("cut", random.pick(&[12, 15, 16, 19])),
                 _ => line.set("msn", random.pick(&[0, 1, 0xff_ffff])),
             }
+            line.fit(self.service);
         }
         line.text(self.name)
     }
@@ -369,14 +396,20 @@ const fn opcodes(service: &str) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Script;
+    use crate::run::trace::trace;
+    use crate::{Script, VirtualCard};
+    use std::time::Duration;
 
     #[test]
-    fn every_case_is_a_script_and_a_seed_makes_one() {
+    fn every_case_is_a_script_that_can_be_followed_and_a_seed_makes_one() {
         for seed in 0..500 {
             let lines = case(&mut Random::new(seed));
             let script = Script::parse("made", &lines.join("\n"));
-            assert!(script.is_ok(), "seed {seed}: {}", script.unwrap_err());
+            let script = script.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            let trace = trace(&script.cases()[0], &mut VirtualCard::default(), Duration::from_millis(5));
+            let sends = lines.iter().filter(|line| line.starts_with("send ")).count();
+            let trace = trace.unwrap_or_else(|error| panic!("seed {seed} cannot be followed: {error:?}"));
+            assert!(trace.sent >= sends, "seed {seed} ends after {} of {sends}", trace.sent);
             assert_eq!(lines, case(&mut Random::new(seed)));
         }
     }

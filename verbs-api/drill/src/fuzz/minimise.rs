@@ -9,25 +9,25 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 /// The most tries to leave something out, and the longest time for them.
-const TRIES: usize = 80;
+const TRIES: usize = 150;
 const TIME: Duration = Duration::from_secs(10);
 /// Long enough for what the model does by itself, which takes no time.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// Leaves out lines as long as `shows` says that what is left shows the same: whole connections
-/// first, then halves, quarters and so on of what may go (delta debugging).
+/// Leaves out lines as long as `shows` says that what is left shows the same: connections other
+/// than `qp` first, then what a connection has sent before some packet, then halves, quarters and
+/// so on of what may go (delta debugging).
 ///
 /// # Errors
 /// That of `shows`.
 pub(super) fn shorten(
     lines: &[String],
+    qp: &str,
     mut shows: impl FnMut(&[String]) -> Result<bool, String>,
 ) -> Result<Vec<String>, String> {
     let (mut tries, begin) = (0, Instant::now());
-    let mut try_without = |lines: &mut Vec<String>, goes: &dyn Fn(usize, &str) -> bool| {
-        let rest: Vec<_> =
-            lines.iter().enumerate().filter(|(at, line)| !goes(*at, line)).map(|(_, line)| line.clone()).collect();
-        if rest.len() == lines.len() || tries >= TRIES || begin.elapsed() > TIME {
+    let mut try_instead = |lines: &mut Vec<String>, rest: Vec<String>| {
+        if rest.len() >= lines.len() || tries >= TRIES || begin.elapsed() > TIME {
             return Ok(false);
         }
         tries += 1;
@@ -38,8 +38,24 @@ pub(super) fn shorten(
         Ok::<_, String>(is_enough)
     };
     let mut lines = lines.to_vec();
-    for qp in NAMES {
-        try_without(&mut lines, &|_, line| is_about(line, qp))?;
+    let without = |lines: &[String], names: &[&str]| {
+        let goes = |line: &&String| !names.iter().any(|name| is_about(line, name));
+        lines.iter().filter(goes).cloned().collect()
+    };
+    let others: Vec<_> = NAMES.into_iter().filter(|name| *name != qp).collect();
+    let rest = without(&lines, &others);
+    if !try_instead(&mut lines, rest)? {
+        for name in NAMES {
+            let rest = without(&lines, &[name]);
+            try_instead(&mut lines, rest)?;
+        }
+    }
+    for name in NAMES {
+        for rest in later_beginnings(&lines, name) {
+            if try_instead(&mut lines, rest)? {
+                break;
+            }
+        }
     }
     let mut size = lines.len().next_power_of_two();
     while size > 1 {
@@ -47,12 +63,36 @@ pub(super) fn shorten(
         let mut at = 0;
         while at < lines.len() {
             let end = at + size;
-            if !try_without(&mut lines, &|place, line| (at..end).contains(&place) && may_go(line))? {
+            let stays = |(place, line): &(usize, &String)| !(at..end).contains(place) || !may_go(line);
+            let rest = lines.iter().enumerate().filter(stays).map(|(_, line)| line.clone()).collect();
+            if !try_instead(&mut lines, rest)? {
                 at = end;
             }
         }
     }
     Ok(lines)
+}
+
+/// The case with a connection that expects one of its later packets first, the last one, the one
+/// before it, and so on.
+fn later_beginnings(lines: &[String], qp: &str) -> Vec<Vec<String>> {
+    let of = format!("of={qp}");
+    let is_send = |line: &str| line.starts_with("send ") && line.split_whitespace().any(|word| word == of);
+    let sends: Vec<_> = lines.iter().enumerate().filter(|(_, line)| is_send(line)).map(|(at, _)| at).collect();
+    let value =
+        |line: &'_ str, name: &str| line.split_whitespace().find_map(|word| Some(word.strip_prefix(name)?.to_owned()));
+    let begins_at = |first: &usize| {
+        let psn = value(&lines[*first], "psn=")?;
+        let kept = lines.iter().enumerate().filter(|(at, line)| at >= first || !is_send(line));
+        let begun = kept.map(|(_, line)| match value(line, "rq_psn=") {
+            Some(old) if line.starts_with(&format!("peer qp {qp} ")) => {
+                line.replace(&format!("rq_psn={old}"), &format!("rq_psn={psn}"))
+            }
+            _ => line.clone(),
+        });
+        Some(begun.collect())
+    };
+    sends.iter().skip(1).rev().filter_map(begins_at).collect()
 }
 
 fn is_about(line: &str, qp: &str) -> bool {
@@ -136,6 +176,15 @@ mod tests {
             .into();
         let shows =
             |lines: &[String]| Ok(["peer qp q", "send B of=q"].iter().all(|line| lines.contains(&(*line).to_owned())));
-        assert_eq!(shorten(&lines, shows).unwrap(), ["peer qp q", "send B of=q"]);
+        assert_eq!(shorten(&lines, "q", shows).unwrap(), ["peer qp q", "send B of=q"]);
+    }
+
+    #[test]
+    fn a_connection_begins_with_the_packet_that_matters() {
+        let lines = ["peer qp q rq_psn=5", "send A psn=5 of=q", "send B psn=6 of=q", "send C psn=7 of=q"];
+        let lines: Vec<_> = lines.map(str::to_owned).into();
+        let shows =
+            |lines: &[String]| Ok(lines.starts_with(&["peer qp q rq_psn=6", "send B psn=6 of=q"].map(str::to_owned)));
+        assert_eq!(shorten(&lines, "q", shows).unwrap(), ["peer qp q rq_psn=6", "send B psn=6 of=q"]);
     }
 }

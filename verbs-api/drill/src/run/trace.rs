@@ -206,9 +206,12 @@ impl Run<'_> {
     }
 
     fn look(&mut self, trace: &mut Trace) -> Result<(), Stop> {
-        for tie in &self.world.ties {
-            trace.states.insert(tie.name.clone(), self.target.query_qp(tie.qp)?);
-            let done = self.target.poll(tie.cq)?;
+        let queues: Vec<_> = self.world.ties.iter().map(|tie| (tie.qp, tie.cq)).collect();
+        let len = |name: &str| if name.starts_with('m') { 8192 } else { 64 };
+        let regions: Vec<_> = self.world.regions.iter().map(|(name, region)| (region.mr, len(name))).collect();
+        let look = self.target.look(&queues, &regions)?;
+        for (tie, (state, done)) in self.world.ties.iter().zip(look.queues) {
+            trace.states.insert(tie.name.clone(), state);
             // The number of the near side is another one in each run.
             let done = done.into_iter().map(|mut done| {
                 done.src_qp = 0;
@@ -221,9 +224,7 @@ impl Run<'_> {
             let done = done.collect();
             trace.completions.insert(tie.name.clone(), done);
         }
-        for (name, region) in &self.world.regions {
-            let len = if name.starts_with('m') { 8192 } else { 64 };
-            let mut bytes = self.target.read(region.mr, 0, len)?;
+        for (name, mut bytes) in self.world.regions.keys().zip(look.memory) {
             for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
                 bytes.iter_mut().skip(*at).take(GRH).for_each(|byte| *byte = 0);
             }

@@ -70,8 +70,8 @@ commands! {
     CqEvent "cq_event" ["cq" "timeout_ms"];
     /// Bytes of a region: `{hex}`.
     Read "read" ["mr" "offset" "length"];
-    /// Writes them.
-    Write "write" ["mr" "offset" "hex"];
+    /// Writes them, or `length` times the byte `fill`.
+    Write "write" ["mr" "offset" "hex" "fill" "length"];
     /// Asynchronous events, after waiting for one: `{events}`.
     Events "events" ["timeout_ms"];
     /// `{ah}`.

@@ -114,19 +114,28 @@ impl Session {
     }
 
     pub(super) fn read(&mut self, args: &Args) -> Result<Value> {
-        let length = args.number("length")?;
-        if length > limits::TRANSFER {
-            return Err(Refusal::invalid(format!("length is at most {}", limits::TRANSFER)));
-        }
-        let bytes = self.table.mr(args.number("mr")?)?.read(args.or("offset", 0)?, length)?;
+        let bytes = self.table.mr(args.number("mr")?)?.read(args.or("offset", 0)?, transfer(args)?)?;
         Ok(json!({"hex": to_hex(&bytes)}))
     }
 
     pub(super) fn write(&mut self, args: &Args) -> Result<Value> {
-        let bytes = args.bytes("hex")?.ok_or_else(|| Refusal::invalid("hex is missing"))?;
+        let bytes = match (args.bytes("hex")?, args.optional("fill")?) {
+            (Some(bytes), None) => bytes,
+            (None, Some(fill)) => vec![fill; transfer(args)?],
+            _ => return Err(Refusal::invalid("what is written is in hex, or in fill and length")),
+        };
         self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)?;
         Ok(json!({}))
     }
+}
+
+/// How many bytes a request touches.
+fn transfer(args: &Args) -> Result<usize> {
+    let length = args.number("length")?;
+    if length > limits::TRANSFER {
+        return Err(Refusal::invalid(format!("length is at most {}", limits::TRANSFER)));
+    }
+    Ok(length)
 }
 
 /// `SIGNALED` if nothing is said.

@@ -16,7 +16,7 @@ impl EventChannel {
     /// Makes one.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the process has no descriptor left.
+    /// [`Error::Resources`] if the process has no descriptor left.
     pub fn create() -> Result<Self, Error> {
         Ok(Self(cm::Channel::create()?))
     }

@@ -4,7 +4,7 @@
 //! Made of [`CmId`] and [`EventChannel`]; each value has a channel of its own. Touches no device.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
-use crate::{Error, QueuePair};
+use crate::{EnvironmentError, Error, QueuePair};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl Connection {
     /// minute or so.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
+    /// [`Error::Environment`] when the wait fails or the device is removed.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.until_disconnected()
@@ -99,8 +99,7 @@ impl Outgoing {
     /// Finds the device and the way to `addr`; of several addresses the first that can be resolved.
     ///
     /// # Errors
-    /// [`Error::Connection`] if no device leads there, [`Error::Lookup`] if the name has no
-    /// address.
+    /// [`Error::Environment`] if no device leads there, or the name has no address.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::resolve_one)
     }
@@ -123,8 +122,8 @@ impl Outgoing {
     /// Asks for the connection with `qp`, which was built on the id, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Connection`] if the peer refuses or does not answer within a minute or so,
-    /// [`Error::Provider`] if the private data is too long.
+    /// [`Error::Peer`] if the peer refuses or does not answer within a minute or so,
+    /// [`Error::Argument`] if the private data is too long.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
         id.connect(param)?;
@@ -145,8 +144,8 @@ impl Listener {
     /// Listens at `addr`; port 0 chooses one. Of several addresses the first that can be had.
     ///
     /// # Errors
-    /// [`Error::Provider`] if no device has the address or another program the port,
-    /// [`Error::Lookup`] if the name has no address.
+    /// [`Error::Environment`] if no device has the address, another program the port, or the name
+    /// no address.
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::bind_one)
     }
@@ -167,7 +166,7 @@ impl Listener {
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the wait fails, [`Error::Connection`] if the device is removed.
+    /// [`Error::Environment`] when the wait fails or the device is removed.
     pub fn next(&self) -> Result<Incoming, Error> {
         loop {
             let mut event = self.channel.next()?.ok()?;
@@ -228,7 +227,7 @@ impl Incoming {
     /// Accepts it with `qp`, which was built on the id, and waits until the peer knows.
     ///
     /// # Errors
-    /// [`Error::Connection`] if the peer gave up, [`Error::Provider`] if `param` asks for more than
+    /// [`Error::Peer`] if the peer gave up, [`Error::Argument`] if `param` asks for more than
     /// the peer offers.
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
@@ -240,7 +239,7 @@ impl Incoming {
     /// Refuses it; the peer gets up to 148 bytes.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is more, or the peer has gone.
+    /// [`Error::Argument`] if it is more, or the peer has gone.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject(private_data)
     }
@@ -255,8 +254,9 @@ fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
 
 /// What `make` makes of the first address that it can make something of.
 fn first<T>(addr: impl ToSocketAddrs, make: impl Fn(SocketAddr) -> Result<T, Error>) -> Result<T, Error> {
-    let mut failed = Error::Lookup(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address"));
-    for addr in addr.to_socket_addrs().map_err(Error::Lookup)? {
+    let nothing = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    let mut failed = EnvironmentError::Lookup(nothing).into();
+    for addr in addr.to_socket_addrs().map_err(EnvironmentError::Lookup)? {
         match make(addr) {
             Ok(made) => return Ok(made),
             Err(e) => failed = e,

@@ -3,7 +3,7 @@
 //! Touches the provider's events.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, UdParam};
-use crate::{AddressHandle, Error, ObjectId, ProtectionDomain, Qkey, Qpn};
+use crate::{AddressHandle, ArgumentError, Error, FailedConnection, ObjectId, ProtectionDomain, Qkey, Qpn};
 use roxe_provider::cm;
 
 impl EventChannel {
@@ -11,7 +11,7 @@ impl EventChannel {
     /// [`Error::is_would_block`] holds means that there is none.
     ///
     /// # Errors
-    /// [`Error::Provider`] when the wait fails, also when a signal interrupts it.
+    /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
     pub fn next(&self) -> Result<CmEvent, Error> {
         Ok(CmEvent::new(self.provider().next()?))
     }
@@ -95,17 +95,17 @@ impl CmEvent {
     /// [`ud_param`](Self::ud_param) made into what a work request needs.
     ///
     /// # Errors
-    /// [`Error::NotThisEvent`] if the event tells no such thing; [`Error::Provider`] if `pd` is of
-    /// another device.
+    /// [`Error::Argument`] if the event tells no such thing, or `pd` is of another device.
     pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
-        let param = self.ud_param().ok_or(Error::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
+        let param =
+            self.ud_param().ok_or(ArgumentError::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
         Ok(UdPeer { ah: pd.create_ah_of(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })
     }
 
     /// The event itself if it tells a success or what a peer did, or the failure in words.
     ///
     /// # Errors
-    /// [`Error::Connection`].
+    /// [`Error::Peer`].
     pub fn ok(self) -> Result<Self, Error> {
         use CmEventKind::{AddrError, ConnectError, DeviceRemoval, MulticastError, Rejected, RouteError, Unreachable};
         match self.kind {
@@ -119,13 +119,13 @@ impl CmEvent {
     /// The event itself if it is of this kind.
     ///
     /// # Errors
-    /// [`Error::Connection`]; its text says how it went instead.
+    /// [`Error::Peer`]; its text says how it went instead.
     pub fn expect(self, kind: CmEventKind) -> Result<Self, Error> {
         if self.kind == kind { Ok(self) } else { Err(self.failure()) }
     }
 
     fn failure(&self) -> Error {
-        Error::Connection { kind: self.kind, status: self.status, private_data: self.private_data().to_vec() }
+        FailedConnection { kind: self.kind, status: self.status, private_data: self.private_data().to_vec() }.into()
     }
 }
 

@@ -1,5 +1,5 @@
 //! The failures of connection management in words, for
-//! [`Error::Connection`](crate::Error::Connection).
+//! [`FailedConnection`](crate::FailedConnection).
 //!
 //! Touches no device.
 

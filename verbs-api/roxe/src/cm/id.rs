@@ -4,7 +4,9 @@
 
 use crate::cm::{Address, ConnParam, Ece, EventChannel, IdOption, JoinFlags, Path, PortSpace};
 use crate::lock::IdNames;
-use crate::{AsyncEventKind, AttrMask, Context, Device, Error, Gid, ObjectId, QpAttr, QpState, Service};
+use crate::{
+    AsyncEventKind, AttrMask, Context, Device, EnvironmentError, Error, Gid, ObjectId, QpAttr, QpState, Service,
+};
 use roxe_provider as provider;
 use roxe_provider::cm;
 use roxe_provider::lock::Mutex;
@@ -50,7 +52,7 @@ impl CmId {
     /// Makes one whose events come to `channel`.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there are too many.
+    /// [`Error::Resources`] if there are too many.
     pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
         let name = ObjectId::next();
         let id = cm::Id::create(channel.provider(), port_space, name.0)?;
@@ -101,7 +103,7 @@ impl CmId {
     /// `::`) stands for all.
     ///
     /// # Errors
-    /// [`Error::Provider`] if another program has the port, or no device the address.
+    /// [`Error::Environment`] if another program has the port, or no device the address.
     pub fn bind(&self, addr: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.bind(&addr.into())?)
     }
@@ -109,7 +111,7 @@ impl CmId {
     /// Finds out which device leads to `dst`, and binds to it; `from` asks for an own address.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the id is not new, or `from` cannot be had.
+    /// [`Error::Argument`] if the id is not new, or `from` cannot be had.
     pub fn resolve_addr(&self, from: Option<Address>, dst: impl Into<Address>, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.id.resolve_addr(from.as_ref(), &dst.into(), millis(timeout))?)
     }
@@ -117,7 +119,7 @@ impl CmId {
     /// Finds the path to the address that was resolved.
     ///
     /// # Errors
-    /// [`Error::Provider`] before `AddrResolved`.
+    /// [`Error::Argument`] before `AddrResolved`.
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
@@ -126,7 +128,7 @@ impl CmId {
     /// system's choice.
     ///
     /// # Errors
-    /// [`Error::Provider`] if another listens there, or the id is in use.
+    /// [`Error::Environment`] if another listens there, or the id is in use.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
@@ -136,7 +138,7 @@ impl CmId {
     /// everything follows by itself.
     ///
     /// # Errors
-    /// [`Error::Provider`] before `RouteResolved`, or if the private data is too long: 56 bytes
+    /// [`Error::Argument`] before `RouteResolved`, or if the private data is too long: 56 bytes
     /// fit, 180 for datagrams.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.connect(param)?)
@@ -146,7 +148,7 @@ impl CmId {
     /// the request offers.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there is nothing to accept, or the private data is too long: 196
+    /// [`Error::Argument`] if there is nothing to accept, or the private data is too long: 196
     /// bytes fit, 136 for datagrams.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.accept(param)?)
@@ -156,7 +158,7 @@ impl CmId {
     /// 136 for datagrams.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there is nothing to refuse.
+    /// [`Error::Argument`] if there is nothing to refuse.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         Ok(self.0.id.reject(private_data, roxe_wire::cm::RejReason::ConsumerDefined)?)
     }
@@ -164,7 +166,7 @@ impl CmId {
     /// Confirms the peer's answer (`ConnectResponse`), for queue pairs that are not built on an id.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there is nothing to confirm.
+    /// [`Error::Argument`] if there is nothing to confirm.
     pub fn establish(&self) -> Result<(), Error> {
         Ok(self.0.id.establish()?)
     }
@@ -173,7 +175,7 @@ impl CmId {
     /// After `Disconnected` it answers the peer.
     ///
     /// # Errors
-    /// [`Error::Provider`] if there is no connection.
+    /// [`Error::Argument`] if there is no connection.
     pub fn disconnect(&self) -> Result<(), Error> {
         Ok(self.0.id.disconnect()?)
     }
@@ -182,7 +184,7 @@ impl CmId {
     /// [`QueuePair::modify`](crate::QueuePair::modify).
     ///
     /// # Errors
-    /// [`Error::Provider`] if that is not known yet.
+    /// [`Error::Argument`] if that is not known yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         Ok(self.0.id.init_qp_attr(state)?)
     }
@@ -193,7 +195,7 @@ impl CmId {
     /// queue pair, messages follow it to the alternate path.
     ///
     /// # Errors
-    /// [`Error::Provider`] for any other event, or if it is established already, or there is no
+    /// [`Error::Argument`] for any other event, or if it is established already, or there is no
     /// such path.
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         Ok(self.0.id.notify(event)?)
@@ -203,7 +205,7 @@ impl CmId {
     /// by itself it does not. It lets the peer choose where packets may go.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is not connected, or has no queue pair.
+    /// [`Error::Argument`] if it is not connected, or has no queue pair.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
         Ok(self.0.id.take_alternates(takes)?)
     }
@@ -214,7 +216,7 @@ impl CmId {
     /// of `RouteError` is `-EOPNOTSUPP` if the peer does not want any.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is not connected, has no queue pair, has another proposal under
+    /// [`Error::Argument`] if it is not connected, has no queue pair, has another proposal under
     /// way, or `path` does not begin at an address of its device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         Ok(self.0.id.load_alternate(path)?)
@@ -224,7 +226,7 @@ impl CmId {
     /// establishment).
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is too late.
+    /// [`Error::Argument`] if it is too late.
     pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
         Ok(self.0.id.set_local_ece(ece)?)
     }
@@ -238,7 +240,7 @@ impl CmId {
     /// what is sent to it.
     ///
     /// # Errors
-    /// [`Error::Provider`] if `group` is none, or the id is bound to no device.
+    /// [`Error::Argument`] if `group` is none, or the id is bound to no device.
     pub fn join_multicast(&self, group: impl Into<Address>, flags: JoinFlags) -> Result<(), Error> {
         Ok(self.0.id.join_multicast(&group.into(), flags, 0)?)
     }
@@ -246,7 +248,7 @@ impl CmId {
     /// Leaves it.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it was not joined.
+    /// [`Error::Argument`] if it was not joined.
     pub fn leave_multicast(&self, group: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.leave_multicast(&group.into())?)
     }
@@ -254,7 +256,7 @@ impl CmId {
     /// Sets an option.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is too late for it, or the value is none.
+    /// [`Error::Argument`] if it is too late for it, or the value is none.
     pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
         Ok(self.0.id.set_option(option)?)
     }
@@ -262,7 +264,7 @@ impl CmId {
     /// Lets its events, those that are pending too, come to another channel.
     ///
     /// # Errors
-    /// [`Error::Provider`] if it is being destroyed.
+    /// [`Error::Argument`] if it is being destroyed.
     pub fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
         Ok(self.0.id.migrate(to.provider())?)
     }
@@ -276,10 +278,12 @@ impl CmId {
     /// That device, opened: all ids on it share one context as long as something uses it.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is none yet; [`Error::Provider`] if it cannot be opened.
+    /// [`Error::Environment`] if there is none yet, or it cannot be opened.
     pub fn context(&self) -> Result<Context, Error> {
-        let none =
-            || Error::NoDevice { name: "for an id without an address".into(), present: "those of its peers".into() };
+        let none = || EnvironmentError::NoDevice {
+            name: "for an id without an address".into(),
+            present: "those of its peers".into(),
+        };
         self.device().ok_or_else(none)?.share()
     }
 

@@ -89,7 +89,7 @@ fn a_region_goes_while_a_request_uses_it_or_after_it_has_completed() {
     for completes in [false, true] {
         let mut card = Card::new();
         let (qp, pd) = (card.qp(), card.pd);
-        let mr = region(&mut card, pd, WRITABLE);
+        let mr = region(&mut card, pd, Access::LOCAL_WRITE);
         let sges = sge(LKEY, 4096, 8);
         let request = SendRequest { data: SendData::Sges(&sges), ..write(1, SendFlags::SIGNALED) };
         card.post(qp, &request);

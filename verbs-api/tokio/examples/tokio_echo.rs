@@ -1,24 +1,18 @@
 //! A server with many connections in one thread, and its clients, with tokio as the event loop.
 //!
 //! ```sh
-//! cargo run --release -p roxe --example tokio_echo                      # server and clients
-//! cargo run --release -p roxe --example tokio_echo serve 127.0.0.1:7471 # only the server
-//! cargo run --release -p roxe --example tokio_echo 127.0.0.1:7471       # only clients
+//! cargo run --release -p roxe-tokio --example tokio_echo                      # server and clients
+//! cargo run --release -p roxe-tokio --example tokio_echo serve 127.0.0.1:7471 # only the server
+//! cargo run --release -p roxe-tokio --example tokio_echo 127.0.0.1:7471       # only clients
 //! ```
 //!
-//! Nothing in the crate knows tokio, and another event loop does as well: a channel has a
-//! descriptor that is readable while something is pending, and a method that takes it without
-//! waiting. [`watched`] and [`until`] are all that joins the two.
+//! Nothing here polls in vain: a task that has nothing to do sleeps, and the thread with the last.
 
-use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
-use roxe::{
-    Access, CompletionChannel, CompletionQueue, MemoryRegion, QueuePair, WcOpcode, WorkCompletion, WorkRequest,
-};
+use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use roxe::{Access, MemoryRegion, QueuePair, WcOpcode, WorkRequest};
+use roxe_tokio::{Completions, Events};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::runtime::Builder;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -58,42 +52,19 @@ pub(crate) async fn demo() -> Result<u32> {
     Ok(right)
 }
 
-/// Lets tokio watch the descriptor of `channel`.
-fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>> {
-    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both
-    // traits name the same one.
-    Ok(unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) }.map_err(std::io::Error::from)?)
-}
-
-/// Takes what `take` finds on `channel`, as soon as there is something; other tasks run meanwhile.
-async fn until<T: AsRawFd, R>(channel: &AsyncFd<T>, take: impl Fn(&T) -> Option<R>) -> Result<R> {
-    loop {
-        let mut ready = channel.readable().await?;
-        match take(channel.get_ref()) {
-            Some(found) => return Ok(found),
-            None => ready.clear_ready(),
-        }
-    }
-}
-
-/// The next event, which must be of this kind.
-async fn event(channel: &AsyncFd<EventChannel>, kind: CmEventKind) -> Result<CmEvent> {
-    Ok(until(channel, EventChannel::try_next).await?.expect(kind)?)
-}
-
 /// Where clients come in.
 struct Server {
     id: CmId,
-    events: AsyncFd<EventChannel>,
+    events: Events,
 }
 
 impl Server {
     fn bind(address: SocketAddr) -> Result<Self> {
-        let channel = EventChannel::create()?;
-        let id = CmId::create(&channel, PortSpace::Tcp)?;
+        let events = Events::new(EventChannel::create()?)?;
+        let id = CmId::create(events.channel(), PortSpace::Tcp)?;
         id.bind(address)?;
         id.listen(0)?;
-        Ok(Self { id, events: watched(channel)? })
+        Ok(Self { id, events })
     }
 
     fn address(&self) -> Result<SocketAddr> {
@@ -103,7 +74,7 @@ impl Server {
     /// Each client gets a task.
     async fn serve(self) -> Result<()> {
         loop {
-            let mut request = event(&self.events, CmEventKind::ConnectRequest).await?;
+            let mut request = self.events.expect(CmEventKind::ConnectRequest).await?;
             let terms = ConnParam { private_data: vec![], ..request.param().cloned().unwrap_or_default() };
             let Some(id) = request.take_request() else { continue };
             tokio::spawn(async move {
@@ -117,18 +88,17 @@ impl Server {
 
 /// Sends every message back until the client goes.
 async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
-    let channel = EventChannel::create()?;
-    id.migrate(&channel)?;
-    let events = watched(channel)?;
+    let events = Events::new(EventChannel::create()?)?;
+    id.migrate(events.channel())?;
     let end = End::new(&id)?;
     end.post_recv()?;
     id.accept(&terms)?;
-    event(&events, CmEventKind::Established).await?;
+    events.expect(CmEventKind::Established).await?;
 
     // When the client hangs up, so do we: that flushes the receive request, and the loop below
     // ends.
     tokio::spawn(async move {
-        event(&events, CmEventKind::Disconnected).await?;
+        events.expect(CmEventKind::Disconnected).await?;
         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(id.disconnect()?)
     });
     while let Ok(message) = end.receive().await {
@@ -140,16 +110,15 @@ async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
 
 /// Connects, sends messages and looks at what comes back. Returns how many.
 async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
-    let channel = EventChannel::create()?;
-    let id = CmId::create(&channel, PortSpace::Tcp)?;
-    let events = watched(channel)?;
+    let events = Events::new(EventChannel::create()?)?;
+    let id = CmId::create(events.channel(), PortSpace::Tcp)?;
     id.resolve_addr(None, address, LOOKUP)?;
-    event(&events, CmEventKind::AddrResolved).await?;
+    events.expect(CmEventKind::AddrResolved).await?;
     id.resolve_route(LOOKUP)?;
-    event(&events, CmEventKind::RouteResolved).await?;
+    events.expect(CmEventKind::RouteResolved).await?;
     let end = End::new(&id)?;
     id.connect(&ConnParam::default())?;
-    event(&events, CmEventKind::Established).await?;
+    events.expect(CmEventKind::Established).await?;
 
     for round in 0..ROUNDS {
         let message = [seed.wrapping_mul(31).wrapping_add(round); MESSAGE];
@@ -160,15 +129,14 @@ async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
         }
     }
     id.disconnect()?;
-    event(&events, CmEventKind::Disconnected).await?;
+    events.expect(CmEventKind::Disconnected).await?;
     Ok(ROUNDS.into())
 }
 
 /// One end of a connection: queues and memory.
 struct End {
     qp: QueuePair,
-    cq: CompletionQueue,
-    completions: AsyncFd<CompletionChannel>,
+    completions: Completions,
     inbox: MemoryRegion,
 }
 
@@ -176,11 +144,10 @@ impl End {
     fn new(id: &CmId) -> Result<Self> {
         let context = id.context()?;
         let pd = context.alloc_pd()?;
-        let channel = context.create_comp_channel()?;
-        let cq = context.create_cq_with_channel(16, &channel)?;
-        let qp = pd.create_qp(&cq, &cq).max_send_wr(8).max_recv_wr(8).build_on(id)?;
+        let completions = Completions::create(&context, 16)?;
+        let qp = pd.create_qp(completions.cq(), completions.cq()).max_send_wr(8).max_recv_wr(8).build_on(id)?;
         let inbox = pd.alloc_mr(MESSAGE, Access::LOCAL_WRITE)?;
-        Ok(Self { qp, cq, completions: watched(channel)?, inbox })
+        Ok(Self { qp, completions, inbox })
     }
 
     fn post_recv(&self) -> Result<()> {
@@ -190,27 +157,11 @@ impl End {
     /// The next message. Completions of sends are passed over.
     async fn receive(&self) -> Result<Vec<u8>> {
         loop {
-            let completion = self.completion().await?;
+            let completion = self.completions.next().await?;
             completion.ok()?;
             if completion.opcode() == WcOpcode::Recv {
                 return Ok(self.inbox.to_vec(..completion.byte_len() as usize)?);
             }
-        }
-    }
-
-    /// The next completion: the queue is polled once more after it was told to raise an event,
-    /// because what is there already raises none.
-    async fn completion(&self) -> Result<WorkCompletion> {
-        let mut one = [WorkCompletion::default()];
-        loop {
-            if let [completion] = self.cq.poll(&mut one)? {
-                return Ok(*completion);
-            }
-            self.cq.req_notify(false);
-            if let [completion] = self.cq.poll(&mut one)? {
-                return Ok(*completion);
-            }
-            until(&self.completions, CompletionChannel::try_get_event).await?;
         }
     }
 }

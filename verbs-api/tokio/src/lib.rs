@@ -1,0 +1,196 @@
+//! [`roxe`] for programs with tokio: what it waits for by `next`, here is a future.
+//!
+//! Three things can be awaited: what becomes of connections ([`Events`]), completions
+//! ([`Completions`]), and what happens to queues and ports ([`AsyncEvents`]). Everything else,
+//! posting above all, never waits and is done with the types of [`roxe`] directly.
+//!
+//! ```
+//! use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+//! use roxe::{Access, WcOpcode, WorkRequest};
+//! use roxe_tokio::{Completions, Events};
+//! use std::time::Duration;
+//!
+//! /// Sends a message to a server, and returns what comes back.
+//! async fn ask(server: std::net::SocketAddr, question: &[u8]) -> Result<Vec<u8>, roxe::Error> {
+//!     const LOOKUP: Duration = Duration::from_secs(2);
+//!     let events = Events::new(EventChannel::create()?)?;
+//!     let id = CmId::create(events.channel(), PortSpace::Tcp)?;
+//!     id.resolve_addr(None, server, LOOKUP)?;
+//!     events.expect(CmEventKind::AddrResolved).await?;
+//!     id.resolve_route(LOOKUP)?;
+//!     events.expect(CmEventKind::RouteResolved).await?;
+//!
+//!     let pd = id.context()?.alloc_pd()?;
+//!     let completions = Completions::create(pd.context(), 16)?;
+//!     let qp = pd.create_qp(completions.cq(), completions.cq()).build_on(&id)?;
+//!     let inbox = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
+//!     qp.post_recv(1, &[inbox.slice(..)?])?;
+//!     id.connect(&ConnParam::default())?;
+//!     events.expect(CmEventKind::Established).await?;
+//!
+//!     qp.post_send(&WorkRequest::send_inline(question))?;
+//!     loop {
+//!         let completion = *completions.next().await?.ok()?;
+//!         if completion.opcode() == WcOpcode::Recv {
+//!             return inbox.to_vec(..completion.byte_len() as usize);
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! Each value has to be made inside a runtime with I/O enabled (`enable_io`); tokio panics
+//! otherwise. All futures may be dropped at any time: nothing is lost, the next one takes it.
+//!
+//! `examples/tokio_echo.rs` is a server of many connections in one thread. A program with another
+//! event loop needs nothing of this crate: the channels of [`roxe`] have a descriptor that is
+//! readable while something is pending, and a method that takes it without waiting.
+#![deny(missing_docs)]
+
+use roxe::cm::{CmEvent, CmEventKind, EventChannel};
+use roxe::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EnvironmentError, Error, WorkCompletion};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A channel of the connection manager.
+#[derive(Debug)]
+pub struct Events(AsyncFd<EventChannel>);
+
+impl Events {
+    /// Lets tokio watch `channel`; ids are made on it as before.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::EventLoop`].
+    pub fn new(channel: EventChannel) -> Result<Self, Error> {
+        Ok(Self(watched(channel)?))
+    }
+
+    /// The channel, to make ids on.
+    pub fn channel(&self) -> &EventChannel {
+        self.0.get_ref()
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::EventLoop`] when the runtime ends.
+    pub async fn next(&self) -> Result<CmEvent, Error> {
+        until(&self.0, EventChannel::try_next).await
+    }
+
+    /// The next event, which must be of this kind.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next) and [`CmEvent::expect`].
+    pub async fn expect(&self, kind: CmEventKind) -> Result<CmEvent, Error> {
+        self.next().await?.expect(kind)
+    }
+}
+
+/// A completion queue with a channel of its own.
+#[derive(Debug)]
+pub struct Completions {
+    cq: CompletionQueue,
+    channel: AsyncFd<CompletionChannel>,
+}
+
+impl Completions {
+    /// Makes a queue for at least `cqe` completions.
+    ///
+    /// # Errors
+    /// As [`Context::create_comp_channel`] and [`Context::create_cq`];
+    /// [`EnvironmentError::EventLoop`].
+    pub fn create(context: &Context, cqe: u32) -> Result<Self, Error> {
+        let channel = context.create_comp_channel()?;
+        Ok(Self { cq: context.create_cq_with_channel(cqe, &channel)?, channel: watched(channel)? })
+    }
+
+    /// The queue, to make queue pairs with.
+    pub const fn cq(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// The next completion. While there are some it does not give way to other tasks.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`]; [`EnvironmentError::EventLoop`] when the runtime ends. A
+    /// completion that reports a failure is not an error here: see [`WorkCompletion::ok`].
+    pub async fn next(&self) -> Result<WorkCompletion, Error> {
+        loop {
+            if let Some(completion) = self.try_next()? {
+                return Ok(completion);
+            }
+            // What is there before the queue was told to raise an event raises none.
+            self.cq.req_notify(false);
+            if let Some(completion) = self.try_next()? {
+                return Ok(completion);
+            }
+            until(&self.channel, CompletionChannel::try_get_event).await?;
+        }
+    }
+
+    /// The next completion, if there is one now.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`].
+    pub fn try_next(&self) -> Result<Option<WorkCompletion>, Error> {
+        Ok(self.cq.poll(&mut [WorkCompletion::default()])?.first().copied())
+    }
+}
+
+/// What happens to the queues and the port of a context.
+#[derive(Debug)]
+pub struct AsyncEvents(AsyncFd<Watch>);
+
+/// A context as a descriptor.
+#[derive(Debug)]
+struct Watch(Context);
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.async_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.async_fd()
+    }
+}
+
+impl AsyncEvents {
+    /// Lets tokio watch the asynchronous events of `context`.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::EventLoop`].
+    pub fn new(context: &Context) -> Result<Self, Error> {
+        Ok(Self(watched(Watch(context.clone()))?))
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::EventLoop`] when the runtime ends.
+    pub async fn next(&self) -> Result<AsyncEvent, Error> {
+        until(&self.0, |watch| watch.0.try_next_async_event()).await
+    }
+}
+
+/// Lets tokio watch the descriptor of `channel`.
+fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>, Error> {
+    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both
+    // traits name the same one, always, for the three types that come here.
+    let watched = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
+    watched.map_err(|refused| EnvironmentError::EventLoop(refused.into()).into())
+}
+
+/// Takes what `take` finds on `channel`, as soon as there is something; other tasks run meanwhile.
+async fn until<T: AsRawFd, R>(channel: &AsyncFd<T>, take: impl Fn(&T) -> Option<R>) -> Result<R, Error> {
+    loop {
+        let mut ready = channel.readable().await.map_err(EnvironmentError::EventLoop)?;
+        match take(channel.get_ref()) {
+            Some(found) => return Ok(found),
+            None => ready.clear_ready(),
+        }
+    }
+}
