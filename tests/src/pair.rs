@@ -108,7 +108,9 @@ impl Drop for Running {
 
 /// The file for standard error beside the one for standard output.
 pub(crate) fn errors(output: &Path) -> PathBuf {
-    output.with_added_extension("err")
+    let mut name = output.as_os_str().to_owned();
+    name.push(".err");
+    name.into()
 }
 
 /// What is in both files, standard output first.

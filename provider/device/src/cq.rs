@@ -5,6 +5,7 @@
 //! channel and the engine.
 
 mod moderation;
+mod state;
 mod weak;
 
 pub use moderation::Moderation;
@@ -18,7 +19,6 @@ use roxe_base::error::Error;
 use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_base::weakest::{Weakness, has};
 use roxe_base::{clock, instruments};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
@@ -27,6 +27,7 @@ use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
+use state::{Armed, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -50,150 +51,6 @@ pub struct CqInit {
     /// A full queue takes more all the same; nothing is lost, and nothing fails
     /// (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
     pub ignore_overrun: bool,
-}
-
-/// Which entries wake the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Armed {
-    No,
-    Solicited,
-    Any,
-}
-
-#[derive(Debug)]
-struct State {
-    ring: VecDeque<Cqe>,
-    /// Entries that were ever appended: the number of the next one.
-    appended: u64,
-    /// The number of the oldest entry that is left, or of the next one.
-    polled: u64,
-    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing
-    /// any more.
-    dropped: VecDeque<u64>,
-    /// Entries that had been appended when the last event was raised.
-    announced: u64,
-    /// Timestamp of the entry appended last.
-    newest: u64,
-    capacity: usize,
-    armed: Armed,
-    moderator: Moderator,
-    ignore_overrun: bool,
-    overrun: bool,
-    /// Of the weakest legal card.
-    weak: Option<Box<WeakCq>>,
-}
-
-impl State {
-    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to
-    /// come, or time passes.
-    fn fires(&mut self, cqe: &Cqe) -> Verdict {
-        let counts = match self.armed {
-            Armed::No => false,
-            Armed::Solicited => cqe.solicited,
-            Armed::Any => true,
-        };
-        let verdict = if counts { self.moderator.count(|| Instant(cqe.timestamp)) } else { Verdict::Wait };
-        self.disarm_if(verdict)
-    }
-
-    fn disarm_if(&mut self, verdict: Verdict) -> Verdict {
-        if verdict == Verdict::Announce {
-            self.armed = Armed::No;
-            self.announced = self.appended;
-        }
-        verdict
-    }
-
-    /// Whether an entry that came since the last event, and that nobody has polled, fires the event
-    /// that was just armed. The standard does not ask for that.
-    fn fires_for_missed(&mut self) -> Verdict {
-        if self.fires_for_nothing() {
-            return self.disarm_if(Verdict::Announce);
-        }
-        if has(Weakness::EVENTS) {
-            return Verdict::Wait;
-        }
-        let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
-        let known = usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped;
-        let missed = match self.armed {
-            Armed::No => None,
-            Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),
-            Armed::Any => self.ring.get(known),
-        };
-        // With moderation it starts the period, if it is not the last that is waited for.
-        let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
-        self.disarm_if(verdict)
-    }
-
-    /// Whether the event that was just armed is raised although all that came since the last one was
-    /// polled: a card that learns late how far a program has polled does so (`man
-    /// ibv_get_cq_event`).
-    fn fires_for_nothing(&mut self) -> bool {
-        let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
-        self.weak.as_mut().is_some_and(|weak| was_polled && weak.raises_for_nothing())
-    }
-
-    /// Shows the `count` oldest entries of those that are not shown yet: for a program they come
-    /// now.
-    fn show(&mut self, count: usize) -> Verdict {
-        let Some(weak) = &mut self.weak else { return Verdict::Wait };
-        let first = self.ring.len().saturating_sub(weak.hidden);
-        weak.hidden -= count.min(weak.hidden);
-        let shown: Vec<Cqe> = self.ring.iter().skip(first).take(count).copied().collect();
-        let or_before = |before, now| if now == Verdict::Wait { before } else { now };
-        shown.iter().fold(Verdict::Wait, |before, cqe| or_before(before, self.fires(cqe)))
-    }
-
-    fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
-        let n = max.min(self.ring.len());
-        // Mostly one or a few; a drain of the ring pays for putting it together again.
-        (0..n).filter_map(|_| self.ring.pop_front()).for_each(|cqe| f(&cqe));
-        self.pass(n as u64);
-        n
-    }
-
-    /// The `n` oldest entries have left the ring.
-    fn pass(&mut self, n: u64) {
-        if self.ring.is_empty() {
-            self.polled = self.appended;
-            return;
-        }
-        let before = self.polled;
-        self.polled += n;
-        // Each number that no entry in front of the oldest one has any more is one to skip.
-        while let Some(&number) = self.dropped.front()
-            && number <= self.polled
-        {
-            self.dropped.pop_front();
-            self.polled += u64::from(number >= before);
-        }
-    }
-
-    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others
-    /// stay as they are: queue pairs know their completions by them.
-    fn forget(&mut self, qpn: Qpn, mut forgotten: impl FnMut(&Cqe)) {
-        let mut before = std::mem::take(&mut self.dropped);
-        before.retain(|&number| number >= self.polled);
-        let mut number = self.polled;
-        self.ring.retain(|cqe| {
-            while before.front() == Some(&number) {
-                before.pop_front();
-                self.dropped.push_back(number);
-                number += 1;
-            }
-            let stays = cqe.qpn != qpn;
-            if !stays {
-                self.dropped.push_back(number);
-                forgotten(cqe);
-            }
-            number += 1;
-            stays
-        });
-        self.dropped.append(&mut before);
-        self.pass(0);
-        let left = self.ring.len();
-        self.weak.iter_mut().for_each(|weak| weak.hidden = weak.hidden.min(left));
-    }
 }
 
 /// A completion queue.

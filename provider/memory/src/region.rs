@@ -178,7 +178,7 @@ const WITHHELD: u32 = 24;
 const USES: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 impl Region {
-    /// The same, but the first use of each right of peers is refused, until [`Region::give`] was
+    /// The same, but the first use of each right of peers is refused, until `Region::give` was
     /// called for it. So it is seen, and later ones cost nothing.
     pub fn withholding(self) -> Self {
         let withheld = Access::from_bits_retain((self.access & USES).bits() << WITHHELD);

@@ -129,8 +129,8 @@ fn use_of(op: &SendOp, signaled: bool) -> Use {
     }
 }
 
-/// The sum of the first `reach` bytes of a list, of a sample of them if they are many; `None`: there
-/// are none, or they cannot be read.
+/// The sum of the first `reach` bytes of a list, of a sample of them if they are many; `None`:
+/// there are none, or they cannot be read.
 fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> {
     let total = sges.iter().try_fold(0u32, |total, sge| total.checked_add(sge.length))?.min(reach);
     if total == 0 {
