@@ -140,8 +140,12 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Argument`] if the table has no address at `index`; the text lists where it has.
+    /// [`Error::Environment`] if it has none at all.
     pub fn gid(&self, index: u8) -> Result<Gid, Error> {
         let entries = self.gid_entries();
+        if entries.is_empty() {
+            return Err(EnvironmentError::NoAddress { netdev: self.0.device().netdev().to_owned() }.into());
+        }
         let present = || entries.iter().map(|entry| entry.index.to_string()).collect::<Vec<_>>().join(", ");
         let entry = entries.iter().find(|entry| entry.index == index);
         Ok(entry.ok_or_else(|| ArgumentError::NoGid { index, present: present() })?.gid)

@@ -125,6 +125,14 @@ pub enum EnvironmentError {
         /// What there is.
         present: String,
     },
+    /// The interface of a device has no address: its GID table is empty.
+    #[error(
+        "{netdev} has no address; bring it up with `ip link set {netdev} up`, or choose another interface with ROXE_NETDEV"
+    )]
+    NoAddress {
+        /// The network device.
+        netdev: String,
+    },
     /// A name has no address.
     #[error("cannot look the address up: {0}")]
     Lookup(std::io::Error),
@@ -185,6 +193,7 @@ impl Error {
             Self::Argument(ArgumentError::Completion(_)) | Self::Peer(PeerError::Completion(_)) => libc::EIO,
             Self::Argument(_) => libc::EINVAL,
             Self::Environment(EnvironmentError::NoDevice { .. }) => libc::ENODEV,
+            Self::Environment(EnvironmentError::NoAddress { .. }) => libc::ENETDOWN,
             Self::Environment(EnvironmentError::Lookup(error)) => error.raw_os_error().unwrap_or(libc::EADDRNOTAVAIL),
             Self::Environment(EnvironmentError::EventLoop(error)) => error.raw_os_error().unwrap_or(libc::EIO),
             Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {
