@@ -12,7 +12,7 @@ use crate::wr::{Cqe, WcExtra, WcOpcode, WcStatus};
 use roxe_wire::{Deth, Header, ImmDt, NetHeader, icrc};
 
 /// Bytes in front of the payload of a received datagram (`man ibv_post_recv`).
-const GRH_LEN: u32 = 40;
+pub const GRH_LEN: u32 = 40;
 
 /// What hardware reports in `sl` on RoCEv2: the type of the layer-3 header. UCX reads it to tell
 /// where the addresses are.

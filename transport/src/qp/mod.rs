@@ -58,6 +58,7 @@ mod xrc;
 pub(crate) use admission::takes_receive;
 pub use attr::{AttrMask, MigState, QpAttr, QpState};
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
+pub use datagram::GRH_LEN;
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
 pub use error::{DropReason, PostError};
 pub use modify::ModifyError;

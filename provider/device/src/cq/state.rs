@@ -86,7 +86,7 @@ impl State {
     /// Whether the event that was just armed is raised although all that came since the last one
     /// was polled: a card that learns late how far a program has polled does so (`man
     /// ibv_get_cq_event`).
-    pub(super) fn fires_for_nothing(&mut self) -> bool {
+    fn fires_for_nothing(&mut self) -> bool {
         let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
         self.weak.as_mut().is_some_and(|weak| was_polled && weak.raises_for_nothing())
     }
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// The `n` oldest entries have left the ring.
-    pub(super) fn pass(&mut self, n: u64) {
+    fn pass(&mut self, n: u64) {
         if self.ring.is_empty() {
             self.polled = self.appended;
             return;

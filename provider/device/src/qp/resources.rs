@@ -14,13 +14,10 @@ use roxe_engine::engine::Engine;
 use roxe_memory::region::{PdId, Reach};
 use roxe_memory::table::MemoryTable;
 use roxe_transport::cx::Side;
-use roxe_transport::qp::Service;
+use roxe_transport::qp::{GRH_LEN, Service};
 use roxe_wire::Qpn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Bytes in front of a datagram in its receive (`man ibv_post_recv`).
-const GRH_LEN: u32 = 40;
 
 /// The fixed part of a queue pair.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! The judge of a scenario: every completion, and memory in the end.
 
-use super::slots::{GRH_LEN, GUARD, range};
+use super::slots::{GUARD, range};
 use super::*;
+use crate::qp::GRH_LEN;
 
 impl<C: Choices> Scenario<C> {
     pub(super) fn reap(&mut self, who: usize) -> Result<(), Broken> {

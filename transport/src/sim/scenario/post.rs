@@ -1,7 +1,8 @@
 //! The work of a scenario: what is posted, where it lands, and what is expected of it.
 
-use super::slots::{GRH_LEN, GUARD, range};
+use super::slots::{GUARD, range};
 use super::*;
+use crate::qp::GRH_LEN;
 
 impl<C: Choices> Scenario<C> {
     pub(super) fn post_recv(&mut self, who: usize) -> Result<bool, Broken> {

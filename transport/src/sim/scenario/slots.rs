@@ -1,9 +1,9 @@
 //! Sizes of the regions and slots that random work touches.
 
+use crate::qp::GRH_LEN;
+
 /// Guard bytes behind each landing slot; they must stay as they are.
 pub(super) const GUARD: u32 = 16;
-/// Bytes of GRH before a datagram.
-pub(super) const GRH_LEN: u32 = 40;
 
 /// Bytes, more than the longest message has, that regions are made of.
 pub(super) fn room(max_len: u32) -> u32 {
