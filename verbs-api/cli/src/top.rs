@@ -99,6 +99,7 @@ fn show(args: &Args, before: &Look, now: &Look) -> Result<(), Box<dyn Error>> {
 fn counters(process: &Process) -> String {
     let used = process.counters.iter().filter(|(_, value)| *value > 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
+    let values = if values.is_empty() { " all counters are zero" } else { &values };
     let line = format!("{} (process {}):{values}\n", process.device, process.pid);
     let legend = legend_of(&line);
     line + &legend
@@ -232,6 +233,12 @@ mod tests {
             text.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>(),
             ["0x11", "UD", "RTS", "-", "-", "0", "-", "0", "0/0"]
         );
+    }
+
+    #[test]
+    fn counters_that_are_zero_are_said_to_be() {
+        let idle = Process { counters: Default::default(), ..process(0, "") };
+        assert_eq!(counters(&idle), "roxe0 (process 4294967295): all counters are zero\n");
     }
 
     #[test]
