@@ -277,6 +277,7 @@ impl Drop for Engine {
         if let Some(live) = self.adapter.files() {
             live.publish(self.counters());
         }
+        self.close_sockets();
         // The thread wakes, finds nobody, and ends.
         self.kick();
     }

@@ -1,6 +1,6 @@
-//! The end of the process: peers hear of connections that the program did not end, and other
-//! processes get what came here for them. A kernel does both for a program that just stops; without
-//! us nobody would answer its peers for minutes.
+//! The end of the process, or of an engine in it: peers hear of connections that the program did
+//! not end, and other processes get what came here for them. A kernel does both for a program that
+//! just stops; without us nobody would answer its peers for minutes.
 //!
 //! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of
 //! it.
@@ -35,6 +35,25 @@ impl Engine {
         }
     }
 
+    /// Closes the sockets, for an engine that nobody has any more; other processes get first what
+    /// came here for them. The kernel gives us packets of a process that has just come until its
+    /// slot is known, and those of everybody while numbers move.
+    pub(crate) fn close_sockets(&self) {
+        if self.is_started() {
+            let mut rx = self.rx.lock();
+            self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
+            let deadline = clock::now().after(MAIL_LIMIT);
+            while !rx.state().forward_queue.is_empty() && clock::now() < deadline {
+                thread::sleep(LOOK);
+                self.serve_processes(rx.state(), clock::now());
+            }
+            // Once more, right before: what comes from now on until they are closed is lost.
+            self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
+            rx.clear();
+            self.links.clear();
+        }
+    }
+
     /// Receives until nothing is left, and sends on what is for others until their mailboxes have
     /// taken it.
     fn deliver_mail(&self) {
@@ -51,5 +70,36 @@ impl Engine {
             }
             thread::sleep(LOOK);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::private_engine_at;
+    use roxe_net::forward::Frame;
+    use roxe_net::link::{ROCE_PORT, TxMeta};
+    use roxe_net::slot::SlotSocket;
+    use roxe_wire::{Bth, Header, Kind, Psn, icrc};
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn what_came_for_another_process_is_forwarded_before_the_sockets_close() {
+        const HERE: Ipv4Addr = Ipv4Addr::new(127, 78, 1, 1);
+        let engine = private_engine_at(HERE);
+        engine.start_with_links().unwrap();
+        let owner = SlotSocket::claim(engine.ifindex()).unwrap();
+        let header = Header { bth: Bth::new(owner.slot().qpn(1), Psn::new(0)), kind: Kind::Cnp };
+        let mut packet = vec![0; header.padded_len(0) + icrc::LEN];
+        header.emit(0, &mut packet[..header.padded_len(0)]).unwrap();
+        let link = engine.links.get(HERE.into()).unwrap();
+        let here = TxMeta { dst: HERE.into(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
+        // Somebody else of this process is about to receive, and then has nothing to do.
+        let held = engine.rx.lock();
+        link.send(&here, &packet, packet.len()).unwrap();
+        drop((held, link));
+        engine.release();
+        let mut buf = [0; 200];
+        let (len, _) = owner.recv(&mut buf).unwrap().expect("the packet is lost");
+        assert!(matches!(Frame::parse(&buf[..len]), Some((Frame::Packets(_), body)) if body == packet));
     }
 }

@@ -5,6 +5,7 @@ use crate::engine::{Ears, Engine};
 use crate::interceptor::Interceptor;
 use crate::poller::{Poller, Watch};
 use crate::rx_state::Rx;
+use crate::scheduler::Task;
 use crate::thread::Thread;
 use crate::{background, notice, reasons};
 use roxe_base::clock;
@@ -19,6 +20,14 @@ use roxe_wire::Gid;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once, Weak};
+use std::thread;
+use std::time::Duration;
+
+/// The longest wait for steering to know a new socket: as long as a measurement takes where a
+/// process does not answer. Usually it is less than a millisecond.
+const TO_STEER: Duration = Duration::from_millis(100);
+/// Between two looks whether it does.
+const LOOK: Duration = Duration::from_micros(50);
 
 impl Engine {
     /// Starts the engine if need be, and sees to it that it has an address. What fails here is for
@@ -56,18 +65,32 @@ impl Engine {
         // Who needs an address is told why there is none.
         let _ = self.open_links(&poller);
         self.started.store(true, Ordering::Release);
+        drop(starting);
+        self.await_steering();
         Ok(())
+    }
+
+    /// Until the kernel knows which packets are for this process, it gives them to another one,
+    /// which may be about to end and then takes them with it. So nobody has a queue pair before.
+    fn await_steering(&self) {
+        let until = clock::now().after(TO_STEER);
+        while self.due(Task::Steering).is_some() && clock::now() < until {
+            thread::sleep(LOOK);
+        }
     }
 
     /// Makes sure that packets can leave from and arrive at `gid`.
     pub fn ensure_link(&self, gid: Gid) -> Result<(), Error> {
         self.start()?;
-        let _starting = self.starting.lock();
+        let starting = self.starting.lock();
         if self.link(gid).is_some() {
             return Ok(());
         }
         let poller = self.poller()?;
-        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))
+        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))?;
+        drop(starting);
+        self.await_steering();
+        Ok(())
     }
 
     /// What the background thread sleeps on; both come to exist here the first time.

@@ -6,7 +6,7 @@ use crate::flow_control::Grant;
 use crate::port::Netdev;
 use crate::queue_pair::{Met, QueuePair, VisitOutcome};
 use crate::run::{Joined, Run, RxTools};
-use roxe_base::config::Config;
+use roxe_base::config::{Config, config};
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::{XrcRequest, XrcRequestId};
@@ -16,13 +16,23 @@ use roxe_transport::qp::{FrameNote, Outcome, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, NetHeader, Packet, Psn, Qpn};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// An engine on loopback that no other test uses, and that nobody is above.
 pub(crate) fn private_engine(config: &'static Config) -> Arc<Engine> {
+    engine_on(&Netdev::find(1).unwrap().unwrap(), config)
+}
+
+/// The same, whose only address is one of loopback that nobody else uses.
+pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
     let loopback = Netdev::find(1).unwrap().unwrap();
-    let adapter = Arc::new(Adapter::new(0, &loopback));
+    engine_on(&Netdev { addresses: vec![address.into()], ..loopback }, config().unwrap())
+}
+
+fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
+    let adapter = Arc::new(Adapter::new(0, netdev));
     Arc::new_cyclic(|me| Engine::new(adapter, Arc::new(Nobody), config, None, Weak::clone(me)))
 }
 
