@@ -16,7 +16,7 @@
 //! Off, which is the default, an event costs one load and a branch that is never taken, and is not
 //! even put together. On, one lock is held while the rules look at it. Touches the environment's
 //! settings, call stacks, standard error, the report file and that of the trace; knows no sockets.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod attributes;
 mod event;

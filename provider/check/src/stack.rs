@@ -1,16 +1,15 @@
-//! Call stacks: captured as addresses, which costs about a microsecond, and named when a report is
-//! printed.
+//! Call stacks: captured as addresses ([`walk`]), and named when a report is printed.
 //!
 //! Touches the stack of the calling thread, and for names the debug information of the program.
+
+#[allow(unsafe_code)]
+mod walk;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-
-/// Frames that are kept, from the call into the verbs library on outwards, with those inside of it.
-const MOST: usize = 24;
 
 /// How the names of the product's own functions begin, behind which the program's begin.
 const OWN: [&str; 2] = ["roxe", "<roxe"];
@@ -19,7 +18,7 @@ const HEADERS: [&str; 2] = ["infiniband/verbs.h", "rdma/rdma_verbs.h"];
 /// Behind these nothing is the program's.
 const OUTERMOST: [&str; 3] = ["__libc_start", "_start", "start_thread"];
 
-/// Where a call came from.
+/// Where a call came from: return addresses.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Stack(Arc<[usize]>);
 
@@ -37,13 +36,7 @@ pub(crate) struct Frame {
 impl Stack {
     /// That of the calling thread.
     pub(crate) fn here() -> Self {
-        let mut addresses = Vec::with_capacity(MOST);
-        backtrace::trace(|frame| {
-            // What is called returns behind the call; the line of the call is what people look for.
-            addresses.push(frame.ip().addr().wrapping_sub(1));
-            addresses.len() < MOST
-        });
-        Self(addresses.into())
+        Self(walk::addresses())
     }
 
     /// That of a call which nobody asked for.
@@ -55,6 +48,8 @@ impl Stack {
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
+            // What is called returns behind the call; the line of the call is what people look for.
+            let address = address.wrapping_sub(1);
             // To read the debug information of these takes up to half a second, for which the card
             // would stand still.
             let is_in = |ranges: &[Range<usize>]| ranges.iter().any(|range| range.contains(&address));
