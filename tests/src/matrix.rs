@@ -13,6 +13,7 @@ pub mod report;
 pub mod run;
 pub mod stock;
 
+pub use roxe_peer::check::{Op, Service};
 use std::fmt;
 
 /// Who sends the requests.
@@ -60,36 +61,6 @@ pub struct Group {
     pub ip: Ip,
     /// What is done to the packets.
     pub condition: Condition,
-}
-
-/// Transport service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
-    /// Reliable connection.
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-}
-
-/// Operation. Also a word of the test program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// SEND.
-    Send,
-    /// SEND with immediate data.
-    SendImm,
-    /// RDMA WRITE.
-    Write,
-    /// RDMA WRITE with immediate data.
-    WriteImm,
-    /// RDMA READ.
-    Read,
-    /// Atomic fetch and add.
-    FetchAdd,
-    /// Atomic compare and swap.
-    CmpSwap,
 }
 
 /// One kind of message.
@@ -166,22 +137,14 @@ impl Condition {
     pub const ALL: [Self; 3] = [Self::Clean, Self::Netem, Self::Faults];
 }
 
-impl Service {
-    /// All three.
-    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+/// What the test program takes as a word of its command line.
+pub trait Word {
+    /// That word.
+    fn word(self) -> &'static str;
+}
 
-    /// The operations the service has.
-    pub fn ops(self) -> &'static [Op] {
-        use Op::{CmpSwap, FetchAdd, Read, Send, SendImm, Write, WriteImm};
-        match self {
-            Self::Rc => &[Send, SendImm, Write, WriteImm, Read, FetchAdd, CmpSwap],
-            Self::Uc => &[Send, SendImm, Write, WriteImm],
-            Self::Ud => &[Send, SendImm],
-        }
-    }
-
-    /// The test program's word for it.
-    pub fn word(self) -> &'static str {
+impl Word for Service {
+    fn word(self) -> &'static str {
         match self {
             Self::Rc => "rc",
             Self::Uc => "uc",
@@ -190,9 +153,8 @@ impl Service {
     }
 }
 
-impl Op {
-    /// The test program's word for it.
-    pub fn word(self) -> &'static str {
+impl Word for Op {
+    fn word(self) -> &'static str {
         match self {
             Self::Send => "send",
             Self::SendImm => "send_imm",
@@ -202,11 +164,6 @@ impl Op {
             Self::FetchAdd => "fetch_add",
             Self::CmpSwap => "cmp_swap",
         }
-    }
-
-    /// Whether the message is always eight bytes.
-    pub fn is_atomic(self) -> bool {
-        matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 }
 

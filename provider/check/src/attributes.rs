@@ -3,10 +3,10 @@
 //! Kept up to date from the events; rules read it by way of the world. Touches nothing.
 
 use crate::event::Event;
+use crate::id_map::IdMap;
 use crate::stack::Stack;
 use roxe_base::uses::ObjectId;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState};
-use std::collections::HashMap;
 
 /// The attributes of one queue pair.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +67,7 @@ impl Attributes {
 
 /// Those of all queue pairs.
 #[derive(Debug, Default)]
-pub(crate) struct AllAttributes(HashMap<ObjectId, Attributes>);
+pub(crate) struct AllAttributes(IdMap<ObjectId, Attributes>);
 
 impl AllAttributes {
     /// Notes what an event changes.

@@ -22,6 +22,7 @@ mod attributes;
 mod event;
 pub mod explain;
 mod fork_support;
+mod id_map;
 mod listeners;
 mod made;
 mod report;

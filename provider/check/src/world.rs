@@ -4,13 +4,14 @@
 
 use crate::attributes::{AllAttributes, Attributes};
 use crate::event::{Event, Made, Memory, Pair};
+use crate::id_map::IdMap;
 use crate::stack::Stack;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use roxe_wire::Qpn;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Destroyed objects that are remembered.
 const REMEMBERED: usize = 4096;
@@ -52,13 +53,13 @@ pub(crate) struct Work {
 /// The objects of the program and its outstanding requests.
 #[derive(Debug, Default)]
 pub(crate) struct World {
-    objects: HashMap<ObjectId, Known>,
+    objects: IdMap<ObjectId, Known>,
     gone: VecDeque<Gone>,
-    numbers: HashMap<(ObjectId, Qpn), ObjectId>,
+    numbers: IdMap<(ObjectId, Qpn), ObjectId>,
     attributes: AllAttributes,
     /// By queue pair, and by shared receive queue.
-    sends: HashMap<ObjectId, VecDeque<Work>>,
-    receives: HashMap<ObjectId, VecDeque<Work>>,
+    sends: IdMap<ObjectId, VecDeque<Work>>,
+    receives: IdMap<ObjectId, VecDeque<Work>>,
     /// Requests that were posted so far.
     posted: u64,
 }
@@ -173,7 +174,7 @@ impl World {
         self.works(side).get(&queue).map_or(0, VecDeque::len)
     }
 
-    const fn works(&self, side: Side) -> &HashMap<ObjectId, VecDeque<Work>> {
+    const fn works(&self, side: Side) -> &IdMap<ObjectId, VecDeque<Work>> {
         match side {
             Side::Send => &self.sends,
             Side::Recv => &self.receives,

@@ -1,7 +1,7 @@
 //! The result of a run: a table for people, JSON and JUnit XML for programs.
 
 use super::stock::Shown;
-use super::{Condition, Ending, Group, Judged, Service, capture};
+use super::{Condition, Ending, Group, Judged, Service, Word, capture};
 use std::fmt::Write as _;
 use std::fs;
 use std::io;

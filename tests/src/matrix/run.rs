@@ -1,6 +1,6 @@
 //! Runs a group of cells: one process pair, one condition, one capture.
 
-use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, capture, peer_bugs};
+use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, Word, capture, peer_bugs};
 use crate::build;
 use crate::cc;
 use crate::guest::sides::{self, Process, Side};

@@ -8,6 +8,7 @@
 use super::key_faults::remote;
 use super::observer::Observer;
 use crate::event::{Event, Made};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -15,7 +16,7 @@ use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpState};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Words that are remembered.
 const WORDS: usize = 4096;
@@ -25,9 +26,9 @@ const WORDS: usize = 4096;
 pub(super) struct Atomics {
     words: BTreeMap<u64, Word>,
     /// Atomics that were posted and not executed, by queue pair.
-    posted: HashMap<ObjectId, VecDeque<Posted>>,
+    posted: IdMap<ObjectId, VecDeque<Posted>>,
     /// Words with a report.
-    reported: HashSet<u64>,
+    reported: IdSet<u64>,
 }
 
 /// What is known of a word.

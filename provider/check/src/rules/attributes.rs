@@ -3,6 +3,7 @@
 
 use super::observer::Observer;
 use crate::event::Event;
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -12,7 +13,6 @@ use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
 use roxe_transport::time::Instant;
-use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 /// How long a request of a live connection goes unanswered before it counts as lost.
@@ -22,9 +22,9 @@ const LOST: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Attributes {
     /// Where `timeout-zero` was reported.
-    reported: HashSet<ObjectId>,
+    reported: IdSet<ObjectId>,
     /// Of queue pairs without a timeout: since when there is a request that no completion followed.
-    waits: HashMap<ObjectId, Instant>,
+    waits: IdMap<ObjectId, Instant>,
 }
 
 impl Observer for Attributes {

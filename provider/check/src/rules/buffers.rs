@@ -2,6 +2,7 @@
 
 use super::observer::Observer;
 use crate::event::Event;
+use crate::id_map::IdSet;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -9,7 +10,7 @@ use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::wr::{Cqe, Sge, WcOpcode, WcStatus};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 /// Places that the card wrote last and that are remembered.
 const WRITTEN: usize = 1024;
@@ -32,7 +33,7 @@ pub(super) struct Buffers {
     /// Of what was posted before, it is no longer known whether the card wrote it.
     forgotten: u64,
     /// Queues with a report on overlapping buffers; one is enough, and looking costs time.
-    overlapping: HashSet<ObjectId>,
+    overlapping: IdSet<ObjectId>,
 }
 
 impl Observer for Buffers {

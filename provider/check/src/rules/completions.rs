@@ -3,13 +3,14 @@
 
 use super::observer::Observer;
 use crate::event::{Event, Made};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
 use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
 
 /// Queues of one completion queue that a report names.
@@ -18,11 +19,11 @@ const NAMED: usize = 8;
 /// `cq-too-small`, `cq-overrun`, `sleep-with-completions`.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
-    queues: HashMap<ObjectId, Queue>,
+    queues: IdMap<ObjectId, Queue>,
     /// Threads that wait, by channel.
-    waits: HashMap<ObjectId, (ThreadId, Stack)>,
+    waits: IdMap<ObjectId, (ThreadId, Stack)>,
     /// Queues that requests are posted to: one that is never used brings no completions.
-    used: HashSet<(ObjectId, Way)>,
+    used: IdSet<(ObjectId, Way)>,
 }
 
 /// Which queue of a queue pair; a shared receive queue receives.
@@ -152,7 +153,7 @@ impl Completions {
 type Producer = (ObjectId, Way, u32);
 
 /// Queues that complete in `cq`.
-fn producers(cq: ObjectId, used: &HashSet<(ObjectId, Way)>, world: &World) -> Vec<Producer> {
+fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Way)>, world: &World) -> Vec<Producer> {
     let (mut found, mut shared) = (Vec::new(), BTreeSet::new());
     for (id, known) in world.objects() {
         let Made::Qp(pair) = known.made else { continue };

@@ -7,6 +7,7 @@
 use super::observer::Observer;
 use crate::attributes::Attributes;
 use crate::event::{Arrived, Event};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -16,7 +17,6 @@ use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState};
 use roxe_transport::wr::WcStatus;
 use roxe_wire::{Gid, Kind, Psn, Request};
-use std::collections::{HashMap, HashSet};
 
 /// Packets in front of one that came can have been lost on their way, that many of them not.
 const FAR: i32 = 1 << 10;
@@ -26,10 +26,10 @@ const FAR: i32 = 1 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     /// The lowest PSN that came while the first one was expected, and how often.
-    first: HashMap<ObjectId, (Psn, u32)>,
+    first: IdMap<ObjectId, (Psn, u32)>,
     /// Those that may be on their second connection, and still get packets of the one before.
-    reused: HashSet<ObjectId>,
-    reported: HashSet<(ObjectId, Rule)>,
+    reused: IdSet<ObjectId>,
+    reported: IdSet<(ObjectId, Rule)>,
 }
 
 /// An end of a connection that has something to say.

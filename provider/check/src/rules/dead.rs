@@ -3,6 +3,7 @@
 
 use super::observer::Observer;
 use crate::event::Event;
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -10,15 +11,14 @@ use crate::world::{World, side_of};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, QpState};
-use std::collections::HashMap;
 
 /// `completion-of-the-dead`.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     /// Completions that nobody polled, by queue pair: of sends, and of receives.
-    unpolled: HashMap<ObjectId, [u64; 2]>,
+    unpolled: IdMap<ObjectId, [u64; 2]>,
     /// What destroyed queue pairs had in a completion queue.
-    left: HashMap<ObjectId, Left>,
+    left: IdMap<ObjectId, Left>,
 }
 
 /// Completions in a queue whose queue pair is gone.

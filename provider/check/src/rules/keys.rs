@@ -5,6 +5,7 @@ use super::key_faults::{Attempt, By, explain, remote, rights};
 use super::observer::Observer;
 use super::windows::Windows;
 use crate::event::{Event, Made, Memory};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -13,7 +14,6 @@ use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, Service};
 use roxe_transport::wr::{Access, Sge};
-use std::collections::{HashMap, HashSet};
 
 /// `key-confused`, `key-of-other-pd`, `key-stale`, `key-out-of-range`, `access-missing`,
 /// `memory-gone-in-flight`.
@@ -22,11 +22,11 @@ pub(super) struct Keys {
     windows: Windows,
     /// What a peer's request met. It counts once the request is refused for it: one that comes
     /// again may find that the region is gone, as the program may have seen its completion.
-    met: HashMap<ObjectId, Report>,
+    met: IdMap<ObjectId, Report>,
     /// Where the access flags of a queue pair were set.
-    flags: HashMap<ObjectId, Stack>,
+    flags: IdMap<ObjectId, Stack>,
     /// Requests whose region went away, by queue and `wr_id`: they are reported already.
-    cut: HashSet<(ObjectId, u64)>,
+    cut: IdSet<(ObjectId, u64)>,
 }
 
 impl Observer for Keys {

@@ -4,6 +4,7 @@
 use super::observer::Observer;
 use crate::event::{Event, Made};
 use crate::fork_support::has_fork_support;
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -11,7 +12,7 @@ use crate::world::{Known, Work, World, describe};
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::thread::{self, ThreadId};
 
 /// Users of an object that a report names.
@@ -23,9 +24,9 @@ const HANDLES: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Life {
     /// Objects that a library keeps for itself.
-    of_library: HashSet<ObjectId>,
+    of_library: IdSet<ObjectId>,
     /// Handles that may not be used any more: what they were, and where that was ended.
-    handles: HashMap<usize, (String, Stack)>,
+    handles: IdMap<usize, (String, Stack)>,
     /// What was destroyed last, and by which thread: its handle is next.
     last: Option<(ThreadId, Made)>,
     /// The order of the handles.

@@ -3,6 +3,7 @@
 
 use super::observer::Observer;
 use crate::event::Event;
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -10,13 +11,12 @@ use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, PostError};
-use std::collections::HashMap;
 
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     /// Where a send queue was full while signaled requests were in it; nothing was polled since.
-    full: HashMap<ObjectId, Stack>,
+    full: IdMap<ObjectId, Stack>,
 }
 
 impl Observer for Queues {

@@ -2,6 +2,7 @@
 
 use super::observer::Observer;
 use crate::event::{Arrived, Event};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -12,7 +13,6 @@ use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{RecvRequest, Sge};
-use std::collections::{HashMap, HashSet};
 
 /// Bytes in front of a datagram in its receive.
 const GRH: u64 = 40;
@@ -21,8 +21,8 @@ const GRH: u64 = 40;
 #[derive(Debug, Default)]
 pub(super) struct Receives {
     /// Since when a message lacks a receive.
-    late: HashMap<ObjectId, Instant>,
-    reported: HashSet<(ObjectId, Rule)>,
+    late: IdMap<ObjectId, Instant>,
+    reported: IdSet<(ObjectId, Rule)>,
 }
 
 impl Observer for Receives {

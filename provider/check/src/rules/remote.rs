@@ -6,6 +6,7 @@
 use super::observer::Observer;
 use super::remote_place::Place;
 use crate::event::Event;
+use crate::id_map::IdSet;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -13,7 +14,6 @@ use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::wr::SendFlags;
-use std::collections::HashSet;
 
 /// Requests that a new one is compared with.
 const COMPARED: usize = 512;
@@ -22,9 +22,9 @@ const COMPARED: usize = 512;
 #[derive(Debug, Default)]
 pub(super) struct Remote {
     /// Queue pairs with a report; one is enough, and looking costs time.
-    reported: HashSet<ObjectId>,
+    reported: IdSet<ObjectId>,
     /// Queue pairs that have posted a READ or an atomic.
-    reads: HashSet<ObjectId>,
+    reads: IdSet<ObjectId>,
 }
 
 impl Observer for Remote {

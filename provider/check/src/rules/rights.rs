@@ -3,13 +3,13 @@
 use super::key_faults::rights;
 use super::observer::Observer;
 use crate::event::{Event, Made, Memory};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
 use crate::world::{World, describe};
 use roxe_base::uses::ObjectId;
 use roxe_transport::wr::Access;
-use std::collections::{HashMap, HashSet};
 
 /// What peers may do with a region, as far as their uses are seen.
 const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
@@ -18,9 +18,9 @@ const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(A
 #[derive(Debug, Default)]
 pub(super) struct Rights {
     /// By the key of a region for peers.
-    used: HashMap<u32, Access>,
+    used: IdMap<u32, Access>,
     /// Regions that a library keeps for itself.
-    of_library: HashSet<ObjectId>,
+    of_library: IdSet<ObjectId>,
 }
 
 impl Observer for Rights {

@@ -3,6 +3,7 @@
 
 use super::observer::Observer;
 use crate::event::{Event, Made};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -10,16 +11,15 @@ use crate::world::World;
 use roxe_base::uses::ObjectId;
 use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::wr::WcStatus;
-use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 
 /// `event-unread`, `async-unread`.
 #[derive(Debug, Default)]
 pub(super) struct UnreadEvents {
     /// Where completion queues were armed last.
-    armed: HashMap<ObjectId, Stack>,
+    armed: IdMap<ObjectId, Stack>,
     /// Queue pairs of which the program knows that they have failed.
-    failed: HashSet<ObjectId>,
+    failed: IdSet<ObjectId>,
 }
 
 impl Observer for UnreadEvents {

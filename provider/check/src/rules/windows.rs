@@ -3,12 +3,13 @@
 //! Part of the rules on keys. Touches nothing.
 
 use crate::event::{Event, Made};
+use crate::id_map::IdMap;
 use crate::stack::Stack;
 use crate::world::{Work, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::wr::{Bind, SendOp};
 use roxe_wire::RKey;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Keys of one window that are remembered once they are dead.
 const REMEMBERED: usize = 16;
@@ -25,7 +26,7 @@ pub(super) struct Binding {
 
 /// All windows, by context and by the upper bits of their keys, which stay.
 #[derive(Debug, Default)]
-pub(super) struct Windows(HashMap<(ObjectId, u32), VecDeque<Binding>>);
+pub(super) struct Windows(IdMap<(ObjectId, u32), VecDeque<Binding>>);
 
 impl Windows {
     /// Notes what opens and closes windows.

@@ -7,13 +7,14 @@ use super::packet::TracedPacket;
 use super::pair::PairTrack;
 use crate::event::{Event, Made};
 use crate::explain;
+use crate::id_map::IdMap;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{Side, TxReason};
 use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::{Header, Kind, Qpn, Response, Syndrome};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt::{Debug, Display};
 
 /// A receive request that is posted.
@@ -24,10 +25,10 @@ type Posted = (u64, Instant);
 pub(super) struct Tracks {
     /// The process and the track of what belongs to no queue pair have their names.
     is_named: bool,
-    pairs: HashMap<ObjectId, PairTrack>,
-    numbers: HashMap<Qpn, ObjectId>,
+    pairs: IdMap<ObjectId, PairTrack>,
+    numbers: IdMap<Qpn, ObjectId>,
     /// By queue pair, and by shared receive queue; oldest first.
-    receives: HashMap<ObjectId, VecDeque<Posted>>,
+    receives: IdMap<ObjectId, VecDeque<Posted>>,
     /// Send requests so far.
     serial: u64,
 }

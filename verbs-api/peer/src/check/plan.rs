@@ -29,7 +29,12 @@ impl Service {
         }
     }
 
-    const fn ops(self) -> &'static [Op] {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+
+    /// The operations that it has.
+    #[must_use]
+    pub const fn ops(self) -> &'static [Op] {
         use Op::*;
         match self {
             Self::Rc => &[Send, SendImm, Write, WriteImm, Read, FetchAdd, CmpSwap],
@@ -129,7 +134,7 @@ impl fmt::Display for Check {
 
 /// The services, path MTUs and addresses; a pair of queue pairs each.
 pub fn pairs() -> impl Iterator<Item = (Service, u32, Family)> {
-    [Service::Rc, Service::Uc, Service::Ud].into_iter().flat_map(|service| {
+    Service::ALL.into_iter().flat_map(|service| {
         MTUS.into_iter().flat_map(move |mtu| [Family::V4, Family::V6].map(|family| (service, mtu, family)))
     })
 }
