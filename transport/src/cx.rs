@@ -309,8 +309,8 @@ impl PacketNote {
 pub trait TxBatch {
     /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of
     /// the BTH to the end of the pad. The batch adds the ICRC behind it when it is closed. `note`
-    /// says where the packet comes from; nothing depends on it. `None`: the batch is full, send it
-    /// and ask again.
+    /// says where the packet comes from; at most the UDP port that it leaves by depends on it.
+    /// `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>>;
 
     /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may

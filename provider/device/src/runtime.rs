@@ -70,7 +70,8 @@ impl Runtime {
     }
 
     fn new(device: &Device) -> Result<Self, Error> {
-        let agent = Arc::new(Agent::new(|| at_exit(Stage::Shutdown, shut_down)));
+        at_exit(Stage::Shutdown, shut_down);
+        let agent = Arc::<Agent>::default();
         let engine = Engine::create(device.adapter(), Arc::new(Upper { agent: Arc::clone(&agent) }))?;
         Ok(Self { engine, agent })
     }

@@ -434,6 +434,25 @@ fn a_receiver_that_stops_for_less_than_its_sender_waits_is_no_error() {
 }
 
 #[test]
+fn what_a_process_acknowledged_before_it_ended_is_done_for_a_peer_that_reads_it_later() {
+    // With a small receive buffer long messages make a process send from a port of its own.
+    let [mut a, mut b] = [(); 2].map(|()| Peer::start("rc", &[BY_UDP, ("ROXE_RCVBUF", "212992")]));
+    join(&mut a, &mut b);
+    assert_eq!(b.ask("write 1 100000"), [1]);
+    b.stop();
+    a.tell("write 1 8");
+    // The retries of the sender last for more than 1.5 s.
+    std::thread::sleep(Duration::from_millis(100));
+    a.stop();
+    b.signal(libc::SIGCONT);
+    b.end();
+    // Longer than is believed whose a port is.
+    std::thread::sleep(Duration::from_millis(100));
+    a.signal(libc::SIGCONT);
+    assert_eq!(a.hear(), "1");
+}
+
+#[test]
 fn senders_of_datagrams_do_not_wait_for_a_stopped_receiver_for_ever() {
     for (role, count) in [("ud", 100), ("uc", 10)] {
         let [mut a, mut b] = joined_by_ring(role);

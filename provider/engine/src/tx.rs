@@ -21,7 +21,7 @@ use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
+use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom};
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
 use roxe_wire::{Gid, NetHeader, Qpn};
@@ -219,13 +219,21 @@ impl Batch {
         if link.lacks_tx_retention(av.dgid, || self.bytes_of(run.clone()).len()) {
             uncancelled(|| link.open_tx_retention());
         }
-        let net = NetHeader { src_port: link.src_port(av.dgid), ..header(link, av) };
+        let net = NetHeader { src_port: self.src_port(at, link, av), ..header(link, av) };
         self.seal(run.clone(), &net);
         if self.send_run(run.clone(), link, &net, counters) {
             return run.end;
         }
         // The link takes them one by one.
         at
+    }
+
+    /// The UDP port that the run which starts with packet `at` comes from. Receivers believe one of
+    /// this process as long as it runs, and the RoCE port always: a process that ends when all is
+    /// done leaves acknowledgements behind that its peer may read later.
+    fn src_port(&self, at: usize, link: &UdpLink, av: &Av) -> u16 {
+        let is_ack = self.packets.get(at).is_some_and(|first| first.note.reason == TxReason::Ack);
+        if is_ack { ROCE_PORT } else { link.src_port(av.dgid) }
     }
 
     /// The longest run that starts with packet `at`.
@@ -352,11 +360,11 @@ pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_transport::cx::TxReason;
     use std::net::Ipv4Addr;
 
     const QPN: Qpn = Qpn::new(7);
-    const NOTE: PacketNote = PacketNote::answer(QPN, TxReason::Ack);
+    const NOTE: PacketNote = PacketNote::answer(QPN, TxReason::ReadResponse);
+    const ACK: PacketNote = PacketNote::answer(QPN, TxReason::Ack);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
@@ -542,5 +550,12 @@ mod tests {
         let [first, own @ ..] = &ports[..] else { panic!("no ports") };
         assert_eq!(*first, ROCE_PORT);
         assert!(own[0] != ROCE_PORT && own.iter().all(|port| *port == own[0]), "{own:?}");
+        let mut batch = Batch::new();
+        batch.room(&to_av, Qpn::new(0x1000), 16, ACK).unwrap().fill(0);
+        assert_eq!(batch.send_from(0, &link, &to_av, &Counters::default()), 1);
+        let meta = link.recv(&mut buf).unwrap().unwrap();
+        assert_eq!(meta.src_port, ROCE_PORT, "an acknowledgement is believed when its sender is gone");
+        let net = NetHeader { src: link.gid(), dst: link.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        assert!(icrc::verify(&net, &buf[..meta.len]));
     }
 }

@@ -27,14 +27,12 @@ const MAX_INBOX: usize = 4096;
 const END_REPEATS: usize = 3;
 
 /// Everything of connection management of one device in this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Agent {
     /// `None` until somebody needs it, and again in the child of a fork.
     core: Mutex<rank::CmAgent, Option<Core>>,
     /// The engine knows whether something is in there.
     inbox: Mutex<rank::CmInbox, Inbox>,
-    /// Called when there is something that the end of the process has to end.
-    on_start: fn(),
 }
 
 /// What the lock guards.
@@ -149,11 +147,6 @@ impl Agent {
 }
 
 impl Agent {
-    /// One that nobody needs yet. `on_start` is called as soon as somebody does.
-    pub(crate) fn new(on_start: fn()) -> Self {
-        Self { core: Mutex::default(), inbox: Mutex::default(), on_start }
-    }
-
     /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends
     /// the messages and delivers the events that came of it. Take no lock of an id around this.
     ///
@@ -187,7 +180,6 @@ impl Agent {
     fn ensure<'a>(&self, core: &'a mut Option<Core>, engine: &Engine) -> Result<&'a mut Core, Error> {
         if core.is_none() {
             *core = Some(Core::new(engine)?);
-            (self.on_start)();
         }
         core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
     }

@@ -78,6 +78,12 @@ impl Peer {
         assert!(libc::WIFSTOPPED(status));
     }
 
+    /// Tells it to end by itself, and returns when it has.
+    pub(crate) fn end(mut self) {
+        self.tell("exit");
+        assert!(self.child.wait().unwrap().success());
+    }
+
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
