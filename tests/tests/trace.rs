@@ -21,8 +21,9 @@ type Judged = Result<(), String>;
 type Claim = (&'static str, fn(&str) -> Judged);
 
 fn main() -> ExitCode {
-    let checks: [Claim; 7] = [
+    let checks: [Claim; 8] = [
         ("both ends of a ping-pong stand on one clock", ping_pong),
+        ("each of several queue pairs has tracks of its own", several),
         ("what the connection manager says is there", connection),
         ("lost packets are seen to be sent again", loss),
         ("a wait for a peer that is not ready is seen", not_ready),
@@ -100,6 +101,7 @@ impl Trace {
         let trace = Self(events);
         trace.slices(is_whole)?;
         trace.asyncs(is_whole)?;
+        trace.names()?;
         Ok(trace)
     }
 
@@ -125,10 +127,12 @@ impl Trace {
 
     /// Each request begins once and ends once, later.
     fn asyncs(&self, is_whole: bool) -> Judged {
-        let mut open: HashMap<&str, &Value> = HashMap::new();
+        let mut open: HashMap<(u64, &str), &Value> = HashMap::new();
         let mut all = BTreeSet::new();
         for event in self.0.iter().filter(|event| matches!(word(event, "ph"), "b" | "e")) {
-            let id = word(event, "id");
+            // An `id` of its own would take the slice away from its process.
+            let local = event["id2"]["local"].as_str().filter(|_| event.get("id").is_none());
+            let id = (track(event).0, local.ok_or_else(|| format!("is not the process's own: {event}"))?);
             if word(event, "ph") == "b" {
                 open.insert(id, event);
                 if !all.insert(id) {
@@ -136,7 +140,7 @@ impl Trace {
                 }
                 continue;
             }
-            let begun = open.remove(id).ok_or_else(|| format!("did not begin: {event}"))?;
+            let begun = open.remove(&id).ok_or_else(|| format!("did not begin: {event}"))?;
             if time(begun) > time(event) || word(begun, "name") != word(event, "name") {
                 return Err(format!("{begun} does not end with {event}"));
             }
@@ -145,6 +149,26 @@ impl Trace {
             Some(event) => Err(format!("does not end: {event}")),
             None => Ok(()),
         }
+    }
+
+    /// Each track and its process have a name, and send requests of one name are of one queue pair:
+    /// viewers put them on one track.
+    fn names(&self) -> Judged {
+        let of = |name: &str| self.named("M", name).map(track).collect::<BTreeSet<_>>();
+        let (threads, processes) = (of("thread_name"), of("process_name").into_iter().map(|(pid, _)| pid));
+        let processes: BTreeSet<_> = processes.collect();
+        let mut requests = HashMap::new();
+        for event in &self.0 {
+            let track = track(event);
+            if !threads.contains(&track) || !processes.contains(&track.0) {
+                return Err(format!("on a track without a name: {event}"));
+            }
+            let is_request = matches!(word(event, "ph"), "b" | "e");
+            if is_request && *requests.entry((track.0, word(event, "name"))).or_insert(track) != track {
+                return Err(format!("has the name of a request of another queue pair: {event}"));
+            }
+        }
+        Ok(())
     }
 
     /// Events of this phase whose name begins so.
@@ -219,6 +243,15 @@ fn ping_pong(link: &str) -> Judged {
         }
     }
     Ok(())
+}
+
+fn several(link: &str) -> Judged {
+    let trace = traced("ib_write_bw -q 3 -n 20 -s 1024", link, "")?;
+    let requests: BTreeSet<_> = trace.named("b", "RDMA WRITE").map(|event| word(event, "name")).collect();
+    if requests.len() == 3 && trace.tracks().len() >= 6 {
+        return Ok(());
+    }
+    Err(format!("queue pairs {:?} have requests {requests:?}", trace.tracks()))
 }
 
 fn connection(link: &str) -> Judged {

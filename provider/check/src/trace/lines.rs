@@ -91,8 +91,9 @@ impl Lines {
             to.push('"');
         }
         if let Some(id) = id {
-            // Viewers look for it among the events of all processes.
-            write!(to, ",\"id\":\"{pid:#x}.{id:x}\"")?;
+            // Local to the process: with an `id` for all of them, viewers show these slices apart
+            // from every process.
+            write!(to, ",\"id2\":{{\"local\":\"{id:#x}\"}}")?;
         }
         if phase == Phase::Instant {
             // It belongs to its track alone.
@@ -178,6 +179,6 @@ mod tests {
                 "args": {"n": 1, "x": "0xffffffffffffffff", "t": "a \"b\" \\   c"}})
         );
         let slice = line(Phase::AsyncBegin(26), "SEND", &Args::default());
-        assert_eq!((&slice["ph"], &slice["id"], &slice["args"]), (&json!("b"), &json!("0x7.1a"), &json!({})));
+        assert_eq!((&slice["ph"], &slice["id2"], &slice["args"]), (&json!("b"), &json!({"local": "0x1a"}), &json!({})));
     }
 }

@@ -108,12 +108,10 @@ impl PairTrack {
         };
         let (wr_id, name) = (request.wr_id, operation(&request.op));
         let signaled = self.pair.sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
-        let args = Args::default()
-            .text("qp", &format_args!("{:#08x}", self.pair.qpn.get()))
-            .hex("wr_id", wr_id)
-            .number("length", length)
-            .number("signaled", u8::from(signaled));
-        lines.put(Phase::AsyncBegin(serial), self.track(), at, ("wr", &name), &args);
+        // Viewers put slices of one name on one track; each queue pair shall have its own.
+        let title = format_args!("{name} {:#08x}", self.pair.qpn.get());
+        let args = Args::default().hex("wr_id", wr_id).number("length", length).number("signaled", u8::from(signaled));
+        lines.put(Phase::AsyncBegin(serial), self.track(), at, ("wr", &title), &args);
         self.sends.push_back(Open { serial, wr_id, name, signaled, psns: None, retransmitted: 0 });
     }
 
@@ -218,7 +216,13 @@ impl Open {
         if self.retransmitted > 0 {
             args = args.number("retransmitted", self.retransmitted);
         }
-        lines.put(Phase::AsyncEnd(self.serial), qpn.get(), at, ("wr", &self.name), &args);
+        lines.put(
+            Phase::AsyncEnd(self.serial),
+            qpn.get(),
+            at,
+            ("wr", &format_args!("{} {:#08x}", self.name, qpn.get())),
+            &args,
+        );
     }
 }
 

@@ -137,10 +137,15 @@ impl Tracks {
         if let Some(wr_id) = sent.and_then(|note| note.wr_id) {
             args = args.hex("wr_id", wr_id);
         }
-        let track = if *qpn == Qpn::GSI { lines.pid() } else { qpn.get() };
+        // Packets of queue pair 1, and of those that are gone, have no track of their own.
+        let pair = self.numbers.get(qpn).copied();
+        let track = if pair.is_some() { qpn.get() } else { lines.pid() };
+        if pair.is_none() && *qpn != Qpn::GSI {
+            args = args.text("qp", &format_args!("{:#08x}", qpn.get()));
+        }
         let name = format_args!("{arrow} {what}{again}{remarked}");
         lines.put(Phase::Instant, track, *at, (category, &name), &args.text("peer", peer));
-        if let (Some(note), Some((header, _)), Some(id)) = (sent, header, self.numbers.get(qpn).copied()) {
+        if let (Some(note), Some((header, _)), Some(id)) = (sent, header, pair) {
             self.on(id, |pair| pair.sent(lines, now, *note, header));
         }
     }
@@ -343,7 +348,7 @@ mod tests {
         assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion asked for".into(), &8.into()));
         assert_eq!((&ends[1]["status"], &ends[1]["retransmitted"]), (&"success".into(), &1.into()));
         traced.tell(&Event::TakenBack { qp: traced.qp, count: 1 });
-        assert_eq!(traced.names(), ["e SEND"]);
+        assert_eq!(traced.names(), ["e SEND 0x000011"]);
     }
 
     #[test]
@@ -364,6 +369,6 @@ mod tests {
         traced.post(5, SendFlags::SIGNALED);
         traced.seen();
         traced.tracks.end(&mut traced.lines, Instant(9));
-        assert_eq!(traced.names(), ["E", "e SEND"]);
+        assert_eq!(traced.names(), ["E", "e SEND 0x000011"]);
     }
 }
