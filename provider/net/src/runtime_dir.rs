@@ -96,7 +96,7 @@ impl RuntimeDir {
             return Ok(Arc::clone(dir));
         }
         let runtime = roxe_base::config::variable("XDG_RUNTIME_DIR");
-        let dir = Arc::new(Self::open(&candidates(runtime, uid), uid)?);
+        let dir = Arc::new(Self::open(&candidates(runtime, (uid, outer_uid(uid))), uid)?);
         current.dir = Some(Arc::clone(&dir));
         drop(current);
         dir.sweep();
@@ -231,13 +231,30 @@ struct Candidates {
     fixed: Vec<PathBuf>,
 }
 
-/// Where the folder of the user `uid` may be. `runtime` is the value of `XDG_RUNTIME_DIR`.
-fn candidates(runtime: Option<OsString>, uid: u32) -> Candidates {
+/// Where the folder of the user `uid` may be, whom others know as `outer`. `runtime` is the value
+/// of `XDG_RUNTIME_DIR`.
+fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
-    let of_user = format!("/run/user/{uid}/roxe");
-    let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{uid}")));
+    let of_user = format!("/run/user/{outer}/roxe");
+    let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{outer}")));
     Candidates { named, fixed: std::iter::once(of_user.into()).chain(system).chain(others).collect() }
+}
+
+/// The number of the user `uid` outside of this user namespace. It names the folders: they lie
+/// where everybody's do, whose numbers are those of outside, and a process of the same user there
+/// shares the RoCE port with this one.
+fn outer_uid(uid: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.lines().find_map(|line| outside(line, uid)).unwrap_or(uid)
+}
+
+/// What a line of a `uid_map` makes of `uid`: first number inside, first outside, how many.
+fn outside(line: &str, uid: u32) -> Option<u32> {
+    let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
+    let [inside, outside, count] = [numbers.next()??, numbers.next()??, numbers.next()??];
+    let at = uid.checked_sub(inside).filter(|at| *at < count)?;
+    outside.checked_add(at)
 }
 
 /// Whether this is a socket, or the link to one in another folder, which has the same name there.

@@ -94,15 +94,27 @@ fn a_folder_whose_names_would_be_too_long_is_refused() {
 
 #[test]
 fn the_places_are_the_same_for_all_processes_of_a_user() {
-    let places = |runtime: Option<&str>, uid| -> Vec<String> {
-        let all = candidates(runtime.map(OsString::from), uid);
+    let places = |runtime: Option<&str>, ids| -> Vec<String> {
+        let all = candidates(runtime.map(OsString::from), ids);
         all.named.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
     };
     let fixed = ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"];
-    assert_eq!(places(None, 7), fixed);
-    assert_eq!(places(Some("relative"), 7), fixed);
-    assert_eq!(places(Some("/x"), 7)[..2], ["/x/roxe", fixed[0]]);
-    assert_eq!(places(None, 0)[1], "/run/roxe");
+    assert_eq!(places(None, (7, 7)), fixed);
+    assert_eq!(places(Some("relative"), (7, 7)), fixed);
+    assert_eq!(places(Some("/x"), (7, 7))[..2], ["/x/roxe", fixed[0]]);
+    assert_eq!(places(None, (0, 0))[1], "/run/roxe");
+    assert_eq!(places(None, (0, 7)), [fixed[0], "/run/roxe", fixed[1], fixed[2]], "root of a user namespace only");
+}
+
+#[test]
+fn a_user_is_named_as_outside_of_the_user_namespace() {
+    let first = |map: &str, uid| map.lines().find_map(|line| outside(line, uid));
+    let all = "         0          0 4294967295\n";
+    assert_eq!([0, 7, 65_534].map(|uid| first(all, uid)), [0, 7, 65_534].map(Some));
+    let some = "0 1000 1\n1 100000 65536\n";
+    assert_eq!([0, 1, 7, 65_536].map(|uid| first(some, uid)), [1000, 100_000, 100_006, 165_535].map(Some));
+    assert_eq!(first(some, 65_537), None);
+    assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| outside(line, 6)), [None; 4]);
 }
 
 /// A folder for one `XDG_RUNTIME_DIR`, beside the common one of a test.
