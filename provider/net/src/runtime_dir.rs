@@ -183,7 +183,7 @@ impl RuntimeDir {
     /// Takes away the names of processes that have died. False if another process is at it.
     pub(super) fn sweep(&self) -> bool {
         // The common folder after the own one: what is taken away here is a link to nothing there.
-        self.all().fold(true, |done, dir| dir.sweep_alone() && done)
+        self.all().filter(|dir| !dir.sweep_alone()).count() == 0
     }
 
     fn sweep_alone(&self) -> bool {
@@ -192,7 +192,7 @@ impl RuntimeDir {
             return false;
         }
         if let (Ok(entries), Ok(probe)) = (fs::read_dir(&self.path), datagram_socket()) {
-            let names = entries.flatten().filter(|entry| is_name(entry));
+            let names = entries.flatten().filter(is_name);
             names.map(|entry| entry.path()).filter(|path| is_dead(&probe, path)).for_each(|path| {
                 let _ = fs::remove_file(path);
             });
