@@ -23,6 +23,8 @@ pub(crate) struct SendRequest {
     /// What is sent instead of segments, copied by the library.
     pub(crate) inline: Option<Vec<u8>>,
     pub(crate) target: Target,
+    /// The shared queue that a request of XRC names.
+    pub(crate) srqn: u32,
 }
 
 /// The part of a request that depends on the service and the opcode.
@@ -50,6 +52,7 @@ impl Qp {
             opcode: request.opcode,
             send_flags: flags,
             imm_data: request.imm_data,
+            remote_srqn: request.srqn,
             ..ibv_send_wr::ZERO
         };
         wr.wr = match &request.target {
