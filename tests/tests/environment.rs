@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{env, io};
 
+#[path = "environment/chroot.rs"]
+mod chroot;
 #[path = "environment/seccomp.rs"]
 mod seccomp;
 
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
     }
     let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
     checks.push(Check::new("port 4791 is taken by a program that does not share it: says so", foreign_port));
+    checks.extend(chroot::checks());
     report::main(checks)
 }
 
