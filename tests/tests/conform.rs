@@ -6,7 +6,8 @@
 
 use roxe_tests::build;
 use roxe_tests::report::{self, Check, Verdict};
-use std::process::{Command, ExitCode, Output};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::{env, fs};
 
 /// Folders of `tests/conform` that hardly wait for timers.
@@ -22,7 +23,51 @@ fn main() -> ExitCode {
         .map(|folder| Check::new(format!("conform self {folder}"), move || conforms(folder)));
     let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
     let manager = Check::new("drill says where a connection manager does otherwise", manager);
-    report::main(catalogue.chain([drill, manager]).collect())
+    let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
+    let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
+    report::main(catalogue.chain([drill, manager, gone, unread]).collect())
+}
+
+/// An agent that is killed in the middle of the catalogue.
+fn gone() -> Verdict {
+    let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
+    let greeting = lines(&mut agent).next().unwrap_or_default();
+    let words: Vec<_> = greeting.split(' ').collect();
+    let ["listening", address, "token", token] = words[..] else { return Verdict::Failed(greeting) };
+    let mut conform = start(&["conform", &format!("peer://{token}@{address}"), "-v", "responder/"]);
+    let mut told = lines(&mut conform);
+    let begun = told.by_ref().take(3).count();
+    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    let rest = told.count();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    let says =
+        text.contains("the agent has stopped answering in responder/") && text.contains("more cases were not run");
+    if begun == 3 && ended.status.code() == Some(1) && says {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{} after {begun} and {rest} lines\n{text}", ended.status))
+}
+
+/// What `head` does to it.
+fn unread() -> Verdict {
+    let mut conform = start(&["conform", "virtual", "-v"]);
+    let first = lines(&mut conform).next();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    if first.is_some() && ended.status.success() && text.is_empty() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", ended.status))
+}
+
+fn start(words: &[&str]) -> Child {
+    let command = &mut Command::new(build::roxe());
+    command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
+}
+
+fn lines(child: &mut Child) -> impl Iterator<Item = String> {
+    BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
 }
 
 fn roxe(words: &[&str]) -> Output {

@@ -261,6 +261,10 @@ impl Target for AgentCard {
         Ok(received.map(|(net, bytes)| (self.now(), Datagram { net, bytes })))
     }
 
+    fn is_lost(&self) -> bool {
+        self.client.is_lost()
+    }
+
     fn pause(&mut self, until: Duration) {
         std::thread::sleep(until.saturating_sub(self.now()));
     }

@@ -246,6 +246,10 @@ pub trait Target: FarSide + Extensions {
     /// # Errors
     /// The near side itself cannot.
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
+    /// Whether it has gone for good, so that no further case can be run.
+    fn is_lost(&self) -> bool {
+        false
+    }
     /// Waits before the far side is asked again, at most until then.
     fn pause(&mut self, until: Duration);
     /// From now on, or no more, cases shall follow each other fast: objects are used again, and a
