@@ -2,11 +2,8 @@
 //! to and from it (the near side). Traits and plain data; `virtual_card` and `agent` implement
 //! them. `extensions` has what only some cards offer.
 
-mod answer;
-mod extensions;
-
-pub use answer::{Answer, Handle, Refused};
-pub use extensions::{Bound, ConnectionEvent, Extensions, Terms};
+pub use crate::answer::{Answer, Handle, Refused};
+pub use crate::extensions::{Bound, ConnectionEvent, Extensions, Terms};
 use roxe_wire::Gid;
 use std::fmt;
 use std::time::Duration;
