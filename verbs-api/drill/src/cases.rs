@@ -17,7 +17,6 @@ pub(crate) const CASES: &[(&str, &str)] = scripts![
     "cm/active_rep_again",
     "cm/active_sidr",
     "cm/active_stale",
-    "cm/alternate_path",
     "cm/class_version_wrong",
     "cm/connect",
     "cm/cut",

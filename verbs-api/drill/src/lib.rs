@@ -11,11 +11,13 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod answer;
 mod cases;
 mod clauses;
 pub mod conform;
 mod craft;
 mod deviations;
+mod extensions;
 pub mod fuzz;
 mod layout;
 mod log;

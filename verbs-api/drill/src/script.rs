@@ -1,7 +1,8 @@
 //! Scripts: a text, its loops unrolled, each line a step.
 //!
 //! `docs/drill.md` is the manual of the language. `words` takes lines apart, `steps` has what a
-//! step says, `read` makes steps of words, `connections` those about librdmacm. Nothing here runs anything.
+//! step says, `read` makes steps of words, `connections` those about librdmacm. Nothing
+//! here runs anything.
 
 mod connections;
 mod read;

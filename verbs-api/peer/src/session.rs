@@ -2,8 +2,8 @@
 //!
 //! Objects live in one table (`session/table.rs`); `session/card.rs` tells what the card is,
 //! `session/control.rs` makes, changes and destroys objects, `session/data.rs` posts, polls and
-//! touches memory, `session/cm.rs` connects. Everything goes when the session does. Touches the verbs of `verbs.rs`, and
-//! files of counters.
+//! touches memory, `session/cm.rs` connects. Everything goes when the session does.
+//! Touches the verbs of `verbs.rs`, and files of counters.
 
 mod attributes;
 mod card;

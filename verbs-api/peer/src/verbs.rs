@@ -48,6 +48,11 @@ fn refusal(verb: &str, errno: c_int) -> Refusal {
     Refusal { text: format!("{verb}: {}", io::Error::from_raw_os_error(errno)), errno }
 }
 
+/// The library has no function for this verb.
+fn missing(verb: &str) -> Refusal {
+    Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
+}
+
 /// Waits until there is something to read from `fd`, and tells whether there is; `until` has passed
 /// otherwise.
 fn wait_readable(fd: c_int, until: Instant) -> bool {

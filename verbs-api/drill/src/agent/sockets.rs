@@ -123,8 +123,8 @@ impl Sockets {
         }
     }
 
-    /// The next packet of this case to this address; what has come already is taken even if the time
-    /// is over.
+    /// The next packet of this case to this address; what has come already is taken even if the
+    /// time is over.
     fn receive_at(&self, gid: Gid, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
         let socket = self.socket(gid)?;
         loop {

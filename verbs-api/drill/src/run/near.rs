@@ -82,7 +82,7 @@ impl Run<'_> {
             ("remote_gid_high", card_high),
             ("remote_gid_low", card_low),
             ("hop_limit", 64),
-            ("ack_timeout", 14),
+            ("ack_timeout", 18),
             ("ip_version", if self.card.address.is_ipv4() { 4 } else { 6 }),
             ("ip_port", 50_000),
             ("ip_src_high", if self.card.address.is_ipv4() { 0 } else { near_high }),

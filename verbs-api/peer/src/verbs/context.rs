@@ -81,8 +81,8 @@ impl Context {
         unsafe { &(*self.raw).ops }
     }
 
-    /// The functions that came after those of [`Self::ops`], if the library has those of XRC and all
-    /// that are older.
+    /// The functions that came after those of [`Self::ops`], if the library has those of XRC and
+    /// all that are older.
     pub(super) fn extended(&self) -> Option<&verbs_context> {
         // SAFETY: the context is open.
         if unsafe { (*self.raw).abi_compat } != ABI_EXTENDED {

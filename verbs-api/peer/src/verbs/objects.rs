@@ -1,7 +1,6 @@
 //! Protection domains, XRC domains and address handles.
 
-use super::memory::missing;
-use super::{Context, check, check_pointer, owned};
+use super::{Context, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
 use roxe_abi::*;
 use std::rc::Rc;

@@ -1,7 +1,6 @@
 //! Completion queues with their channels, shared receive queues, and queue pairs.
 
-use super::memory::missing;
-use super::{Context, Pd, Xrcd, check, check_pointer, make_nonblocking, owned, wait_readable};
+use super::{Context, Pd, Xrcd, check, check_pointer, make_nonblocking, missing, owned, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::c_int;
 use core::ptr;

@@ -1,7 +1,6 @@
 //! Work requests, posted one at a time.
 
-use super::memory::missing;
-use super::{Ah, Mr, Mw, Qp, Srq, check};
+use super::{Ah, Mr, Mw, Qp, Srq, check, missing};
 use crate::protocol::{Refusal, names};
 use core::ffi::{c_int, c_uint};
 use core::ptr;

@@ -2,7 +2,7 @@
 //! memory windows, multicast groups. A target without them answers EOPNOTSUPP, which makes a case
 //! unsupported.
 
-use super::{Answer, Handle, Refused};
+use crate::answer::{Answer, Handle, Refused};
 use roxe_wire::Gid;
 
 /// What a connection is asked for or accepted with.
