@@ -33,7 +33,12 @@ pub fn peer_request(data: &[u8]) {
         if let Ok(Some(bytes)) = args.bytes(name) {
             assert_eq!(protocol::from_hex(&protocol::to_hex(&bytes)), Some(bytes), "{line}");
         }
-        let _ = (args.is_set(name), args.text(name), args.gid(name), args.named(name, names::STATES));
+        let _ = (args.is_set(name), args.text(name), args.gid(name));
+        for table in [names::STATES, names::MIGRATION, names::PORT_SPACES] {
+            if let Ok(number) = args.named(name, table) {
+                assert!(table.iter().any(|(_, known)| *known == number), "{line}");
+            }
+        }
         for item in args.objects(name, &["mr", "offset", "length", "addr", "lkey"]).unwrap_or_default() {
             let _ = (item.number::<u32>("length"), item.optional::<u64>("mr"), item.or::<usize>("offset", 0));
         }

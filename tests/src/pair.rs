@@ -97,13 +97,39 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.exited() {
+            // What a shell has started would go on without it, and hold ports and processors.
+            let started = descendants(self.child.id());
             // It may end between the look and the kill; then there is nothing left to do.
             let _ = self.child.kill();
+            started.into_iter().for_each(kill);
         }
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.log);
         let _ = fs::remove_file(errors(&self.log));
     }
+}
+
+/// The processes that `process` has started, that those have started, and so on.
+fn descendants(process: u32) -> Vec<u32> {
+    let mut found = vec![process];
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+        let children: Vec<u32> = lists.flat_map(|list| numbers(&list)).collect();
+        found.extend(children);
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+fn numbers(list: &str) -> Vec<u32> {
+    list.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+fn kill(process: u32) {
+    // SAFETY: kill takes no pointers.
+    unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
 }
 
 /// The file for standard error beside the one for standard output.
@@ -321,4 +347,34 @@ pub fn installed(program: &str) -> bool {
     Path::new(program).is_file()
         || std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Place, Program, Running, descendants, log_path};
+    use std::fs;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn what_a_shell_has_started_ends_with_it() {
+        let shell =
+            Program { name: "sh".to_owned(), args: ["-c", "sleep 600 & sleep 600; :"].map(str::to_owned).into() };
+        let place = Place { bare: true, ..Place::default() };
+        let running = Running::start(&shell, &place, log_path("shell")).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut started = Vec::new();
+        while started.len() < 2 {
+            assert!(Instant::now() < until, "the shell has started nothing");
+            thread::sleep(super::LOOK);
+            started = descendants(running.child.id());
+        }
+        drop(running);
+        // One that has ended has no command line any more; it is listed until its parent reaps it.
+        let lives = |process: &u32| fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty());
+        while started.iter().any(lives) {
+            assert!(Instant::now() < until, "{started:?} still run");
+            thread::sleep(super::LOOK);
+        }
+    }
 }

@@ -6,12 +6,13 @@
 
 use roxe_tests::build;
 use roxe_tests::report::{self, Check, Verdict};
-use std::process::{Command, ExitCode, Output};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::{env, fs};
 
 /// Folders of `tests/conform` that hardly wait for timers.
-const QUICK: [&str; 2] = ["responder/", "congestion/"];
-const SLOW: [&str; 4] = ["requester/", "robustness/", "uc/", "ud/"];
+const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
+const SLOW: [&str; 5] = ["cm/", "requester/", "robustness/", "uc/", "ud/"];
 
 fn main() -> ExitCode {
     let all = env::args().any(|word| word == "--all");
@@ -21,7 +22,52 @@ fn main() -> ExitCode {
         .chain(slow)
         .map(|folder| Check::new(format!("conform self {folder}"), move || conforms(folder)));
     let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
-    report::main(catalogue.chain([drill]).collect())
+    let manager = Check::new("drill says where a connection manager does otherwise", manager);
+    let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
+    let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
+    report::main(catalogue.chain([drill, manager, gone, unread]).collect())
+}
+
+/// An agent that is killed in the middle of the catalogue.
+fn gone() -> Verdict {
+    let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
+    let greeting = lines(&mut agent).next().unwrap_or_default();
+    let words: Vec<_> = greeting.split(' ').collect();
+    let ["listening", address, "token", token] = words[..] else { return Verdict::Failed(greeting) };
+    let mut conform = start(&["conform", &format!("peer://{token}@{address}"), "-v", "responder/"]);
+    let mut told = lines(&mut conform);
+    let begun = told.by_ref().take(3).count();
+    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    let rest = told.count();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    let says =
+        text.contains("the agent has stopped answering in responder/") && text.contains("more cases were not run");
+    if begun == 3 && ended.status.code() == Some(1) && says {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{} after {begun} and {rest} lines\n{text}", ended.status))
+}
+
+/// What `head` does to it.
+fn unread() -> Verdict {
+    let mut conform = start(&["conform", "virtual", "-v"]);
+    let first = lines(&mut conform).next();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    if first.is_some() && ended.status.success() && text.is_empty() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", ended.status))
+}
+
+fn start(words: &[&str]) -> Child {
+    let command = &mut Command::new(build::roxe());
+    command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
+}
+
+fn lines(child: &mut Child) -> impl Iterator<Item = String> {
+    BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
 }
 
 fn roxe(words: &[&str]) -> Output {
@@ -62,4 +108,36 @@ fn drill() -> Verdict {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
+}
+
+/// One message, one event and private data that are wrong, and one packet too few.
+fn manager() -> Verdict {
+    const BEGINS: &str = "title A request that is accepted otherwise\npeer listen l\npeer qp q state=RESET\n\
+                          send REQ service=l.service data=\"abc\"\n";
+    let wrong = [
+        ("peer request c of=l\npeer accept c qp=q\nexpect REP remote_id=near.id qpn=q.qpn+1", ":7:", "(qpn is "),
+        ("peer request c of=l\npeer reject c\nexpect REP remote_id=near.id", ":7:", "(another message)"),
+        ("peer request c of=l\npeer accept c qp=q", ":6:", "no packet behind the last step"),
+        ("peer request c of=l data=\"abd\"", ":5:", "private data differs from byte 2"),
+        ("peer request c of=l\npeer cm c ESTABLISHED within 50ms", ":6:", "received: nothing"),
+        ("peer quiet l for 50ms", ":5:", "CONNECT_REQUEST"),
+    ];
+    let folder = build::target_dir().join("drill-cm");
+    fs::create_dir_all(&folder).expect("a folder");
+    let file = |(number, (text, ..)): (usize, &(&str, &str, &str))| {
+        let file = folder.join(format!("{number}.drill"));
+        fs::write(&file, format!("{BEGINS}{text}\n")).expect("a file");
+        file.to_string_lossy().into_owned()
+    };
+    let files: Vec<_> = wrong.iter().enumerate().map(file).collect();
+    let words: Vec<_> = ["drill", "self"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let output = roxe(&words);
+    fs::remove_dir_all(&folder).expect("our folder");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text.split("FAIL ").filter(|part| part.contains("expected: "));
+    let is_told = |(part, (_, line, what)): (&str, &(&str, &str, &str))| part.contains(line) && part.contains(what);
+    if told.clone().count() == wrong.len() && told.zip(&wrong).all(is_told) {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", output.status))
 }

@@ -8,11 +8,13 @@ use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use std::net::UdpSocket;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 use std::{env, io};
 
+#[path = "environment/chroot.rs"]
+mod chroot;
 #[path = "environment/seccomp.rs"]
 mod seccomp;
 
@@ -36,6 +38,8 @@ struct Environment {
     name: &'static str,
     prefix: Vec<String>,
     expects: Expects,
+    /// Some systems forbid ordinary users to make this.
+    takes_leave: bool,
 }
 
 fn main() -> ExitCode {
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
     }
     let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
     checks.push(Check::new("port 4791 is taken by a program that does not share it: says so", foreign_port));
+    checks.extend(chroot::checks());
     report::main(checks)
 }
 
@@ -70,16 +75,33 @@ fn read_only(folders: &str) -> Vec<String> {
     mounted(&format!("for i in {folders}; do mount --bind $i $i; mount -o remount,ro,bind $i; done"))
 }
 
+/// Root of a user namespace that an ordinary user makes, where root of the host has taken the names
+/// of its own folders in the places for everybody.
+fn root_of_another() -> Vec<String> {
+    let folder = "/run/roxe-test-environment";
+    let mut prefix = mounted(&format!(
+        "for i in tmp dev/shm; do mkdir -p {folder}/$i; chmod 1777 {folder}/$i; mkdir -p -m 700 {folder}/$i/roxe-0; \
+         mount --bind {folder}/$i /$i; done"
+    ));
+    let user = format!("setpriv --reuid {NOBODYS_UID} --regid {NOBODYS_UID} --clear-groups");
+    prefix.extend(words(&format!("{user} unshare --user --map-root-user")));
+    prefix
+}
+
 /// What a container of Docker has of the rights of root.
 const RIGHTS: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,\
                       +sys_chroot,+mknod,+audit_write,+setfcap";
 
 fn environments() -> Vec<Environment> {
     let this = env::current_exe().unwrap_or_default().display().to_string();
-    let works = |name, prefix| Environment { name, prefix, expects: Expects::Works };
-    let says = |name, prefix, said| Environment { name, prefix, expects: Expects::Says(said) };
+    let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, takes_leave: false };
+    let says = |name, prefix, said| Environment { name, prefix, expects: Expects::Says(said), takes_leave: false };
     vec![
         works("a user namespace, as its root", words("unshare --user --map-root-user")),
+        Environment {
+            takes_leave: true,
+            ..works("a user namespace, as its root, where root has left its folders", root_of_another())
+        },
         works("a user namespace that knows the own user only", words("unshare --user --map-current-user")),
         works("no /proc", mounted("mount -t tmpfs none /proc")),
         works("a read-only root, and a /tmp that cannot be written", read_only("/ /tmp")),
@@ -117,12 +139,21 @@ fn check(environment: Environment) -> Check {
         if let Some(missing) = [first, "ibv_rc_pingpong"].into_iter().find(|tool| !pair::installed(tool)) {
             return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
         }
+        if environment.takes_leave && !leads_there(&environment.prefix) {
+            return Verdict::Skipped("the system does not let an ordinary user do this".to_owned());
+        }
         let place = Place { prefix: environment.prefix.clone(), ..Place::default() };
         match run(&place) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(outcomes) => judge(&outcomes, environment.expects),
         }
     })
+}
+
+/// Whether any program can be run so.
+fn leads_there(prefix: &[String]) -> bool {
+    let [program, args @ ..] = prefix else { return true };
+    Command::new(program).args(args).arg("true").status().is_ok_and(|status| status.success())
 }
 
 fn run(place: &Place) -> io::Result<[Outcome; 2]> {

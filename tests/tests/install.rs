@@ -13,6 +13,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 
+#[path = "install/recipes.rs"]
+mod recipes;
+
 /// A pair under `roxe run`, as people type it; the client tries until the server is there.
 const PAIR: &str = "roxe run -- ibv_rc_pingpong -g 0 -p 18950 >server & for i in $(seq 500); do \
                     roxe run -- ibv_rc_pingpong -g 0 -p 18950 localhost 2>client && break; done; wait";
@@ -29,6 +32,8 @@ fn main() -> ExitCode {
         Check::new("install: without HOME, and where its cache may not be run from", || alone("noexec", avoids_noexec)),
         Check::new("install: env and install-lib lead programs to roxe without roxe run", || alone("env", leads)),
         Check::new("install: doctor fails where programs would, and says what to do", || alone("doctor", diagnoses)),
+        Check::new("install: the action for GitHub leads the programs of a job to roxe", recipes::github),
+        Check::new("install: the template for GitLab leads the programs of a job to roxe", recipes::gitlab),
     ];
     if args.iter().any(|arg| arg == "--all") {
         checks.push(Check::new("install: by cargo install", by_cargo));

@@ -1,5 +1,6 @@
 //! The checker of `roxe run --check` on twins: for every rule a program that does what the rule
-//! forbids, and one that does the same work as it has to be done (`tests/clients/misuse`). Each
+//! forbids, and one that does the same work as it has to be done (`tests/clients/misuse`); for some
+//! rules several. Each
 //! wrong twin is reported, with the place in its source; no right twin is. With the link of one
 //! host and with sockets. Programs of the field that are right stay without a report of an error.
 //! Two programs at once write one file of reports, which is a valid document.
@@ -18,12 +19,16 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Twins beside those that are called as their rule.
+const OTHER_TWINS: [(Rule, &str); 1] = [(Rule::EventUnread, "event-unread-async")];
+
 fn main() -> ExitCode {
-    let twins = Rule::ALL.iter().flat_map(|rule| {
+    let of_rules = Rule::ALL.iter().map(|rule| (*rule, rule.name()));
+    let twins = of_rules.chain(OTHER_TWINS).flat_map(|(rule, twins)| {
         ["auto", "udp"].into_iter().flat_map(move |link| {
             [true, false].map(|wrong| {
-                let name = format!("{rule}, {}, link {link}", if wrong { "wrong" } else { "right" });
-                Check::new(name, move || judge(*rule, wrong, link))
+                let name = format!("{twins}, {}, link {link}", if wrong { "wrong" } else { "right" });
+                Check::new(name, move || judge(rule, twins, wrong, link))
             })
         })
     });
@@ -82,20 +87,20 @@ fn run_clean(pair: &[&str; 2], link: &str) -> Result<(), String> {
     }
 }
 
-fn judge(rule: Rule, wrong: bool, link: &str) -> Verdict {
+fn judge(rule: Rule, twins: &str, wrong: bool, link: &str) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
-    match misuse::program().and_then(|program| run(program, rule, wrong, link)) {
+    match misuse::program().and_then(|program| run(program, (rule, twins), wrong, link)) {
         Ok(()) => Verdict::Passed,
         Err(why) => Verdict::Failed(why),
     }
 }
 
-fn run(program: String, rule: Rule, wrong: bool, link: &str) -> Result<(), String> {
+fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) -> Result<(), String> {
     let twin = if wrong { "wrong" } else { "right" };
-    let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{rule}-{twin}-{link}", std::process::id()));
-    let program = Program { name: program, args: vec![rule.to_string(), twin.to_owned()] };
+    let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{twins}-{twin}-{link}", std::process::id()));
+    let program = Program { name: program, args: vec![twins.to_owned(), twin.to_owned()] };
     // Advice is given to who asks for it.
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();

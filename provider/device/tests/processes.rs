@@ -848,3 +848,68 @@ fn names_go_with_their_process_or_with_the_survivor_that_notices_or_with_the_nex
     drop(d);
     std::fs::remove_dir_all(runtime).unwrap();
 }
+
+/// Two runtime directories, which are removed in the end.
+struct Runtimes([PathBuf; 2]);
+
+impl Runtimes {
+    fn new() -> Self {
+        let path = |which| PathBuf::from(format!("/tmp/xr{:x}{which}", std::process::id()));
+        let paths = ["a", "b"].map(path);
+        paths.iter().for_each(|path| std::fs::DirBuilder::new().mode(0o700).create(path).unwrap());
+        Self(paths)
+    }
+
+    fn knobs(&self) -> [(&str, &str); 2] {
+        self.0.each_ref().map(|path| ("XDG_RUNTIME_DIR", path.to_str().unwrap()))
+    }
+}
+
+impl Drop for Runtimes {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|path| _ = std::fs::remove_dir_all(path));
+    }
+}
+
+/// Not a test of its own: needs an address that no process of another test joins.
+#[test]
+fn share_the_port() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let runtimes = Runtimes::new();
+    let mut pairs = runtimes.knobs().map(|runtime| [(); 2].map(|()| Peer::start("uc", &[runtime, BY_UDP])));
+    pairs.iter_mut().for_each(|[a, b]| join(a, b));
+    let mut all_arrive = |_| pairs.iter_mut().all(|[a, b]| arrive_all(a, b));
+    // As in `loss_free`: a machine that stands still for long is allowed for.
+    assert_eq!((0..20).filter(|round| all_arrive(*round)).take(10).count(), 10);
+    namespace::done();
+}
+
+#[test]
+fn processes_with_different_runtime_directories_take_no_packets_from_each_other() {
+    namespace::run("share_the_port", "ip link set lo up", "lo");
+}
+
+/// Not a test of its own: needs an address that no process of another test joins.
+#[test]
+fn meet() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let runtimes = Runtimes::new();
+    let [mut a, mut b] = runtimes.knobs().map(|runtime| Peer::start("rc", &[runtime, BY_RING]));
+    let mut without = Peer::start("rc", &[BY_RING]);
+    join_by_rings(&mut a, &mut b);
+    assert_eq!((a.ask("write 10 100000"), b.ask("check 10 100000")), (vec![10], vec![1]));
+    b.signal(libc::SIGKILL);
+    drop(b);
+    join_by_rings(&mut a, &mut without);
+    assert_eq!((without.ask("write 10 100000"), a.ask("check 10 100000")), (vec![10], vec![1]));
+    namespace::done();
+}
+
+#[test]
+fn processes_with_different_runtime_directories_meet_by_shared_memory() {
+    namespace::run("meet", "ip link set lo up", "lo");
+}

@@ -11,7 +11,7 @@ use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_check::explain::explains;
-use roxe_net::runtime_dir::runtime_dir;
+use roxe_net::runtime_dir::common_dir;
 use roxe_net::slot::Slot;
 use roxe_wire::Qpn;
 use std::collections::HashSet;
@@ -46,7 +46,7 @@ static WRITTEN: Mutex<rank::Reasons, Option<Written>> = Mutex::new(None);
 
 /// Where the reasons of the process that owns `slot` are.
 fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
-    let folder = runtime_dir()?.join("reasons");
+    let folder = common_dir()?.join("reasons");
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause),
         _ => Ok(folder.join(format!("{ifindex}-{:03x}", slot.get()))),
@@ -112,7 +112,7 @@ fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String
 /// Why a process of this host has refused to connect to `qpn`, for a reason that its program does
 /// not know.
 pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
-    let (folder, about) = (runtime_dir().ok()?.join("reasons"), refused(qpn));
+    let (folder, about) = (common_dir().ok()?.join("reasons"), refused(qpn));
     let files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
     let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&format!("{ifindex}-")));
     let reason = |text: String| {

@@ -7,11 +7,16 @@
 //! is refused. Names carry the network namespace, because processes in different ones may share the
 //! folder and must never meet. The address that the kernel shows to everybody in `/proc/net/unix`
 //! is the random name.
+//!
+//! Processes in another folder share the RoCE port, so a name is one for all folders: who claims it
+//! leaves a link to it in the common one ([`crate::runtime_dir`]), which is as atomic, and who looks
+//! for it looks there too.
 
 use crate::runtime_dir::{self, RuntimeDir};
 use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
 use crate::sys;
 use socket2::{SockAddr, Socket};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -19,8 +24,8 @@ use std::io::{self, Write};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -33,7 +38,7 @@ const ATTEMPTS: u32 = 8;
 /// How often, and after which pause, a claim tries again while another process removes a dead name.
 const RETRIES: (u32, Duration) = (50, Duration::from_millis(1));
 
-/// The names of one network namespace in one folder.
+/// The names of one network namespace in the folder of this process, and in the common one.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     dir: Arc<RuntimeDir>,
@@ -46,11 +51,16 @@ impl Space {
         Ok(Self { dir: RuntimeDir::get()?, namespace: namespace_of(socket) })
     }
 
-    /// The address of `name`. Made without allocating, because credits are sent often.
-    pub(super) fn address(&self, name: &impl fmt::Display) -> io::Result<SockAddr> {
+    /// Where a process may have `name`, the likeliest place first.
+    pub(super) fn addresses(&self, name: &impl fmt::Display) -> impl Iterator<Item = io::Result<SockAddr>> {
+        self.dir.all().map(move |dir| self.address_in(dir, name))
+    }
+
+    /// Made without allocating, because credits are sent often.
+    fn address_in(&self, dir: &RuntimeDir, name: &impl fmt::Display) -> io::Result<SockAddr> {
         let mut bytes = [0; MAX_PATH];
         let mut rest = &mut bytes[..];
-        rest.write_all(self.dir.path().as_os_str().as_bytes())?;
+        rest.write_all(dir.path().as_os_str().as_bytes())?;
         write!(rest, "/{VERSION}-{:x}-{name}", self.namespace)?;
         let unused = rest.len();
         SockAddr::unix(OsStr::from_bytes(&bytes[..MAX_PATH - unused]))
@@ -58,6 +68,17 @@ impl Space {
 
     fn path(&self, name: &impl fmt::Display) -> PathBuf {
         self.dir.path().join(format!("{VERSION}-{:x}-{name}", self.namespace))
+    }
+
+    /// Claims the name at `path`, which is this process's in its own folder, for all folders. The
+    /// link that says so, if one is needed. `AlreadyExists`: a process with another folder has it.
+    fn announce(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        let Some(link) = self.dir.link_to(path) else { return Ok(None) };
+        match symlink(path, &link) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
+            // The common folder takes no links: this process is as good as alone.
+            made => Ok(made.ok().map(|()| link)),
+        }
     }
 }
 
@@ -119,8 +140,13 @@ impl NamedSocket {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 linked => {
                     linked?;
-                    runtime_dir::note_name(path.clone());
-                    return Ok((at, Self { socket, space, path }));
+                    match space.announce(&path) {
+                        Ok(link) => {
+                            runtime_dir::note_name(path.clone(), link);
+                            return Ok((at, Self { socket, space, path }));
+                        }
+                        Err(_) => fs::remove_file(&path)?,
+                    }
                 }
             }
         }
@@ -168,15 +194,17 @@ impl Probe {
     pub(super) fn names_that_begin_with(&self, prefix: &str) -> io::Result<Vec<String>> {
         let ours = self.space.path(&"");
         let ours = ours.file_name().unwrap_or_default().to_string_lossy();
-        let entries = fs::read_dir(self.space.dir.path())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
-        let names = entries.collect::<io::Result<Vec<String>>>()?.into_iter();
+        let folders = self.space.dir.all().map(|dir| fs::read_dir(dir.path())).collect::<io::Result<Vec<_>>>()?;
+        let entries = folders.into_iter().flatten().map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
+        let names = entries.collect::<io::Result<BTreeSet<String>>>()?.into_iter();
         let names = names.filter_map(|name| Some(name.strip_prefix(&*ours)?.to_owned()));
         Ok(names.filter(|name| name.starts_with(prefix)).collect())
     }
 
     /// Whether some process holds `name`. For a thread that may be cancelled, too.
     pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
-        self.space.address(name).and_then(|address| sys::connect(self.socket.as_raw_fd(), &address)).is_ok()
+        let fd = self.socket.as_raw_fd();
+        self.space.addresses(name).any(|address| address.and_then(|address| sys::connect(fd, &address)).is_ok())
     }
 }
 

@@ -3,8 +3,10 @@
 //!
 //! Whoever can make, replace or open a name in it can take part in what those processes do with
 //! each other, so it belongs to our user and nobody else may enter it. All processes of a user must
-//! come to the same folder; the places are therefore fixed, and tried in the same order everywhere.
-//! Touches the file system.
+//! find each other, because they share the RoCE port; the places are therefore fixed, and tried in
+//! the same order everywhere. `XDG_RUNTIME_DIR` names another one, which not all of them may know:
+//! who is there leaves links to its names in the first fixed place, the *common* folder, where
+//! everybody looks. Touches the file system.
 //!
 //! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it
 //! and *dead* afterwards, for ever: only `RuntimeDir::sweep` takes a dead name away, one process at
@@ -13,7 +15,7 @@
 use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -37,6 +39,8 @@ pub(crate) struct RuntimeDir {
     uid: u32,
     /// In a folder that is tidied up by age, what is locked is left alone (`man tmpfiles.d`).
     _shared: Option<File>,
+    /// Where processes with another `XDG_RUNTIME_DIR` look. `None`: here, or there is none.
+    common: Option<Box<Self>>,
 }
 
 /// What this process has of the folder.
@@ -45,11 +49,12 @@ struct Current {
     dir: Option<Arc<RuntimeDir>>,
     /// The process that bound `names`; a child of a fork is another one.
     pid: u32,
-    /// To be taken away when their sockets are closed, or the process ends.
-    names: BTreeSet<PathBuf>,
+    /// To be taken away when their sockets are closed, or the process ends; with the links to them
+    /// in the common folder.
+    names: BTreeMap<PathBuf, Option<PathBuf>>,
 }
 
-static CURRENT: Mutex<rank::RuntimeDir, Current> = Mutex::new(Current { dir: None, pid: 0, names: BTreeSet::new() });
+static CURRENT: Mutex<rank::RuntimeDir, Current> = Mutex::new(Current { dir: None, pid: 0, names: BTreeMap::new() });
 
 /// Whether a process of this user was seen to have died.
 static DEATH: AtomicBool = AtomicBool::new(false);
@@ -91,7 +96,7 @@ impl RuntimeDir {
             return Ok(Arc::clone(dir));
         }
         let runtime = roxe_base::config::variable("XDG_RUNTIME_DIR");
-        let dir = Arc::new(Self::choose(&candidates(runtime, uid), uid)?);
+        let dir = Arc::new(Self::open(&candidates(runtime, (uid, outer_uid(uid))), uid)?);
         current.dir = Some(Arc::clone(&dir));
         drop(current);
         dir.sweep();
@@ -103,7 +108,31 @@ impl RuntimeDir {
         &self.path
     }
 
-    fn choose(candidates: &[PathBuf], uid: u32) -> io::Result<Self> {
+    /// This folder, and the common one if that is another.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
+        [Some(self), self.common.as_deref()].into_iter().flatten()
+    }
+
+    /// Where those look for the name at `path` who do not know this folder; `None`: they do.
+    pub(crate) fn link_to(&self, path: &Path) -> Option<PathBuf> {
+        Some(self.common.as_ref()?.path.join(path.file_name()?))
+    }
+
+    fn open(candidates: &Candidates, uid: u32) -> io::Result<Self> {
+        let Candidates { named, fixed } = candidates;
+        let own = Self::choose(named.iter().chain(fixed), uid)?;
+        if named.as_ref() != Some(&own.path) {
+            return Ok(own);
+        }
+        let common = match Self::choose(fixed, uid) {
+            // Those who know this folder still meet.
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => None,
+            common => Some(Box::new(common?)),
+        };
+        Ok(Self { common: common.filter(|common| common.path != own.path), ..own })
+    }
+
+    fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<Self> {
         let refuse = |why: Unusable| io::Error::new(io::ErrorKind::PermissionDenied, why);
         if !is_mapped(uid) {
             return Err(refuse(Unusable::Unmapped(uid)));
@@ -143,7 +172,7 @@ impl RuntimeDir {
         }
         let shared = if is_shared { File::open(path).ok() } else { None };
         let shared = shared.filter(|folder| folder.try_lock_shared().is_ok());
-        let dir = Self { path: path.into(), uid, _shared: shared };
+        let dir = Self { path: path.into(), uid, _shared: shared, common: None };
         socket_file::try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
             _ => Refusal::Unfit(format!("it takes no sockets: {cause}")),
@@ -153,13 +182,18 @@ impl RuntimeDir {
 
     /// Takes away the names of processes that have died. False if another process is at it.
     pub(super) fn sweep(&self) -> bool {
+        // The common folder after the own one: what is taken away here is a link to nothing there.
+        self.all().filter(|dir| !dir.sweep_alone()).count() == 0
+    }
+
+    fn sweep_alone(&self) -> bool {
         let Ok(lock) = self.open_lock() else { return false };
         if lock.try_lock().is_err() {
             return false;
         }
         if let (Ok(entries), Ok(probe)) = (fs::read_dir(&self.path), datagram_socket()) {
-            let sockets = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
-            sockets.map(|entry| entry.path()).filter(|path| is_dead(&probe, path)).for_each(|path| {
+            let names = entries.flatten().filter(is_name);
+            names.map(|entry| entry.path()).filter(|path| is_dead(&probe, path)).for_each(|path| {
                 let _ = fs::remove_file(path);
             });
         }
@@ -181,15 +215,58 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Where the folder may be, best first. `runtime` is the value of `XDG_RUNTIME_DIR`.
-fn candidates(runtime: Option<OsString>, uid: u32) -> Vec<PathBuf> {
+/// The common folder, or where there is none that of this process: for what all processes of this
+/// user are to find. As [`runtime_dir`] otherwise.
+pub fn common_dir() -> io::Result<PathBuf> {
+    let dir = RuntimeDir::get()?;
+    Ok(dir.all().last().unwrap_or(&dir).path().to_owned())
+}
+
+/// Where the folder may be.
+#[derive(Debug)]
+struct Candidates {
+    /// In `XDG_RUNTIME_DIR`, which comes first.
+    named: Option<PathBuf>,
+    /// Those that all processes of the user know, best first.
+    fixed: Vec<PathBuf>,
+}
+
+/// Where the folder of the user `uid` may be, whom others know as `outer`. `runtime` is the value
+/// of `XDG_RUNTIME_DIR`.
+fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
-    let of_user = format!("/run/user/{uid}/roxe");
-    let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{uid}")));
-    let fixed = std::iter::once(of_user.into()).chain(system).chain(others);
-    let mut seen = BTreeSet::new();
-    named.into_iter().chain(fixed).filter(|path| seen.insert(path.clone())).collect()
+    let of_user = format!("/run/user/{outer}/roxe");
+    let others = ["/tmp", "/dev/shm"].map(|folder| Path::new(folder).join(format!("roxe-{outer}")));
+    Candidates { named, fixed: std::iter::once(of_user.into()).chain(system).chain(others).collect() }
+}
+
+/// The number of the user `uid` outside of this user namespace. It names the folders: they lie
+/// where everybody's do, whose numbers are those of outside, and a process of the same user there
+/// shares the RoCE port with this one.
+fn outer_uid(uid: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.lines().find_map(|line| outside(line, uid)).unwrap_or(uid)
+}
+
+/// What a line of a `uid_map` makes of `uid`: first number inside, first outside, how many.
+fn outside(line: &str, uid: u32) -> Option<u32> {
+    let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
+    let [inside, outside, count] = [numbers.next()??, numbers.next()??, numbers.next()??];
+    let at = uid.checked_sub(inside).filter(|at| *at < count)?;
+    outside.checked_add(at)
+}
+
+/// Whether this is a socket, or the link to one in another folder, which has the same name there.
+fn is_name(entry: &fs::DirEntry) -> bool {
+    let Ok(kind) = entry.file_type() else { return false };
+    let leads_to_name = || {
+        let path = entry.path();
+        fs::read_link(&path).is_ok_and(|target| target.is_absolute() && target.file_name() == path.file_name())
+            && fs::metadata(&path)
+                .map_or_else(|cause| cause.kind() == io::ErrorKind::NotFound, |meta| meta.file_type().is_socket())
+    };
+    kind.is_socket() || kind.is_symlink() && leads_to_name()
 }
 
 /// Whether nobody but our user, and root, can rename or remove what is in the folder above `path`.
@@ -235,8 +312,9 @@ fn overflow_uid() -> u32 {
     text.trim().parse().unwrap_or(OVERFLOW_UID)
 }
 
-/// This process has bound `path`, which is removed when the process exits.
-pub(super) fn note_name(path: PathBuf) {
+/// This process has bound `path`, which is removed when the process exits, and before it the `link`
+/// to it in the common folder.
+pub(super) fn note_name(path: PathBuf, link: Option<PathBuf>) {
     let mut current = CURRENT.lock();
     let pid = std::process::id();
     if current.pid != pid {
@@ -244,15 +322,17 @@ pub(super) fn note_name(path: PathBuf) {
         current.pid = pid;
         at_exit(Stage::Clean, remove_all);
     }
-    current.names.insert(path);
+    current.names.insert(path, link);
 }
 
 /// Takes `path` away if this very process bound it.
 pub(super) fn remove_name(path: &Path) {
     let mut current = CURRENT.lock();
-    if current.names.remove(path) && current.pid == std::process::id() {
+    if let Some(link) = current.names.remove(path)
+        && current.pid == std::process::id()
+    {
         drop(current);
-        let _ = fs::remove_file(path);
+        remove(path, link.as_deref());
     }
 }
 
@@ -263,8 +343,13 @@ fn remove_all() {
     let names = std::mem::take(&mut current.names);
     if current.pid == std::process::id() {
         drop(current);
-        names.iter().for_each(|path| _ = fs::remove_file(path));
+        names.iter().for_each(|(path, link)| remove(path, link.as_deref()));
     }
+}
+
+/// The link first: once it leads nowhere, another process may take its name.
+fn remove(path: &Path, link: Option<&Path>) {
+    link.into_iter().chain([path]).for_each(|path| _ = fs::remove_file(path));
 }
 
 /// The lock, for the fork handlers.

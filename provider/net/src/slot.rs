@@ -130,13 +130,14 @@ impl SlotSocket {
     }
 
     fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
-        let address = self.socket.space().address(name)?;
-        let sent = sys::send(self.fd(), &sys::Name::Any(&address), parts, control, libc::MSG_DONTWAIT);
-        sent.map(drop).map_err(|e| match e.kind() {
-            // A name that was never there says as much as one whose owner has died.
-            io::ErrorKind::NotFound => io::ErrorKind::ConnectionRefused.into(),
-            _ => e,
-        })
+        for address in self.socket.space().addresses(name) {
+            match sys::send(self.fd(), &sys::Name::Any(&address?), parts, control, libc::MSG_DONTWAIT) {
+                // A name that was never there says as much as one whose owner has died.
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+                sent => return sent.map(drop),
+            }
+        }
+        Err(io::ErrorKind::ConnectionRefused.into())
     }
 
     /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors

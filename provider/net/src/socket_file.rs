@@ -44,11 +44,11 @@ pub(super) fn datagram_socket() -> io::Result<Socket> {
     Socket::new(Domain::UNIX, Type::DGRAM, None)
 }
 
-/// Whether the socket file at `path` is one of a process that has died; `probe` is any unbound
-/// datagram socket.
+/// Whether the socket file at `path` is one of a process that has died, or a link to none; `probe`
+/// is any unbound datagram socket.
 pub(super) fn is_dead(probe: &Socket, path: &Path) -> bool {
     let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
-    connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    connected.is_err_and(|e| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
 
 /// Makes sure that sockets can be bound, named and found in `dir`.

@@ -145,6 +145,53 @@ static void event_unread(bool wrong) {
     close_sides(sides);
 }
 
+// The same with the events of the device context. Queue pairs of a shared receive queue say when
+// they hold none of its receives any more, as soon as they are in the state ERR.
+static void event_unread_async(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    struct ibv_srq_init_attr of_srq = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(sides[0].pd, &of_srq);
+    check(srq, "ibv_create_srq");
+    int fd = context->async_fd, set = epoll_create1(0);
+    check(!fcntl(fd, F_SETFL, O_NONBLOCK), "fcntl");
+    struct epoll_event wanted = {.events = EPOLLIN | EPOLLET};
+    check(set >= 0 && !epoll_ctl(set, EPOLL_CTL_ADD, fd, &wanted), "epoll_ctl");
+    struct ibv_qp *qps[2];
+    for (int i = 0; i < 2; i++) {
+        struct ibv_qp_init_attr init = {
+            .send_cq = sides[0].cq,
+            .recv_cq = sides[0].cq,
+            .srq = srq,
+            .qp_type = IBV_QPT_RC,
+            .cap = {.max_send_wr = 1, .max_send_sge = 1},
+        };
+        qps[i] = ibv_create_qp(sides[0].pd, &init);
+        check(qps[i], "ibv_create_qp");
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+        int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        check(!ibv_modify_qp(qps[i], &attr, mask), "to INIT");
+        attr.qp_state = IBV_QPS_ERR;
+        check(!ibv_modify_qp(qps[i], &attr, IBV_QP_STATE), "to ERR");
+    }
+    int taken = 0;
+    struct ibv_async_event event;
+    while (taken < 2 && epoll_wait(set, &wanted, 1, 1600) == 1) {
+        while (!ibv_get_async_event(context, &event)) {
+            check(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED, "the type of the event");
+            ibv_ack_async_event(&event);
+            taken++;
+            if (wrong)
+                break;
+        }
+    }
+    close(set);
+    for (int i = 0; i < 2; i++)
+        check(!ibv_destroy_qp(qps[i]), "ibv_destroy_qp");
+    check(!ibv_destroy_srq(srq), "ibv_destroy_srq");
+    close_sides(sides);
+}
+
 // A peer names a key that does not exist, which ends the queue pair here without a completion.
 // Seen in ROCm/mori#670.
 static void async_unread(bool wrong) {
@@ -188,6 +235,7 @@ static void completion_of_the_dead(bool wrong) {
 
 const struct misuse event_cases[] = {
     {"event-unread", event_unread},
+    {"event-unread-async", event_unread_async},
     {"async-unread", async_unread},
     {"completion-of-the-dead", completion_of_the_dead},
     {"cq-too-small", cq_too_small},

@@ -3,7 +3,7 @@
 //! Here: options, targets by name, and what is printed and written. What runs the scripts is
 //! `roxe_drill`.
 
-use crate::progress;
+use crate::{output, progress};
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use std::error::Error;
@@ -82,7 +82,7 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
     let report = run(&args.common, &scripts, |progress, line| {
         if let Progress::Ended(tried) = progress {
             line.clear();
-            println!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title);
+            output::line(format_args!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title));
         }
     })?;
     finish(&report)
@@ -106,7 +106,7 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     let report = run(&args.common, &scripts, |progress, line| {
         if let (Progress::Begins(script, parameters), true) = (progress, args.verbose) {
             line.clear();
-            println!("{} [{parameters}]", script.name());
+            output::line(format_args!("{} [{parameters}]", script.name()));
         }
     })?;
     for (path, text) in
@@ -126,7 +126,8 @@ fn finish(report: &Report) -> Result<()> {
         return Ok(());
     }
     let [failed, unknown] = ["FAIL", "inconclusive"].map(|word| report.count(word));
-    Err(format!("{failed} of {} cases failed, {unknown} are inconclusive", report.tried.len()).into())
+    let lost = report.lost().map(|lost| format!("; {lost}")).unwrap_or_default();
+    Err(format!("{failed} of {} cases failed, {unknown} are inconclusive{lost}", report.tried.len()).into())
 }
 
 fn run(
@@ -152,7 +153,12 @@ fn run(
         let Progress::Ended(tried) = told else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
             line.clear();
-            println!("{} {}: {}\n{failure}\n", tried.outcome.verdict.word(), tried.name(), tried.title);
+            output::line(format_args!(
+                "{} {}: {}\n{failure}\n",
+                tried.outcome.verdict.word(),
+                tried.name(),
+                tried.title
+            ));
         }
         if let (Some(folder), Some(_), None) = (&common.captures, tried.outcome.verdict.failure(), &trouble) {
             trouble = capture(folder, tried).err();

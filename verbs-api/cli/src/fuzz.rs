@@ -3,7 +3,7 @@
 //! Here: its options, and what is printed and written; what it does is `roxe_drill::fuzz`.
 
 use crate::drill::{Common, open};
-use crate::progress;
+use crate::{output, progress};
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::error::Error;
 use std::fs;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
         progress::make_room();
-        println!("{}\n    case: --seed {} --cases 1", finding.cause, finding.seed);
+        output::line(format_args!("{}\n    case: --seed {} --cases 1", finding.cause, finding.seed));
         if let (Some(folder), Ok(())) = (&args.findings, &written) {
             written = write(folder, finding);
         }
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     written?;
     let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
     let packets = summary.packets - summary.shortening_packets;
-    println!(
+    output::line(format_args!(
         "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s; \
          {} differences did not show again (seed {})",
         summary.cases,
@@ -65,9 +65,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         summary.shortening.as_secs_f64(),
         summary.passing,
         args.seed
-    );
+    ));
     for finding in &summary.findings {
-        println!("{:6} cases: {}", finding.count, finding.cause);
+        output::line(format_args!("{:6} cases: {}", finding.count, finding.cause));
     }
     if summary.findings.is_empty() {
         return Ok(());

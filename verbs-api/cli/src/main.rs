@@ -21,6 +21,7 @@
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
+//! - `output.rs`: lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go away
 //! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
 //!   `roxe-peer`
@@ -45,6 +46,7 @@ mod install_lib;
 mod library;
 mod manual;
 mod metrics;
+mod output;
 mod peer;
 mod private_dir;
 mod program;

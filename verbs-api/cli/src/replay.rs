@@ -2,6 +2,7 @@
 //! what is printed; what it does is `roxe_drill::replay`.
 
 use crate::drill::{Common, open};
+use crate::output;
 use roxe_dissect::{Item, items};
 use roxe_drill::replay::Replay;
 use roxe_wire::Packet;
@@ -49,9 +50,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let replay = Replay::of(&recorded, args.from.map(Into::into)).map_err(|error| format!("{name}: {error}"))?;
     let (from, to) = replay.way;
-    println!("{} requests that {} sent to {}", replay.packets, from.to_ip(), to.to_ip());
+    output::line(format_args!("{} requests that {} sent to {}", replay.packets, from.to_ip(), to.to_ip()));
     if replay.left_out > 0 {
-        println!("{} more do not fit into a script and are left out", replay.left_out);
+        output::line(format_args!("{} more do not fit into a script and are left out", replay.left_out));
     }
     if let Some(path) = &args.script {
         return Ok(fs::write(path, &replay.script).map_err(|error| format!("{}: {error}", path.display()))?);
@@ -63,7 +64,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         let text =
             Packet::parse(&seen.datagram.bytes).map_or_else(|error| error.to_string(), |packet| packet.to_string());
         if args.verbose {
-            println!("{:.6} {} {text}", seen.at.as_secs_f64(), if seen.from_card { '<' } else { '>' });
+            output::line(format_args!(
+                "{:.6} {} {text}",
+                seen.at.as_secs_f64(),
+                if seen.from_card { '<' } else { '>' }
+            ));
         }
         if seen.from_card {
             // What it is, without where it goes and which one of many it is.
@@ -71,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             *kinds.entry(words.collect::<Vec<_>>().join(" ")).or_default() += 1;
         }
     }
-    println!("answers:");
-    kinds.iter().for_each(|(kind, count)| println!("{count:8} {kind}"));
-    states.iter().for_each(|(qp, state)| println!("queue pair {qp} is in {state}"));
+    output::line(format_args!("answers:"));
+    kinds.iter().for_each(|(kind, count)| output::line(format_args!("{count:8} {kind}")));
+    states.iter().for_each(|(qp, state)| output::line(format_args!("queue pair {qp} is in {state}")));
     Ok(())
 }

@@ -9,6 +9,8 @@
 
 mod addresses;
 mod answers;
+mod extensions;
+mod sockets;
 mod stock;
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
@@ -17,42 +19,27 @@ use addresses::{gid_of, is_link_local, near_addresses};
 use answers::{all_completed, hex, number, segments, state};
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, names, to_hex};
-use roxe_wire::{Gid, NetHeader, UDP_PORT};
+use roxe_wire::{Gid, UDP_PORT};
 use serde_json::{Value, json};
-use socket2::SockRef;
+use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant, SystemTime};
 use stock::Stock;
 
-/// Queue pair numbers of the near side that one case may use; the next case has others, so that
-/// what is late from the case before is known.
-const NUMBERS: u32 = 32;
-/// The first of them, and how many there are before they begin anew.
-const FIRST: u32 = 0x10_0000;
-const SPAN: u32 = 0x80_0000;
 /// How long a packet may lie in the socket before the near side has a processor.
 const JITTER: Duration = Duration::from_millis(3);
-/// No packet is longer.
-const MAX_DATAGRAM: usize = 9000;
 /// As many requests as may wait for being told together.
 const MAX_WAITING: usize = 128;
 /// How often objects may be left behind before all are freed: the agent has bounds.
 const MAX_RENEWALS: u32 = 64;
 
-/// A socket of the near side, and the TOS that it sends with.
-struct Near {
-    socket: UdpSocket,
-    tos: u8,
-}
-
 /// A card that an agent drives.
 pub struct AgentCard {
     client: Client,
     cards: Vec<Card>,
-    /// The near side and the stranger, by address.
-    sockets: BTreeMap<[u8; 16], Near>,
+    sockets: Sockets,
     start: Instant,
     /// The near side of the current case.
     near: Gid,
@@ -77,7 +64,7 @@ impl AgentCard {
         let client = Client::open(target).map_err(refused)?;
         let mut card = Self {
             cards: Vec::new(),
-            sockets: BTreeMap::new(),
+            sockets: Sockets::default(),
             start: Instant::now(),
             near: Gid::default(),
             first_near: FIRST,
@@ -110,7 +97,7 @@ impl AgentCard {
         for ipv4 in [true, false] {
             let fits = |gid: &&Gid| gid.is_ipv4() == ipv4 && !is_link_local(**gid);
             let Some(address) = addresses.iter().find(fits).copied() else { continue };
-            let pair = match near_addresses(address, near).and_then(|pair| self.bind(pair)) {
+            let pair = match near_addresses(address, near).and_then(|pair| self.sockets.bind(pair)) {
                 Ok(pair) => pair,
                 Err(error) => {
                     trouble = format!("no address here for {}: {error}", address.to_ip());
@@ -123,26 +110,13 @@ impl AgentCard {
                 address,
                 near: pair,
                 first_near: 0,
+                guid: guid(),
                 near_port: UDP_PORT,
                 jitter: JITTER,
                 max_mtu,
             });
         }
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
-    }
-
-    /// Opens a socket for the near side, and one for the stranger if there is an address for it.
-    fn bind(&mut self, [near, stranger]: [Gid; 2]) -> io::Result<[Gid; 2]> {
-        let open = |address| Ok::<_, io::Error>(Near { socket: roxe_net::udp::bare_link(address)?.into(), tos: 0 });
-        self.sockets.insert(near.0, open(near)?);
-        if stranger.is_zero() {
-            return Ok([near, stranger]);
-        }
-        match open(stranger) {
-            Ok(socket) => self.sockets.insert(stranger.0, socket),
-            Err(_) => return Ok([near, Gid::default()]),
-        };
-        Ok([near, stranger])
     }
 
     /// Tells the agent this, behind what waits.
@@ -195,6 +169,16 @@ impl AgentCard {
         self.call(Command::Destroy, json!({"kind": kind, "handle": handle})).map(|_| ())
     }
 
+    /// Whether the card has alternate paths (`IBV_DEVICE_AUTO_PATH_MIG`).
+    fn can_migrate(&self) -> Answer<()> {
+        const AUTO_PATH_MIG: u64 = 1 << 4;
+        let flags = self.client.card()["limits"]["device_cap_flags"].as_u64().unwrap_or_default();
+        if flags & AUTO_PATH_MIG != 0 {
+            return Ok(());
+        }
+        Err(Refused { text: "the card has no AUTO_PATH_MIG".into(), errno: libc::EOPNOTSUPP })
+    }
+
     /// Frees everything.
     fn free_all(&mut self) -> Answer<()> {
         self.call(Command::Reset, Value::Null)?;
@@ -214,32 +198,13 @@ impl AgentCard {
         }
         self.tell(Command::Events, Value::Null, true)
     }
+}
 
-    /// Whether a packet is of this case, and none with which roxe looks how packets arrive.
-    fn is_of_this_case(&self, packet: &[u8]) -> bool {
-        let Some([0, a, b, c]) = packet.get(4..8).map(|word| [0, word[1], word[2], word[3]]) else { return true };
-        let dqpn = u32::from_be_bytes([0, a, b, c]);
-        let is_earlier = dqpn >= FIRST && dqpn < self.first_near;
-        !is_earlier && !roxe_net::steer::is_probe(packet)
-    }
-
-    fn take(&self, socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<Option<Datagram>> {
-        let (len, from) = socket.recv_from(buffer)?;
-        let bytes = buffer.get(..len).unwrap_or_default().to_vec();
-        if !self.is_of_this_case(&bytes) {
-            return Ok(None);
-        }
-        let net = NetHeader {
-            src: from.ip().into(),
-            dst: self.near,
-            src_port: from.port(),
-            hop_limit: 64,
-            ..Default::default()
-        };
-        // A socket does not show the identification; the one that explains the ICRC is taken.
-        let ident = roxe_wire::icrc::solve_ident(&net, &bytes, 0).unwrap_or_default();
-        Ok(Some(Datagram { net: NetHeader { ident, ..net }, bytes }))
-    }
+/// A GUID of the near side that cards have not heard before: they remember whom they were connected
+/// with.
+fn guid() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    since.as_nanos() as u64 | 1
 }
 
 /// An agent refuses rights that it has no name for.
@@ -275,8 +240,9 @@ impl Target for AgentCard {
             self.free_all()?;
         }
         self.first_near = FIRST + (self.first_near - FIRST + NUMBERS) % SPAN;
-        self.near = self.card(ipv6).map(|card| card.near[0]).unwrap_or_default();
-        Ok(())
+        let near = self.card(ipv6).map(|card| card.near).unwrap_or_default();
+        self.near = near[0];
+        self.sockets.begin(near).map_err(|error| io_error(&error))
     }
 
     fn now(&self) -> Duration {
@@ -284,37 +250,19 @@ impl Target for AgentCard {
     }
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
-        let Datagram { net, bytes } = datagram;
         self.tell_all()?;
-        let near = self.sockets.get_mut(&net.src.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
-        if near.tos != net.traffic_class {
-            let (options, tos) = (SockRef::from(&near.socket), u32::from(net.traffic_class));
-            let set = if net.is_ipv4() { options.set_tos_v4(tos) } else { options.set_tclass_v6(tos) };
-            set.map_err(|error| io_error(&error))?;
-            near.tos = net.traffic_class;
-        }
-        near.socket.send_to(bytes, (net.dst.to_ip(), UDP_PORT)).map_err(|error| io_error(&error))?;
-        Ok(())
+        self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| io_error(&error))
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
         self.tell_all()?;
-        let mut buffer = [0; MAX_DATAGRAM];
-        let near = self.sockets.get(&self.near.0).ok_or_else(|| Refused::broken("no socket of this address"))?;
-        let socket = &near.socket;
-        loop {
-            // What has come already is taken even if the time is over; 0 would mean without end.
-            let wait = until.saturating_sub(self.now()).max(Duration::from_micros(1));
-            socket.set_read_timeout(Some(wait)).map_err(|error| io_error(&error))?;
-            match self.take(socket, &mut buffer) {
-                Ok(Some(datagram)) => return Ok(Some((self.now(), datagram))),
-                Ok(None) => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    return Ok(None);
-                }
-                Err(error) => return Err(io_error(&error)),
-            }
-        }
+        let deadline = self.start + until;
+        let received = self.sockets.receive(deadline, self.first_near).map_err(|error| io_error(&error))?;
+        Ok(received.map(|(net, bytes)| (self.now(), Datagram { net, bytes })))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.client.is_lost()
     }
 
     fn pause(&mut self, until: Duration) {
@@ -384,12 +332,12 @@ impl FarSide for AgentCard {
         }
         let [sends, receives, sges, inline] = new.caps;
         let arguments = json!({
-            "type": new.service, "pd": new.pd, "cq": new.cq, "srq": new.srq, "max_send_wr": sends,
+            "type": new.service, "pd": new.pd, "cq": new.cq, "srq": new.srq, "xrcd": new.xrcd, "max_send_wr": sends,
             "max_recv_wr": receives, "max_sge": sges, "max_inline": inline,
         });
         let answer = self.call(Command::CreateQp, arguments)?;
         let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
-        if self.is_in_a_hurry && (new.pd, new.srq) == (None, None) {
+        if self.is_in_a_hurry && (new.pd, new.srq, new.xrcd) == (None, None, None) {
             self.stock.keep_qp(new.clone(), made);
         }
         Ok(made)
@@ -397,6 +345,10 @@ impl FarSide for AgentCard {
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         supported(change.access.unwrap_or_default())?;
+        if change.migration.is_some() || change.alternate.is_some() {
+            self.can_migrate()?;
+            self.sockets.listen_to_all();
+        }
         // The agent adds what a step up needs and nobody said; a return to RTS needs nothing.
         let exact = change.to == "RTS" && change.sq_psn.is_none();
         let arguments = json!({
@@ -406,7 +358,9 @@ impl FarSide for AgentCard {
             "sq_psn": change.sq_psn, "timeout": change.timeout, "retry_cnt": change.retry_cnt,
             "rnr_retry": change.rnr_retry, "min_rnr_timer": change.min_rnr_timer,
             "max_rd_atomic": change.max_rd_atomic, "max_dest_rd_atomic": change.max_dest_rd_atomic,
-            "sqd_event": change.notify.then_some(true),
+            "sqd_event": change.notify.then_some(true), "path_mig": change.migration,
+            "alt_dgid": change.alternate.map(|(gid, _)| Ipv6Addr::from(gid.0).to_string()),
+            "alt_timeout": change.alternate.map(|(_, timeout)| timeout),
         });
         self.tell(Command::ModifyQp, arguments, true)
     }
@@ -423,6 +377,7 @@ impl FarSide for AgentCard {
         let mut arguments = json!({
             "qp": qp, "wr_id": work.wr_id, "opcode": work.opcode, "flags": work.flags,
             "remote_addr": work.remote_addr, "rkey": work.rkey, "compare_add": work.compare_add, "swap": work.swap,
+            "remote_srqn": work.srqn,
         });
         if matches!(work.opcode.as_str(), "SEND_WITH_INV" | "LOCAL_INV") {
             arguments["invalidate_rkey"] = work.rkey.into();

@@ -39,6 +39,8 @@ pub struct Report {
     pub target: String,
     /// The cases, in the order they ran.
     pub tried: Vec<Tried>,
+    /// If the agent was gone before the end: how many cases could not be run.
+    pub not_run: Option<usize>,
 }
 
 impl Report {
@@ -49,7 +51,18 @@ impl Report {
 
     /// Whether nothing failed and everything could be told.
     pub fn is_good(&self) -> bool {
-        self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
+        self.not_run.is_none() && self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
+    }
+
+    /// What to know if the agent was gone before the end.
+    pub fn lost(&self) -> Option<String> {
+        let (last, not_run) = (self.tried.last()?, self.not_run?);
+        Some(format!(
+            "the agent has stopped answering in {}: its host may have crashed, its console says so; {not_run} more \
+             cases were not run (`--skip {}` leaves this script out)",
+            last.name(),
+            last.script
+        ))
     }
 }
 
@@ -80,7 +93,8 @@ pub fn run(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
-    let mut report = Report { target: name, tried: Vec::new() };
+    let mut report = Report { target: name, tried: Vec::new(), not_run: None };
+    let all: usize = scripts.iter().map(|script| script.cases().len()).sum();
     for script in scripts {
         for case in script.cases() {
             let (start, parameters) = (Instant::now(), case.to_string());
@@ -101,6 +115,10 @@ pub fn run(
             };
             progress(Progress::Ended(&tried));
             report.tried.push(tried);
+            if target.is_lost() {
+                report.not_run = Some(all - report.tried.len());
+                return report;
+            }
         }
     }
     report

@@ -1,35 +1,43 @@
 //! Packets as scripts say them: bytes from a specification, and bytes held against one.
 
 use crate::layout::{self, Field};
+use crate::mad;
 use crate::number::Names;
 use crate::script::steps::{Skips, Spec};
 use roxe_peer::protocol::to_hex;
 use roxe_wire::{NetHeader, Packet, Psn};
 
 /// What a packet says when the script says nothing.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Usual {
     /// The queue pair it goes to.
     pub(crate) dqpn: u32,
     /// The queue pair it comes from.
     pub(crate) sqpn: u32,
     pub(crate) qkey: u32,
+    /// Fields of a message of the connection manager.
+    pub(crate) message: Vec<(&'static str, u64)>,
 }
 
 /// The bytes of a packet to send, sealed.
 ///
 /// # Errors
 /// The script says what cannot be said.
-pub(crate) fn build(spec: &Spec, usual: Usual, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
+pub(crate) fn build(spec: &Spec, usual: &Usual, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
-    let (fields, len) = layout::fields(spec.opcode);
+    let (fields, len) = spec.layout();
     let mut packet = vec![0; len];
     packet.extend(&payload);
-    packet.resize(packet.len().next_multiple_of(4), 0);
-    let usual = [
+    if spec.message.is_some() && packet.len() > mad::END {
+        return Err(format!("{} has room for {} bytes of private data", spec.name, mad::END - len));
+    }
+    let end = if spec.message.is_some() { mad::END } else { packet.len().next_multiple_of(4) };
+    packet.resize(end, 0);
+    let pad = if spec.message.is_some() { 0 } else { packet.len() - len - payload.len() };
+    let packets = [
         ("opcode", u64::from(spec.opcode)),
         ("migreq", 1),
-        ("pad", (packet.len() - len - payload.len()) as u64),
+        ("pad", pad as u64),
         ("pkey", 0xffff),
         ("dqpn", u64::from(usual.dqpn)),
         ("syndrome", 0x1f),
@@ -38,9 +46,9 @@ pub(crate) fn build(spec: &Spec, usual: Usual, net: &NetHeader, names: &Names) -
         ("sqpn", u64::from(usual.sqpn)),
         ("becn", u64::from(spec.opcode == 0x81)),
     ];
-    for (name, value) in usual {
+    for (name, value) in packets.iter().chain(&usual.message) {
         if let Ok(field) = find(fields, spec, name) {
-            field.set(&mut packet, value);
+            field.set(&mut packet, *value);
         }
     }
     for (name, number) in &spec.fields {
@@ -77,9 +85,13 @@ fn find<'f>(fields: &'f [Field], spec: &Spec, name: &str) -> Result<&'f Field, S
 /// # Errors
 /// The script says what cannot be said.
 pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<Vec<String>, String> {
-    let (fields, len) = layout::fields(spec.opcode);
+    let (fields, len) = spec.layout();
     if packet.first() != Some(&spec.opcode) {
         return Ok(vec!["another opcode".into()]);
+    }
+    let attribute = |message: Option<&mad::Message>| message.map(|message| message.attribute);
+    if attribute(spec.message) != attribute(mad::of(packet)) {
+        return Ok(vec!["another message".into()]);
     }
     let mut found = Vec::new();
     for (name, number) in &spec.fields {
@@ -95,7 +107,11 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
         found.push(format!("syndrome is {syndrome:#04x}, no acknowledgement"));
     }
     if let Some(data) = &spec.payload {
-        let (wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
+        let (mut wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
+        if spec.message.is_some() {
+            // Private data has a fixed length: zeros follow.
+            wanted.resize(wanted.len().max(is.len()), 0);
+        }
         found.extend(bytes_differ("payload", &wanted, is));
     }
     Ok(found)
@@ -128,10 +144,11 @@ pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names
     match skips {
         Skips::Nothing => Ok(false),
         Skips::Everything => Ok(true),
+        Skips::Patience => Ok(mad::is_mra(packet)),
         Skips::EarlierAcks => {
             let wanted = spec.fields.iter().find(|(name, _)| name == "psn");
             let wanted = wanted.map(|(_, number)| number.value(names)).transpose()?;
-            let (fields, _) = layout::fields(spec.opcode);
+            let (fields, _) = spec.layout();
             let get = |name| find(fields, spec, name).ok().and_then(|field| field.get(packet));
             let is_ack = packet.first() == Some(&spec.opcode) && get("syndrome").is_some_and(|byte| byte < 0x20);
             let psn = get("psn").map(|psn| Psn::new(psn as u32));
@@ -168,6 +185,9 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
     if get("pkey") != Some(0xffff) {
         return Some("its P_Key is not the default one".into());
     }
+    if let Some(flaw) = mad::is_mad(packet).then(|| mad::flaw(packet)).flatten() {
+        return Some(flaw);
+    }
     let dqpn = get("dqpn").unwrap_or_default();
     let is_known = to.iter().any(|qpn| u64::from(*qpn) == dqpn);
     (!is_known).then(|| format!("it goes to queue pair {dqpn:#x}, which is none of the near side"))
@@ -175,6 +195,9 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
 
 /// A packet as people read it.
 pub(crate) fn describe(packet: &[u8]) -> String {
+    if let Some(text) = mad::describe(packet) {
+        return text;
+    }
     match Packet::parse(packet) {
         Ok(packet) => packet.to_string(),
         Err(error) => {

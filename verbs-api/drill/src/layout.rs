@@ -119,15 +119,23 @@ pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
 }
 
 fn all_fields(opcode: u8) -> (Vec<Field>, usize) {
-    let mut at = 0;
     let headers = std::iter::once(BTH).chain(extended(opcode));
-    let place = |(name, bits): &(&'static str, usize)| {
-        let field = Field { name, at, bits: *bits };
+    let mut fields = Vec::new();
+    let len = place(headers.flatten().copied(), 0, &mut fields);
+    (fields, len / 8)
+}
+
+/// Adds fields that follow each other from bit `at` on, and tells where the last one ends.
+pub(crate) fn place(
+    table: impl Iterator<Item = (&'static str, usize)>,
+    mut at: usize,
+    fields: &mut Vec<Field>,
+) -> usize {
+    for (name, bits) in table {
+        fields.push(Field { name, at, bits });
         at += bits;
-        field
-    };
-    let fields: Vec<_> = headers.flatten().map(place).collect();
-    (fields, at / 8)
+    }
+    at
 }
 
 /// Whether any packet has a field with this name.

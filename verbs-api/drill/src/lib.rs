@@ -7,18 +7,21 @@
 //! case of a script and answers with a [`Verdict`].
 //!
 //! `docs/drill.md` is the manual of the language. Packets are written and read by tables of this
-//! crate (`layout`), not by the encoders of the card.
+//! crate (`layout`, `mad`), not by the encoders of the card.
 #![forbid(unsafe_code)]
 
 mod agent;
+mod answer;
 mod cases;
 mod clauses;
 pub mod conform;
 mod craft;
 mod deviations;
+mod extensions;
 pub mod fuzz;
 mod layout;
 mod log;
+mod mad;
 mod number;
 pub mod replay;
 pub mod report;

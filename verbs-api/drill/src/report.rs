@@ -84,7 +84,7 @@ pub fn json(report: &Report) -> String {
     };
     let sums: Value = WORDS.iter().map(|word| (word.to_ascii_lowercase(), json!(report.count(word)))).collect();
     let cases: Vec<_> = report.tried.iter().map(case).collect();
-    format!("{:#}\n", json!({"target": report.target, "sums": sums, "cases": cases}))
+    format!("{:#}\n", json!({"target": report.target, "sums": sums, "not_run": report.not_run, "cases": cases}))
 }
 
 /// Why a case is tolerated, or unsupported.

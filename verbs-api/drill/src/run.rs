@@ -1,8 +1,10 @@
 //! Runs one case of a script against a target, step by step.
 //!
 //! `state` is what is known meanwhile, `near` has the steps of the near side, `peer` those of the
-//! far side.
+//! far side, `connections` and `extensions` those that not every far side has.
 
+mod connections;
+mod extensions;
 mod near;
 mod peer;
 mod state;
@@ -13,7 +15,7 @@ use crate::script::steps::{Line, Step};
 use crate::script::{Case, Family};
 use crate::target::Target;
 use crate::verdict::{Failure, Verdict};
-use state::{Run, Stop, World};
+use state::{Run, Stop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The most steps of a case, those of blocks counted each time.
@@ -45,16 +47,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
     let Some(card) = target.card(ipv6) else {
         return early(Verdict::Unsupported("the card has lost its address".into()));
     };
-    let now = target.now();
-    let mut run = Run {
-        target,
-        card,
-        names: case.names.clone(),
-        world: World::default(),
-        log: Log::default(),
-        last: now,
-        steps: 0,
-    };
+    let mut run = Run::new(target, card, &case.names);
     // A card in this process may panic; the next case begins with a new one.
     let verdict = match catch_unwind(AssertUnwindSafe(|| run.all(&case.lines))) {
         Ok(Ok(())) => Verdict::Pass,

@@ -1,8 +1,10 @@
 //! Scripts: a text, its loops unrolled, each line a step.
 //!
 //! `docs/drill.md` is the manual of the language. `words` takes lines apart, `steps` has what a
-//! step says and `read` makes steps of words. Nothing here runs anything.
+//! step says, `read` makes steps of words, `connections` those about librdmacm. Nothing
+//! here runs anything.
 
+mod connections;
 mod read;
 pub(crate) mod steps;
 mod words;

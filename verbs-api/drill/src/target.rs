@@ -1,44 +1,12 @@
 //! What a script needs of a target: a card that obeys verbs (the far side), and a way for packets
 //! to and from it (the near side). Traits and plain data; `virtual_card` and `agent` implement
-//! them.
+//! them. `extensions` has what only some cards offer.
 
+pub use crate::answer::{Answer, Handle, Refused};
+pub use crate::extensions::{Bound, ConnectionEvent, Extensions, Terms};
 use roxe_wire::Gid;
 use std::fmt;
 use std::time::Duration;
-
-/// Why the far side did not do what it was told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// What it says.
-    pub text: String,
-    /// The error number of the verb; 0: none, the target itself cannot be used.
-    pub errno: i32,
-}
-
-impl Refused {
-    /// What no verb is to blame for.
-    pub fn broken(text: impl Into<String>) -> Self {
-        Self { text: text.into(), errno: 0 }
-    }
-
-    /// Whether the card says that it does not do such things.
-    pub(crate) const fn is_unsupported(&self) -> bool {
-        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)?;
-        if self.errno == 0 { Ok(()) } else { write!(f, " (errno {})", self.errno) }
-    }
-}
-
-/// What the far side answers.
-pub type Answer<T> = Result<T, Refused>;
-
-/// An object of the far side.
-pub type Handle = u64;
 
 /// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +24,7 @@ pub struct Region {
 /// What a queue pair is made with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewQp {
-    /// RC, UC or UD.
+    /// RC, UC, UD, XRC_SEND or XRC_RECV.
     pub service: String,
     /// Its protection domain; `None`: the one that is there from the start.
     pub pd: Option<Handle>,
@@ -64,6 +32,8 @@ pub struct NewQp {
     pub cq: Handle,
     /// Its shared receive queue.
     pub srq: Option<Handle>,
+    /// The domain of a target of XRC.
+    pub xrcd: Option<Handle>,
     /// Depths: sends, receives, elements of a list, inline bytes.
     pub caps: [u32; 4],
 }
@@ -99,6 +69,10 @@ pub struct Change {
     pub max_dest_rd_atomic: Option<u8>,
     /// Raise SQ_DRAINED (with SQD).
     pub notify: bool,
+    /// The address at the end of the alternate path, and the code of its ACK timeout.
+    pub alternate: Option<(Gid, u8)>,
+    /// MIGRATED, REARM or ARMED.
+    pub migration: Option<String>,
 }
 
 /// A piece of memory, by numbers: what the card says to wrong ones is its business.
@@ -137,6 +111,8 @@ pub struct Work {
     pub swap: u64,
     /// Destination of a datagram: address, queue pair, Q_Key.
     pub datagram: Option<(Gid, u32, u32)>,
+    /// The shared queue that a request of XRC names.
+    pub srqn: u32,
 }
 
 /// A completion.
@@ -236,6 +212,8 @@ pub struct Card {
     pub near: [Gid; 2],
     /// The first queue pair number of the near side.
     pub first_near: u32,
+    /// The GUID of the near side, as its connection manager tells it.
+    pub guid: u64,
     /// The UDP port that the near side sends from.
     pub near_port: u16,
     /// How much too late the near side may see a packet; time between two is known no better.
@@ -245,7 +223,7 @@ pub struct Card {
 }
 
 /// A target of scripts.
-pub trait Target: FarSide {
+pub trait Target: FarSide + Extensions {
     /// What is known of it, when addresses are IPv6, or IPv4. `None`: it has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
     /// Begins a case over these addresses: everything of the case before is freed.
@@ -265,6 +243,10 @@ pub trait Target: FarSide {
     /// # Errors
     /// The near side itself cannot.
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
+    /// Whether it has gone for good, so that no further case can be run.
+    fn is_lost(&self) -> bool {
+        false
+    }
     /// Waits before the far side is asked again, at most until then.
     fn pause(&mut self, until: Duration);
     /// From now on, or no more, cases shall follow each other fast: objects are used again, and a

@@ -5,7 +5,7 @@
 //! (`roxe_transport::sim`); here is what a driver does around a queue pair.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
-use crate::target::{Target, Work};
+use crate::target::{Extensions, Target, Work};
 use roxe_transport::Qp;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -150,6 +150,7 @@ impl Target for VirtualCard {
             address: localhost(ipv6, 1).into(),
             near: [localhost(ipv6, 2).into(), localhost(ipv6, 3).into()],
             first_near: FIRST_NEAR,
+            guid: 2,
             near_port: 0xc0de,
             jitter: Duration::ZERO,
             max_mtu: 4096,
@@ -325,9 +326,14 @@ impl FarSide for VirtualCard {
     }
 }
 
+impl Extensions for VirtualCard {}
+
 /// What a modify sets, and which of it.
 fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {
     type M = AttrMask;
+    if change.migration.is_some() || change.alternate.is_some() {
+        return Err(Refused { text: "there are no alternate paths here".into(), errno: libc::EOPNOTSUPP });
+    }
     let state = QpState::ALL.into_iter().find(|state| format!("{state:?}").eq_ignore_ascii_case(&change.to));
     let state = state.ok_or_else(|| invalid("no such state"))?;
     let (mut attr, mut mask) = (QpAttr { state, port: 1, ..old }, M::STATE);

@@ -2,7 +2,9 @@
 //! answer is found, with a script that tells them apart.
 
 use roxe_drill::fuzz::{Options, fuzz};
-use roxe_drill::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Region, Work};
+use roxe_drill::target::{
+    Answer, Card, Change, Completed, Datagram, Extensions, FarSide, Handle, NewQp, Piece, Region, Work,
+};
 use roxe_drill::{Script, Target, Verdict, VirtualCard, run};
 use std::time::Duration;
 
@@ -41,6 +43,8 @@ impl FarSide for Wrong {
         events() -> Answer<Vec<String>>;
     }
 }
+
+impl Extensions for Wrong {}
 
 impl Target for Wrong {
     delegate! {

@@ -3,9 +3,15 @@
 
 use crate::protocol::{self, Args, Command, DEFAULT_PORT, Refusal, Request, limits};
 use serde_json::{Value, json};
+use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
+
+/// A host that takes nothing for so long is gone: one that has crashed sends no word of it.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Between two questions whether it is still there.
+const PROBE: Duration = Duration::from_secs(5);
 
 /// Why a request brought nothing.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +72,7 @@ pub struct Client {
     /// Requests that have not been sent yet, and how many they are.
     waiting: Vec<u8>,
     count: u64,
+    is_lost: bool,
 }
 
 impl Client {
@@ -78,8 +85,17 @@ impl Client {
         stream.set_nodelay(true)?;
         // An answer comes at the latest when the wait that its request asked for is over.
         stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
-        let mut client =
-            Self { stream: BufReader::new(stream), last: 0, card: Value::Null, waiting: Vec::new(), count: 0 };
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_user_timeout(Some(SILENCE))?;
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE).with_interval(PROBE))?;
+        let mut client = Self {
+            stream: BufReader::new(stream),
+            last: 0,
+            card: Value::Null,
+            waiting: Vec::new(),
+            count: 0,
+            is_lost: false,
+        };
         client.card = client.call(Command::Hello, json!({ "token": token }))?;
         Ok(client)
     }
@@ -108,6 +124,12 @@ impl Client {
     #[must_use]
     pub fn name(&self) -> &str {
         self.card["device"].as_str().unwrap_or("?")
+    }
+
+    /// Whether the agent has gone, so that nothing more can be asked.
+    #[must_use]
+    pub const fn is_lost(&self) -> bool {
+        self.is_lost
     }
 
     /// Asks and waits for the answer; `arguments` is an object, or null. What was asked before and
@@ -140,6 +162,12 @@ impl Client {
     /// # Errors
     /// As [`ClientError`] says, but for refusals.
     pub fn answers(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
+        let answers = self.exchange();
+        self.is_lost |= answers.is_err();
+        answers
+    }
+
+    fn exchange(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
         let (lines, count) = (std::mem::take(&mut self.waiting), std::mem::take(&mut self.count));
         self.stream.get_mut().write_all(&lines)?;
         (self.last - count + 1..=self.last).map(|id| self.answer(id)).collect()

@@ -2,18 +2,21 @@
 //!
 //! Objects live in one table (`session/table.rs`); `session/card.rs` tells what the card is,
 //! `session/control.rs` makes, changes and destroys objects, `session/data.rs` posts, polls and
-//! touches memory. Everything goes when the session does. Touches the verbs of `verbs.rs`, and
-//! files of counters.
+//! touches memory, `session/cm.rs` connects. Everything goes when the session does.
+//! Touches the verbs of `verbs.rs`, and files of counters.
 
 mod attributes;
 mod card;
+mod cm;
 mod control;
 mod data;
 mod table;
 
 use crate::protocol::{Args, Command, Refusal, Request, Result, limits};
-use crate::verbs::{Context, Pd};
+use crate::verbs::{CmChannel, CmEvent, Context, Pd};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::UdpSocket;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use table::Table;
@@ -33,13 +36,27 @@ pub(crate) struct Session {
     table: Table,
     /// What objects belong to if no domain is named; made when it is needed.
     pd: Option<Rc<Pd>>,
+    /// Of librdmacm, opened when it is needed; and events that came while others were waited for.
+    cm_channel: Option<Rc<CmChannel>>,
+    cm_events: VecDeque<CmEvent>,
+    /// What makes this host hear the groups that queue pairs are attached to, by queue pair and
+    /// group.
+    memberships: BTreeMap<(u64, [u8; 16]), UdpSocket>,
 }
 
 impl Session {
     /// Opens the card.
     pub(crate) fn open(card: &Card) -> Result<Self> {
         let context = Context::open(card.device.as_deref())?;
-        Ok(Self { context, port: card.port, table: Table::default(), pd: None })
+        Ok(Self {
+            context,
+            port: card.port,
+            table: Table::default(),
+            pd: None,
+            cm_channel: None,
+            cm_events: VecDeque::new(),
+            memberships: BTreeMap::new(),
+        })
     }
 
     /// Does what the request says. `hello` has been checked and `bye` is obeyed by the server.
@@ -52,6 +69,7 @@ impl Session {
             Command::AllocPd => self.alloc_pd(),
             Command::CreateCq => self.create_cq(args),
             Command::CreateSrq => self.create_srq(args),
+            Command::OpenXrcd => self.open_xrcd(),
             Command::CreateQp => self.create_qp(args),
             Command::ModifyQp => self.modify_qp(args),
             Command::QueryQp => self.query_qp(args),
@@ -68,6 +86,14 @@ impl Session {
             Command::BindMw => self.bind_mw(args),
             Command::AttachMcast => self.set_member(args, true),
             Command::DetachMcast => self.set_member(args, false),
+            Command::CmListen => self.cm_listen(args),
+            Command::CmConnect => self.cm_connect(args),
+            Command::CmAccept => self.cm_accept(args),
+            Command::CmEstablish => self.cm_establish(args),
+            Command::CmReject => self.cm_reject(args),
+            Command::CmDisconnect => self.cm_disconnect(args),
+            Command::CmNotify => self.cm_notify(args),
+            Command::CmEvents => self.cm_events(args),
             Command::Counters => self.counters(),
             Command::Destroy => self.destroy_as(args.text("kind")?, args.number("handle")?),
             Command::Reset => {
@@ -79,7 +105,12 @@ impl Session {
     }
 
     fn reset(&mut self) {
+        // Identifiers of requests that nobody has taken go first, as all identifiers do.
+        self.cm_events.clear();
+        self.memberships.clear();
         self.table.clear();
+        // Events that were told and not taken are about identifiers that have gone.
+        self.cm_channel = None;
         self.pd = None;
     }
 

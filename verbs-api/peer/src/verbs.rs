@@ -1,4 +1,4 @@
-//! libibverbs, opened while running, and its objects as values that own them.
+//! libibverbs and librdmacm, opened while running, and their objects as values that own them.
 //!
 //! An object holds those that it was made from, so that none is destroyed before what uses it; each
 //! is destroyed when it is dropped, or by `end`, which says what the verb answered. This is the
@@ -6,6 +6,7 @@
 //! come from the library and are kept until they are handed back to it, a session uses them on one
 //! thread, and the structures are those of the ABI (`roxe-abi`).
 
+mod cm;
 mod context;
 mod library;
 mod memory;
@@ -13,9 +14,10 @@ mod objects;
 mod queues;
 mod requests;
 
+pub(crate) use cm::{CmChannel, CmEvent, CmId, Terms};
 pub(crate) use context::{Context, EventSource};
 pub(crate) use memory::{Mr, Mw};
-pub(crate) use objects::{Ah, Pd};
+pub(crate) use objects::{Ah, Pd, Xrcd};
 pub(crate) use queues::{Cq, Qp, QpInit, Srq};
 pub(crate) use requests::{RecvRequest, Segment, SendRequest, Target, Window};
 
@@ -44,6 +46,11 @@ fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
 
 fn refusal(verb: &str, errno: c_int) -> Refusal {
     Refusal { text: format!("{verb}: {}", io::Error::from_raw_os_error(errno)), errno }
+}
+
+/// The library has no function for this verb.
+fn missing(verb: &str) -> Refusal {
+    Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
 }
 
 /// Waits until there is something to read from `fd`, and tells whether there is; `until` has passed

@@ -188,6 +188,49 @@ const fn event_name(kind: EventKind) -> &'static str {
 mod tests {
     use super::*;
     use crate::cm::event::ConnParam;
+    use crate::cm::{Channel, Event, IbAddress, PortSpace};
+    use roxe_base::clock;
+    use roxe_wire::cm::ServiceId;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    /// The end of an attempt to connect to an address where no card is, after more than a minute
+    /// of the connection manager's time, in which no answer has come; and what is said of it.
+    fn ended_in_silence() -> (Event, Cause) {
+        let channel = Channel::create().unwrap();
+        let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
+        let expect = |kind| {
+            let event = channel.next().unwrap();
+            assert_eq!(event.kind, kind);
+            event
+        };
+        // An IP address of the loopback interface would be taken for that of its device.
+        let (gid, sid) = (Ipv4Addr::new(127, 9, 8, 7).into(), ServiceId::new(PortSpace::Tcp, 7471).0);
+        let peer = IbAddress { gid, sid, sid_mask: u64::MAX, ..IbAddress::default() };
+        id.resolve_addr(None, &Address::Ib(peer), 2000).unwrap();
+        expect(EventKind::AddrResolved);
+        id.resolve_route(2000).unwrap();
+        expect(EventKind::RouteResolved);
+        id.connect(&ConnParam::NOTHING).unwrap();
+        let runtime = id.engine().unwrap();
+        for second in 1..=100 {
+            let at = clock::now().after(Duration::from_secs(second));
+            runtime.cm(|session| session.cm.handle_timeout(at)).unwrap();
+        }
+        let event = expect(EventKind::Unreachable);
+        let cause = id.cause(&id.lock(), (event.kind, event.status, &event.data), None).unwrap();
+        (event, cause)
+    }
+
+    // clause: CM-RETRIES
+    #[test]
+    fn a_connection_that_nobody_answers_ends_and_the_explanation_says_that_no_answer_came() {
+        // The loopback interface says that nobody is there, but only seconds of real time later.
+        let silent = (0..5).map(|_| ended_in_silence()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
+        let (_, (cause, advice)) = silent.expect("it is silence that ends it");
+        assert_eq!(cause, "no answer came from 127.9.8.7, however often it was asked");
+        assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
+    }
 
     #[test]
     fn private_data_is_shown_as_text_or_as_bytes_without_the_zeros_behind_it() {

@@ -94,22 +94,78 @@ fn a_folder_whose_names_would_be_too_long_is_refused() {
 
 #[test]
 fn the_places_are_the_same_for_all_processes_of_a_user() {
-    let places = |runtime: Option<&str>, uid| -> Vec<String> {
-        let all = candidates(runtime.map(OsString::from), uid);
-        all.into_iter().map(|path| path.to_str().unwrap().to_owned()).collect()
+    let places = |runtime: Option<&str>, ids| -> Vec<String> {
+        let all = candidates(runtime.map(OsString::from), ids);
+        all.named.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(places(None, 7), ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"]);
-    assert_eq!(places(Some("/run/user/7"), 7), places(None, 7));
-    assert_eq!(places(Some("relative"), 7), places(None, 7));
-    assert_eq!(places(Some("/x"), 7)[0], "/x/roxe");
-    assert_eq!(places(None, 0)[1], "/run/roxe");
+    let fixed = ["/run/user/7/roxe", "/tmp/roxe-7", "/dev/shm/roxe-7"];
+    assert_eq!(places(None, (7, 7)), fixed);
+    assert_eq!(places(Some("relative"), (7, 7)), fixed);
+    assert_eq!(places(Some("/x"), (7, 7))[..2], ["/x/roxe", fixed[0]]);
+    assert_eq!(places(None, (0, 0))[1], "/run/roxe");
+    assert_eq!(places(None, (0, 7)), [fixed[0], "/run/roxe", fixed[1], fixed[2]], "root of a user namespace only");
+}
+
+#[test]
+fn a_user_is_named_as_outside_of_the_user_namespace() {
+    let first = |map: &str, uid| map.lines().find_map(|line| outside(line, uid));
+    let all = "         0          0 4294967295\n";
+    assert_eq!([0, 7, 65_534].map(|uid| first(all, uid)), [0, 7, 65_534].map(Some));
+    let some = "0 1000 1\n1 100000 65536\n";
+    assert_eq!([0, 1, 7, 65_536].map(|uid| first(some, uid)), [1000, 100_000, 100_006, 165_535].map(Some));
+    assert_eq!(first(some, 65_537), None);
+    assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| outside(line, 6)), [None; 4]);
+}
+
+/// A folder for one `XDG_RUNTIME_DIR`, beside the common one of a test.
+fn opened(common: &Scratch, named: Option<&Scratch>) -> RuntimeDir {
+    let candidates = Candidates { named: named.map(Scratch::candidate), fixed: vec![common.candidate()] };
+    RuntimeDir::open(&candidates, roxe_base::privilege::effective_uid()).unwrap()
+}
+
+#[test]
+fn who_has_another_folder_is_found_in_the_common_one() {
+    let [common, named] = [(); 2].map(|()| Scratch::new());
+    let (here, there) = (opened(&common, None), opened(&common, Some(&named)));
+    assert_eq!(here.path(), common.candidate());
+    assert!(here.all().map(RuntimeDir::path).eq([common.candidate()]));
+    assert!(there.all().map(RuntimeDir::path).eq([named.candidate(), common.candidate()]));
+    assert_eq!(here.link_to(&here.path().join("name")), None);
+    assert_eq!(there.link_to(&there.path().join("name")), Some(common.candidate().join("name")));
+    let same = RuntimeDir::open(
+        &Candidates { named: Some(common.candidate()), fixed: vec![common.candidate()] },
+        roxe_base::privilege::effective_uid(),
+    );
+    assert!(same.unwrap().common.is_none(), "it is the common one");
+    let alone = Candidates { named: Some(named.candidate()), fixed: vec!["/nowhere/roxe".into()] };
+    assert!(RuntimeDir::open(&alone, roxe_base::privilege::effective_uid()).unwrap().common.is_none());
+}
+
+#[test]
+fn a_sweep_removes_links_to_names_of_dead_processes_and_no_other_links() {
+    let [common, named] = [(); 2].map(|()| Scratch::new());
+    let dir = opened(&common, Some(&named));
+    let at = |dir: &Path, name: &str| dir.join(name);
+    let link = |name: &str| {
+        symlink(at(&named.candidate(), name), at(&common.candidate(), name)).unwrap();
+        at(&common.candidate(), name)
+    };
+    let [gone, dead, alive, file] = ["gone", "dead", "alive", "file"].map(link);
+    drop(UnixDatagram::bind(at(dir.path(), "dead")).unwrap());
+    let _socket = UnixDatagram::bind(at(dir.path(), "alive")).unwrap();
+    fs::write(at(dir.path(), "file"), "").unwrap();
+    let other = at(&common.candidate(), "other");
+    symlink("/nowhere/else", &other).unwrap();
+    assert!(dir.sweep());
+    let is_there = |path: &PathBuf| fs::symlink_metadata(path).is_ok();
+    assert_eq!([&gone, &dead, &alive, &file, &other].map(is_there), [false, false, true, true, true]);
 }
 
 #[test]
 fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
     let uid = roxe_base::privilege::effective_uid();
     let nowhere = PathBuf::from("/nowhere/roxe");
-    let error = RuntimeDir::choose(std::slice::from_ref(&nowhere), uid).unwrap_err();
+    let error = RuntimeDir::choose([&nowhere], uid).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     let text = error.to_string();
     assert!(text.contains("/nowhere/roxe: /nowhere: ") && text.contains("set XDG_RUNTIME_DIR"), "{text}");

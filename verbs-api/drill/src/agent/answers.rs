@@ -1,6 +1,6 @@
 //! What an agent answers, as plain data, and pieces of memory as it wants them. Pure.
 
-use crate::target::{Answer, Completed, Piece, Refused};
+use crate::target::{Answer, Completed, ConnectionEvent, Piece, Refused};
 use roxe_peer::protocol::from_hex;
 use serde_json::{Value, json};
 
@@ -37,5 +37,15 @@ fn completed(value: &Value) -> Completed {
         invalidated: word("invalidated_rkey"),
         src_qp: word("src_qp").unwrap_or_default(),
         qpn: word("qpn").unwrap_or_default(),
+    }
+}
+
+pub(super) fn connection_event(value: &Value) -> ConnectionEvent {
+    ConnectionEvent {
+        name: value["type"].as_str().unwrap_or_default().to_owned(),
+        status: value["status"].as_i64().unwrap_or_default(),
+        id: value["cm"].as_u64().unwrap_or_default(),
+        listener: value["listener"].as_u64(),
+        private_data: hex(value).unwrap_or_default(),
     }
 }

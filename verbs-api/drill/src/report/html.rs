@@ -24,6 +24,9 @@ pub fn html(report: &Report) -> String {
         report.tried.len(),
         sum(WORDS.map(|word| report.count(word))),
     );
+    if let Some(lost) = report.lost() {
+        let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&lost));
+    }
     table(report, &mut page);
     page.push_str("<h2>Cases that did not pass</h2>\n");
     for tried in &report.tried {

@@ -1,16 +1,17 @@
 //! The steps of the near side: packets to the card, and packets from it.
 
-use super::state::{Run, Stop};
+use super::state::{Run, Stop, Tie};
 use crate::craft::{self, Usual};
 use crate::layout::BTH_LEN;
+use crate::mad;
 use crate::script::steps::{Expectation, Spec};
 use crate::target::Datagram;
-use roxe_wire::NetHeader;
+use roxe_wire::{Gid, NetHeader};
 use std::time::Duration;
 
 impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
-        let tie = self.world.tie(spec.qp.as_deref())?;
+        let usual = self.usual(spec)?;
         let [near, stranger] = self.card.near;
         if spec.damage.stranger && stranger.is_zero() {
             return Err(Stop::Unsupported("the near side has one address".into()));
@@ -18,14 +19,13 @@ impl Run<'_> {
         let tos = spec.damage.tos.as_ref().map_or(Ok(0), |tos| tos.value(&self.names))?;
         let net = NetHeader {
             src: if spec.damage.stranger { stranger } else { near },
-            dst: self.card.address,
+            dst: spec.damage.group.map_or(self.card.address, Gid::from),
             src_port: self.card.near_port,
             traffic_class: tos as u8,
             hop_limit: 64,
             ..NetHeader::default()
         };
-        let usual = Usual { dqpn: tie.qpn, sqpn: tie.near, qkey: tie.qkey };
-        let bytes = craft::build(spec, usual, &net, &self.names)?;
+        let bytes = craft::build(spec, &usual, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
         self.last = self.target.now();
         self.log.add(self.last, false, datagram.clone());
@@ -33,9 +33,72 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What a packet says when the script says nothing.
+    fn usual(&self, spec: &Spec) -> Result<Usual, Stop> {
+        if let Some(message) = spec.message {
+            let tie = self.world.tie(spec.qp.as_deref()).ok();
+            let message = self.usual_message(message, tie);
+            return Ok(Usual { dqpn: mad::GSI, sqpn: mad::GSI, qkey: mad::GSI_QKEY, message });
+        }
+        let tie = self.world.tie(spec.qp.as_deref())?;
+        let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { tie.qpn };
+        Ok(Usual { dqpn, sqpn: tie.near, qkey: tie.qkey, ..Usual::default() })
+    }
+
+    /// What a message says: that of an end that wants a connection of RC with a queue pair.
+    fn usual_message(&self, message: &mad::Message, tie: Option<&Tie>) -> Vec<(&'static str, u64)> {
+        let halves = |gid: Gid| {
+            let bits = u128::from_be_bytes(gid.0);
+            [(bits >> 64) as u64, bits as u64]
+        };
+        let id = u64::from(self.card.first_near);
+        let ([near_high, near_low], [card_high, card_low]) = (halves(self.card.near[0]), halves(self.card.address));
+        let qpn = if message.name == "SIDR_REP" { 0 } else { tie.map_or(id, |tie| tie.near.into()) };
+        vec![
+            ("base_version", 1),
+            ("class", 7),
+            ("class_version", 2),
+            ("method", 3),
+            ("attribute", message.attribute.into()),
+            ("tid", id),
+            ("local_id", id),
+            ("request_id", id),
+            ("guid", self.card.guid),
+            ("qpn", qpn),
+            ("remote_qpn", tie.map_or(0, |tie| tie.qpn.into())),
+            ("responder_resources", 4),
+            ("initiator_depth", 4),
+            ("remote_timeout", 20),
+            ("local_timeout", 20),
+            ("retries", 7),
+            ("partition", 0xffff),
+            ("mtu", 3),
+            ("rnr_retries", 7),
+            ("cm_retries", 15),
+            ("local_lid", 0xffff),
+            ("remote_lid", 0xffff),
+            ("local_gid_high", near_high),
+            ("local_gid_low", near_low),
+            ("remote_gid_high", card_high),
+            ("remote_gid_low", card_low),
+            ("hop_limit", 64),
+            ("ack_timeout", 18),
+            ("ip_version", if self.card.address.is_ipv4() { 4 } else { 6 }),
+            ("ip_port", 50_000),
+            ("ip_src_high", if self.card.address.is_ipv4() { 0 } else { near_high }),
+            ("ip_src_low", if self.card.address.is_ipv4() { near_low & 0xffff_ffff } else { near_low }),
+            ("ip_dst_high", if self.card.address.is_ipv4() { 0 } else { card_high }),
+            ("ip_dst_low", if self.card.address.is_ipv4() { card_low & 0xffff_ffff } else { card_low }),
+            ("service_timeout", 20),
+        ]
+    }
+
     pub(super) fn expect(&mut self, wanted: &Expectation) -> Result<(), Stop> {
         let deadline = self.deadline(wanted.within.as_ref())?;
-        let near = self.world.tie(wanted.spec.qp.as_deref())?.near;
+        let near = match wanted.spec.message {
+            Some(_) => mad::GSI,
+            None => self.world.tie(wanted.spec.qp.as_deref())?.near,
+        };
         loop {
             let before = self.last;
             let Some(packet) = self.next(deadline)? else {
@@ -46,10 +109,14 @@ impl Run<'_> {
             if to != near {
                 differences.push(format!("it goes to queue pair {to:#x}, not {near:#x}"));
             }
+            if self.world.has_alternate && self.came_to_stranger != wanted.spec.damage.stranger {
+                differences.push("it came by the other path".into());
+            }
             if differences.is_empty() {
                 let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(before);
                 if waited + self.card.jitter >= least {
+                    self.give_names(wanted, &packet);
                     return Ok(());
                 }
                 differences.push(format!("it came {waited:?} after the packet before it"));
@@ -62,13 +129,23 @@ impl Run<'_> {
         }
     }
 
+    /// Gives the fields of a packet the names that the script wants.
+    fn give_names(&mut self, wanted: &Expectation, packet: &[u8]) {
+        let Some(name) = &wanted.named else { return };
+        for field in wanted.spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
+            self.names.insert(format!("{name}.{}", field.name), field.get(packet).unwrap_or_default());
+        }
+    }
+
     /// The next packet of the card; it is well formed.
     fn next(&mut self, deadline: Duration) -> Result<Option<Vec<u8>>, Stop> {
         let Some((at, datagram)) = self.target.receive(deadline)? else { return Ok(None) };
         self.last = at;
         let bytes = datagram.bytes.clone();
         let flaw = craft::flaw(&datagram.net, &bytes, &self.world.near());
-        let from_whom = (datagram.net.src, datagram.net.dst) != (self.card.address, self.card.near[0]);
+        self.came_to_stranger = datagram.net.dst == self.card.near[1];
+        let is_for_us = datagram.net.dst == self.card.near[0] || (self.world.has_alternate && self.came_to_stranger);
+        let from_whom = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
         let flaw = flaw.or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()));
         match flaw {

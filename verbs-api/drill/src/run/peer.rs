@@ -1,16 +1,14 @@
 //! The steps of the far side: what the card's program does, and what it is asked.
 
-use super::state::{Run, Stop, Tie};
+use super::state::{IDLE, Run, Stop, Tie, differs};
 use crate::craft::bytes_differ;
 use crate::number::Number;
-use crate::script::steps::{Completion, Numbers, Peer, Post, QpSpec, Sge};
+use crate::script::steps::{Completion, Modify, Numbers, Peer, Post, QpSpec, Sge};
 use crate::target::{Answer, Change, Completed, NewQp, Piece, Work};
 use std::time::Duration;
 
 /// How often the far side is asked while something is waited for.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// How long nothing must happen when the script does not say it.
-const IDLE: Duration = Duration::from_millis(20);
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
@@ -30,23 +28,15 @@ impl Run<'_> {
                 self.world.regions.insert(name.clone(), region);
             }
             Peer::Deregister(name) => self.target.deregister(self.world.region(name)?.mr)?,
-            Peer::Srq { name, pd } => {
-                let pd = self.world.domain(pd.as_ref())?;
-                let srq = self.target.create_srq(pd)?;
-                self.world.srqs.insert(name.clone(), srq);
-            }
+            Peer::Srq { name, pd, xrcd } => self.make_srq(name, pd.as_ref(), xrcd.as_ref())?,
             Peer::Qp(spec) => self.make_qp(spec)?,
-            Peer::Modify { qp, to, numbers } => {
-                let mut change = self.change(numbers)?;
-                change.to.clone_from(to);
-                self.target.modify_qp(self.world.tie(Some(qp))?.qp, &change)?;
-            }
+            Peer::Modify(modify) => self.modify(modify)?,
             Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
             Peer::Post(post) => self.post(post)?,
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
                 match self.world.srqs.get(queue) {
-                    Some(srq) => self.target.post_srq_recv(*srq, id, &pieces)?,
+                    Some(queue) => self.target.post_srq_recv(queue.srq, id, &pieces)?,
                     None => self.target.post_recv(self.world.tie(Some(queue))?.qp, id, &pieces)?,
                 }
             }
@@ -55,9 +45,27 @@ impl Run<'_> {
                 let bytes = data.bytes(&self.names)?;
                 self.target.write(self.world.region(mr)?.mr, at, &bytes)?;
             }
+            Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } => self.extend(peer)?,
+            Peer::Connection(connection) => self.connection(connection)?,
             asked => self.ask(asked)?,
         }
         Ok(())
+    }
+
+    fn modify(&mut self, modify: &Modify) -> Result<(), Stop> {
+        let mut change = self.change(&modify.numbers)?;
+        change.to.clone_from(&modify.to);
+        change.migration.clone_from(&modify.migration);
+        if modify.alternate {
+            let stranger = self.card.near[1];
+            if stranger.is_zero() {
+                return Err(Stop::Unsupported("the near side has one address".into()));
+            }
+            let timeout = self.attribute(&modify.numbers, "alt_timeout", 14)?;
+            change.alternate = Some((stranger, timeout as u8));
+            self.world.has_alternate = true;
+        }
+        Ok(self.target.modify_qp(self.world.tie(Some(&modify.qp))?.qp, &change)?)
     }
 
     /// The steps that look at the far side.
@@ -66,7 +74,7 @@ impl Run<'_> {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within.as_ref()),
             Peer::Idle { qp, time } => {
                 let until = self.target.now() + time.as_ref().map_or(Ok(IDLE), |time| self.time(time))?;
-                let tie = self.world.tie(Some(qp))?.clone();
+                let tie = self.completes(qp)?;
                 while self.target.now() < until {
                     self.target.pause(until);
                 }
@@ -107,7 +115,7 @@ impl Run<'_> {
     }
 
     /// Asks until there is an answer, or the time is over.
-    fn wait<T>(
+    pub(super) fn wait<T>(
         &mut self,
         within: Option<&Number>,
         mut ask: impl FnMut(&mut Self) -> Answer<Option<T>>,
@@ -126,7 +134,7 @@ impl Run<'_> {
     }
 
     /// Gives `OBJECT.PART` a value.
-    fn name(&mut self, object: &str, part: &str, value: u64) {
+    pub(super) fn name(&mut self, object: &str, part: &str, value: u64) {
         self.names.insert(format!("{object}.{part}"), value);
     }
 
@@ -140,7 +148,7 @@ impl Run<'_> {
     }
 
     /// The attribute with this name, or what is usual.
-    fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
+    pub(super) fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
         Ok(numbers.get(name).map_or(Ok(usual), |number| number.value(&self.names))?)
     }
 
@@ -176,15 +184,17 @@ impl Run<'_> {
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
         let srq = spec.srq.as_ref().map(|name| {
-            let found = self.world.srqs.get(name).copied();
+            let found = self.world.srqs.get(name).map(|queue| queue.srq);
             found.ok_or_else(|| Stop::Script(format!("there is no shared queue `{name}`")))
         });
+        let xrcd = self.world.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
         let new = NewQp {
             service: spec.service.clone(),
             pd: self.world.domain(spec.pd.as_ref())?,
             cq,
             srq: srq.transpose()?,
+            xrcd,
             caps: caps.map(|cap| cap as u32),
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
@@ -204,7 +214,7 @@ impl Run<'_> {
     /// The changes that bring a queue pair to the state that the script wants.
     fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
         let byte = |name, usual| self.attribute(&spec.numbers, name, usual).map(|value| Some(value as u8));
-        let (is_rc, is_ud) = (spec.service == "RC", spec.service == "UD");
+        let (is_rc, is_ud) = (!matches!(&*spec.service, "UC" | "UD"), spec.service == "UD");
         let to = |state: &str| Change { to: state.into(), ..Change::default() };
         let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
         let mut rtr = to("RTR");
@@ -250,6 +260,7 @@ impl Run<'_> {
             imm: number("imm", 0)? as u32,
             compare_add: number("compare", number("add", 0)?)?,
             swap: number("swap", 0)?,
+            srqn: number("srqn", 0)? as u32,
             datagram: tie.is_datagram.then_some((dest.0, dest.1, qkey)),
         };
         match (self.target.post_send(tie.qp, &work), post.refused) {
@@ -267,8 +278,17 @@ impl Run<'_> {
         Ok(at.map(|at| self.world.completed.remove(at)))
     }
 
+    /// The queue pair of this name, or what stands for it where the completions of a shared queue
+    /// of XRC, which are those of all its queue pairs, are asked for.
+    fn completes(&self, name: &str) -> Result<Tie, Stop> {
+        match self.world.srqs.get(name).and_then(|queue| queue.cq) {
+            Some(cq) => self.world.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
+            None => self.world.tie(Some(name)).cloned(),
+        }
+    }
+
     fn complete(&mut self, qp: &str, wanted: &Completion, within: Option<&Number>) -> Result<(), Stop> {
-        let tie = self.world.tie(Some(qp))?.clone();
+        let tie = self.completes(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
         let Some(done) = self.wait(within, |run| run.completion(&tie))? else {
@@ -292,6 +312,6 @@ impl Run<'_> {
     }
 }
 
-fn differs(expected: String, received: String) -> Stop {
-    Stop::Differs { expected, received }
+fn nothing(name: &str) -> Stop {
+    Stop::Script(format!("nothing can complete in `{name}`"))
 }

@@ -2,13 +2,17 @@
 //! why a run ends. `near` and `peer` do the steps.
 
 use crate::log::Log;
+use crate::mad;
 use crate::number::{Names, Number};
-use crate::target::{Card, Completed, Handle, Refused, Region, Target};
+use crate::target::{Card, Completed, ConnectionEvent, Handle, Refused, Region, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a packet or a completion may take when the script says nothing.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long nothing must happen when the script does not say it.
+pub(super) const IDLE: Duration = Duration::from_millis(20);
 
 /// Why a case ends before its last step.
 #[derive(Clone, Debug)]
@@ -44,10 +48,21 @@ pub(super) struct Run<'a> {
     pub(super) log: Log,
     /// When the newest packet was sent or received.
     pub(super) last: Duration,
+    /// The newest packet of the card came to the second address of the near side.
+    pub(super) came_to_stranger: bool,
     pub(super) steps: usize,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// A case begins: nothing has been made, no packet has come.
+    pub(super) fn new(target: &'a mut dyn Target, card: Card, names: &Names) -> Self {
+        let mut names = names.clone();
+        names.insert("near.id".into(), card.first_near.into());
+        names.insert("near.guid".into(), card.guid);
+        let (world, log, last) = (World::default(), Log::default(), target.now());
+        Self { target, card, names, world, log, last, came_to_stranger: false, steps: 0 }
+    }
+
     /// A duration that the script says.
     pub(super) fn time(&self, number: &Number) -> Result<Duration, Stop> {
         Ok(Duration::from_nanos(number.value(&self.names)?).min(Duration::from_secs(600)))
@@ -70,13 +85,27 @@ pub(super) struct Tie {
     pub(super) is_datagram: bool,
 }
 
+/// A shared receive queue; one of XRC has a completion queue of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharedQueue {
+    pub(super) srq: Handle,
+    pub(super) cq: Option<Handle>,
+}
+
 /// What the script has made on the far side.
 #[derive(Debug, Default)]
 pub(super) struct World {
     pub(super) ties: Vec<Tie>,
     pub(super) regions: BTreeMap<String, Region>,
     pub(super) domains: BTreeMap<String, Handle>,
-    pub(super) srqs: BTreeMap<String, Handle>,
+    pub(super) srqs: BTreeMap<String, SharedQueue>,
+    pub(super) xrc_domains: BTreeMap<String, Handle>,
+    pub(super) windows: BTreeMap<String, Handle>,
+    /// Identifiers of librdmacm, and their events that nobody has asked for yet.
+    pub(super) ids: BTreeMap<String, Handle>,
+    pub(super) connection_events: Vec<ConnectionEvent>,
+    /// The near side may be reached by its second address, too.
+    pub(super) has_alternate: bool,
     /// Completions that nobody has asked for yet.
     pub(super) completed: Vec<Completed>,
     pub(super) events: Vec<String>,
@@ -94,11 +123,22 @@ impl World {
 
     /// The numbers of the near side.
     pub(super) fn near(&self) -> Vec<u32> {
-        self.ties.iter().map(|tie| tie.near).collect()
+        let management = (!self.ids.is_empty()).then_some(mad::GSI);
+        self.ties.iter().map(|tie| tie.near).chain(management).collect()
+    }
+
+    pub(super) fn id(&self, name: &str) -> Result<Handle, Stop> {
+        let missing = || Stop::Script(format!("there is no identifier `{name}`"));
+        self.ids.get(name).copied().ok_or_else(missing)
     }
 
     pub(super) fn region(&self, name: &str) -> Result<Region, Stop> {
         self.regions.get(name).copied().ok_or_else(|| Stop::Script(format!("there is no memory `{name}`")))
+    }
+
+    pub(super) fn xrc_domain(&self, name: Option<&String>) -> Result<Option<Handle>, Stop> {
+        let missing = |name: &String| Stop::Script(format!("there is no domain `{name}`"));
+        name.map(|name| self.xrc_domains.get(name).copied().ok_or_else(|| missing(name))).transpose()
     }
 
     pub(super) fn domain(&self, name: Option<&String>) -> Result<Option<Handle>, Stop> {
@@ -106,4 +146,8 @@ impl World {
         let missing = |name: &String| Stop::Script(format!("there is no domain `{name}`"));
         name.map(|name| find(name).ok_or_else(|| missing(name))).transpose()
     }
+}
+
+pub(super) fn differs(expected: String, received: String) -> Stop {
+    Stop::Differs { expected, received }
 }

@@ -1,6 +1,6 @@
 //! A case without judgement: its steps are done, and all that the card shows of it is written down.
 
-use super::state::{Run, Stop, World};
+use super::state::{Run, Stop};
 use crate::layout;
 use crate::log::Log;
 use crate::script::Case;
@@ -47,9 +47,7 @@ pub(crate) struct Trace {
 pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Trace, Option<String>> {
     target.begin(false).map_err(|refused| Some(refused.to_string()))?;
     let card = target.card(false).ok_or_else(|| Some("the card has no IPv4 address".to_owned()))?;
-    let last = target.now();
-    let world = World::default();
-    let mut run = Run { target, card, names: case.names.clone(), world, log: Log::default(), last, steps: 0 };
+    let mut run = Run::new(target, card, &case.names);
     let honest = case.lines.iter().rev().find_map(|line| match &line.step {
         Step::Send(spec) if spec.qp.as_deref() == Some("h") => Some(spec),
         _ => None,
@@ -77,9 +75,7 @@ pub(crate) fn record(
 ) -> Result<(Log, BTreeMap<String, String>), String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
-    let last = target.now();
-    let world = World::default();
-    let mut run = Run { target, card, names: case.names.clone(), world, log: Log::default(), last, steps: 0 };
+    let mut run = Run::new(target, card, &case.names);
     run.recorded(&case.lines, patience).map_err(|stop| match stop {
         Stop::Refused(refused) => refused.to_string(),
         Stop::Differs { received, .. } => received,

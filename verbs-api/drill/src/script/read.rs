@@ -1,12 +1,14 @@
 //! Words to steps.
 
-use super::steps::{Completion, Damage, Expectation, Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step};
-use super::words::Words;
-use crate::layout;
+use super::connections;
+use super::steps::{Bind, Completion, Damage, Expectation, Modify, Peer, Post, QpSpec, Sge, Skips, Spec, Step};
+use super::words::{Words, numbers, one_of};
 use crate::number::Number;
+use crate::{layout, mad};
+use std::net::IpAddr;
 
 /// Attributes of queue pairs that scripts set, when they make one and when they modify it.
-const ATTRIBUTES: [&str; 16] = [
+const ATTRIBUTES: [&str; 17] = [
     "mtu",
     "rq_psn",
     "sq_psn",
@@ -23,10 +25,13 @@ const ATTRIBUTES: [&str; 16] = [
     "inline",
     "cqe",
     "notify",
+    "alt_timeout",
 ];
+/// States of path migration.
+const MIGRATION: [&str; 3] = ["MIGRATED", "REARM", "ARMED"];
 /// Numbers of a send work request.
-const POSTED: [&str; 10] =
-    ["remote", "rkey", "imm", "compare", "swap", "add", "invalidate", "remote_qpn", "remote_qkey", "length"];
+const POSTED: [&str; 11] =
+    ["remote", "rkey", "imm", "compare", "swap", "add", "invalidate", "remote_qpn", "remote_qkey", "length", "srqn"];
 /// Numbers of a completion.
 const COMPLETED: [&str; 4] = ["bytes", "imm", "src_qp", "invalidated"];
 /// Flags of a send work request.
@@ -79,6 +84,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     let mut fields = Vec::new();
     let mut set = |name: &str, value: Number| fields.push((name.to_owned(), value));
     let mut name = operation.to_owned();
+    let message = mad::named(operation);
     let opcode = match operation {
         "NAK" => {
             let code = words.next_name(&ALONE).ok_or("which NAK is missing")?;
@@ -94,6 +100,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         }
         operation => match operation.strip_prefix("0x") {
             Some(byte) => u8::from_str_radix(byte, 16).ok(),
+            None if message.is_some() => Some(mad::OPCODE),
             None => layout::opcode(bits, operation),
         },
     };
@@ -104,6 +111,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         icrc: words.number("icrc")?,
         tos: words.number("tos")?,
         stranger: words.flag("stranger"),
+        group: words.text("group").map(address).transpose()?,
     };
     let (qp, payload) = (words.text("of").map(str::to_owned), words.data()?);
     for (field, value) in words.rest() {
@@ -112,12 +120,22 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
             ("ackreq" | "solicited" | "migreq" | "becn" | "fecn", None) => (field, Number::parse("1")?),
             // An addend stands where the new value of a swap does.
             ("add", Some(value)) => ("swap", Number::parse(value)?),
-            (field, Some(value)) if layout::is_field(field) => (field, Number::parse(value)?),
+            (field, Some(value)) if is_field(message, field) => (field, Number::parse(value)?),
             _ => return Err(format!("`{field}` means nothing here")),
         };
         set(field, value);
     }
-    Ok(Spec { opcode, name, fields, payload, qp, damage })
+    Ok(Spec { opcode, name, message, fields, payload, qp, damage })
+}
+
+/// Whether a script may name this field: of a message, or of any packet.
+fn is_field(message: Option<&mad::Message>, name: &str) -> bool {
+    let of_message = |message: &mad::Message| message.fields.iter().any(|field| field.name == name);
+    !name.starts_with('_') && message.map_or_else(|| layout::is_field(name), of_message)
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| format!("`{text}` is no address"))
 }
 
 fn nak(code: &str) -> Result<u8, String> {
@@ -134,15 +152,17 @@ fn nak(code: &str) -> Result<u8, String> {
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
     let (after, within) = (words.behind("after")?, words.behind("within")?);
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
+    let named = words.text("as").map(str::to_owned);
     let spec = spec(service, words)?;
     let is_ack = spec.opcode & 0x1f == 0x11 && spec.name == "ACK";
     let skips = match (each, eventually) {
         (true, _) => Skips::Nothing,
         (_, true) => Skips::Everything,
         _ if is_ack => Skips::EarlierAcks,
+        _ if spec.message.is_some() => Skips::Patience,
         _ => Skips::Nothing,
     };
-    Ok(Expectation { spec, after, within, skips })
+    Ok(Expectation { spec, after, within, skips, named })
 }
 
 fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
@@ -158,20 +178,13 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             pd: words.text("pd").map(str::to_owned),
         },
         "dereg" => Peer::Deregister(name),
-        "srq" => Peer::Srq { name, pd: words.text("pd").map(str::to_owned) },
-        "qp" => Peer::Qp(Box::new(QpSpec {
-            name,
-            service: words.text("type").unwrap_or(service).into(),
-            state: one_of(&STATES, words.text("state").unwrap_or("RTS"))?,
-            access: access(words.text("access").unwrap_or("all"))?,
-            pd: words.text("pd").map(str::to_owned),
-            srq: words.text("srq").map(str::to_owned),
-            numbers: numbers(words, &ATTRIBUTES)?,
-        })),
-        "modify" => {
-            let to = one_of(&STATES, words.text("to").ok_or("to which state is missing")?)?;
-            Peer::Modify { qp: name, to, numbers: numbers(words, &ATTRIBUTES)? }
+        "srq" => {
+            let owned = |word: Option<&str>| word.map(str::to_owned);
+            Peer::Srq { name, pd: owned(words.text("pd")), xrcd: owned(words.text("xrcd")) }
         }
+        "xrcd" => Peer::Xrcd(name),
+        "qp" => Peer::Qp(Box::new(new_qp(service, name, words)?)),
+        "modify" => Peer::Modify(Box::new(modify(name, words)?)),
         "destroy" => Peer::Destroy(name),
         "post" => Peer::Post(Box::new(post(name, words)?)),
         "recv" => Peer::Recv { queue: name, id: id(words)?, sges: sges(words)? },
@@ -187,7 +200,55 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         "memory" => Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
         "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
         "event" => Peer::Event { name, within: words.behind("within")? },
-        _ => return Err(format!("the peer cannot `{verb}`")),
+        "mw" => Peer::Window {
+            name,
+            kind: words.number("type")?.map_or_else(|| Number::parse("2"), Ok)?,
+            pd: words.text("pd").map(str::to_owned),
+        },
+        "bind" => Peer::Bind(Box::new(bind(name, words)?)),
+        "join" | "leave" => {
+            let group = address(words.next("the group")?)?;
+            Peer::Member { qp: name, group, joins: verb == "join" }
+        }
+        verb => match connections::read(verb, name, words)? {
+            Some(connection) => Peer::Connection(Box::new(connection)),
+            None => return Err(format!("the peer cannot `{verb}`")),
+        },
+    })
+}
+
+fn new_qp(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpec, String> {
+    Ok(QpSpec {
+        name,
+        service: words.text("type").unwrap_or(service).into(),
+        state: one_of(&STATES, words.text("state").unwrap_or("RTS"))?,
+        access: access(words.text("access").unwrap_or("all"))?,
+        pd: words.text("pd").map(str::to_owned),
+        srq: words.text("srq").map(str::to_owned),
+        xrcd: words.text("xrcd").map(str::to_owned),
+        numbers: numbers(words, &ATTRIBUTES)?,
+    })
+}
+
+fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
+    Ok(Modify {
+        qp,
+        to: one_of(&STATES, words.text("to").ok_or("to which state is missing")?)?,
+        alternate: words.flag("alternate"),
+        migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
+        numbers: numbers(words, &ATTRIBUTES)?,
+    })
+}
+
+fn bind(qp: String, words: &mut Words<'_>) -> Result<Bind, String> {
+    Ok(Bind {
+        qp,
+        window: words.next("the window")?.into(),
+        mr: words.text("mr").ok_or("mr= is missing")?.into(),
+        at: words.number("at")?,
+        length: words.number("length")?.ok_or("length= is missing")?,
+        access: access(words.text("access").unwrap_or("write,read,atomic"))?,
+        id: id(words)?,
     })
 }
 
@@ -216,16 +277,6 @@ fn id(words: &mut Words<'_>) -> Result<Number, String> {
     words.number("id")?.ok_or_else(|| "id= is missing".into())
 }
 
-fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<Numbers, String> {
-    let mut found = Numbers::new();
-    for name in names {
-        if let Some(number) = words.number(name)? {
-            found.insert(name, number);
-        }
-    }
-    Ok(found)
-}
-
 /// All of `sge=MR:AT:LEN`.
 fn sges(words: &mut Words<'_>) -> Result<Vec<Sge>, String> {
     let one = |text: &str| {
@@ -236,13 +287,6 @@ fn sges(words: &mut Words<'_>) -> Result<Vec<Sge>, String> {
         Ok(Sge { mr: mr.into(), at: Number::parse(at)?, len: Number::parse(len)? })
     };
     words.all("sge").into_iter().map(one).collect()
-}
-
-fn one_of(known: &[&str], word: &str) -> Result<String, String> {
-    if known.contains(&word) {
-        return Ok(word.into());
-    }
-    Err(format!("`{word}` is none of {}", known.join(", ")))
 }
 
 /// The bits of `enum ibv_access_flags`.

@@ -1,7 +1,10 @@
 //! What steps say. Pure data; the numbers in them are not worked out yet.
 
+use crate::layout::{self, Field};
+use crate::mad::Message;
 use crate::number::{Names, Number};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// A step and where it stands.
 #[derive(Debug)]
@@ -36,12 +39,21 @@ pub(crate) struct Spec {
     pub(crate) opcode: u8,
     /// What the script calls it, for messages.
     pub(crate) name: String,
+    /// The message of the connection manager that it carries.
+    pub(crate) message: Option<&'static Message>,
     /// Named fields; all others have their usual values, or are not looked at.
     pub(crate) fields: Vec<(String, Number)>,
     pub(crate) payload: Option<Data>,
     /// The queue pair of the card that it goes to or comes from; the first one if none is named.
     pub(crate) qp: Option<String>,
     pub(crate) damage: Damage,
+}
+
+impl Spec {
+    /// The fields that it has, and where its payload begins.
+    pub(crate) fn layout(&self) -> (&'static [Field], usize) {
+        self.message.map_or_else(|| layout::fields(self.opcode), |message| (&message.fields, message.len))
+    }
 }
 
 /// What is wrong with a packet on purpose, or about it in the IP header.
@@ -55,8 +67,10 @@ pub(crate) struct Damage {
     pub(crate) icrc: Option<Number>,
     /// IPv4 TOS or IPv6 traffic class.
     pub(crate) tos: Option<Number>,
-    /// Sent from another address of the near side.
+    /// Sent from another address of the near side, or received there.
     pub(crate) stranger: bool,
+    /// Sent to this group, instead of to the card.
+    pub(crate) group: Option<IpAddr>,
 }
 
 /// What must come.
@@ -69,6 +83,8 @@ pub(crate) struct Expectation {
     pub(crate) within: Option<Number>,
     /// Which earlier packets are passed over.
     pub(crate) skips: Skips,
+    /// Its fields get names that begin with this.
+    pub(crate) named: Option<String>,
 }
 
 /// Packets that may come before an expected one.
@@ -78,6 +94,8 @@ pub(crate) enum Skips {
     Nothing,
     /// Acknowledgements of earlier packets: a card may send one for each packet, or one for all.
     EarlierAcks,
+    /// Messages of the connection manager that ask for patience.
+    Patience,
     /// Any.
     Everything,
 }
@@ -133,11 +151,13 @@ pub(crate) enum Peer {
     /// `dereg NAME`
     Deregister(String),
     /// `srq NAME`
-    Srq { name: String, pd: Option<String> },
+    Srq { name: String, pd: Option<String>, xrcd: Option<String> },
+    /// `xrcd NAME`
+    Xrcd(String),
     /// `qp NAME`: makes a queue pair and connects it to the near side.
     Qp(Box<QpSpec>),
     /// `modify NAME to=STATE`
-    Modify { qp: String, to: String, numbers: Numbers },
+    Modify(Box<Modify>),
     /// `destroy NAME`
     Destroy(String),
     /// `post NAME OPERATION`
@@ -156,6 +176,72 @@ pub(crate) enum Peer {
     Write { mr: String, at: Option<Number>, data: Data },
     /// `event NAME`
     Event { name: String, within: Option<Number> },
+    /// `mw NAME`
+    Window { name: String, kind: Number, pd: Option<String> },
+    /// `bind QP WINDOW`
+    Bind(Box<Bind>),
+    /// `join QP GROUP` and `leave QP GROUP`
+    Member { qp: String, group: IpAddr, joins: bool },
+    /// What librdmacm does.
+    Connection(Box<Connection>),
+}
+
+/// A change of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Modify {
+    pub(crate) qp: String,
+    pub(crate) to: String,
+    pub(crate) numbers: Numbers,
+    /// The path to the second address of the near side is the alternate one.
+    pub(crate) alternate: bool,
+    /// State of path migration.
+    pub(crate) migration: Option<String>,
+}
+
+/// The binding of a window.
+#[derive(Debug)]
+pub(crate) struct Bind {
+    pub(crate) qp: String,
+    pub(crate) window: String,
+    pub(crate) mr: String,
+    pub(crate) at: Option<Number>,
+    pub(crate) length: Number,
+    pub(crate) access: u32,
+    pub(crate) id: Number,
+}
+
+/// Something that the far side does by librdmacm, about the identifier of this name.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) name: String,
+    pub(crate) act: Act,
+}
+
+/// What it does.
+#[derive(Debug)]
+pub(crate) enum Act {
+    /// `listen NAME`
+    Listen { space: String },
+    /// `request NAME of=LISTENER`: a request has come, which gets this name.
+    Request { of: String, private: Option<Data>, within: Option<Number> },
+    /// `connect NAME qp=QP`
+    Connect { qp: String, space: String, private: Option<Data>, numbers: Numbers },
+    /// `accept NAME qp=QP`
+    Accept { qp: String, state: String, private: Option<Data>, numbers: Numbers },
+    /// `establish NAME qp=QP`
+    Establish { qp: String },
+    /// `reject NAME`
+    Reject { private: Option<Data> },
+    /// `disconnect NAME`
+    Disconnect,
+    /// `notify NAME`: COMM_EST was raised.
+    Notify,
+    /// `forget NAME`
+    Forget,
+    /// `cm NAME EVENT`: the next event is this one.
+    Event { event: String, status: Option<Number>, private: Option<Data>, within: Option<Number> },
+    /// `quiet NAME`: no event for so long.
+    Quiet { time: Option<Number> },
 }
 
 /// Attributes by name.
@@ -171,6 +257,7 @@ pub(crate) struct QpSpec {
     pub(crate) access: u32,
     pub(crate) pd: Option<String>,
     pub(crate) srq: Option<String>,
+    pub(crate) xrcd: Option<String>,
     pub(crate) numbers: Numbers,
 }
 

@@ -27,6 +27,18 @@ fn a_value_of_several_words_stands_in_quotes() {
 }
 
 #[test]
+fn a_message_is_a_packet_with_the_fields_of_both() {
+    let script = Script::parse("a", "title t\nsend REP local_id=1 start_psn=2 qkey=3 psn=4 len=196\nexpect DREQ as=d");
+    let script = script.unwrap();
+    let [Step::Send(spec), Step::Expect(expectation)] = [0, 1].map(|at| &script.cases()[0].lines[at].step) else {
+        panic!("{script:?}")
+    };
+    assert_eq!((spec.opcode, spec.message.map(|message| message.name)), (0x64, Some("REP")));
+    assert_eq!(expectation.spec.message.map(|message| message.attribute), Some(0x15));
+    assert_eq!((expectation.named.as_deref(), expectation.skips), (Some("d"), steps::Skips::Patience));
+}
+
+#[test]
 fn blocks_hold_the_lines_up_to_their_end() {
     let script =
         Script::parse("a.drill", "title t\nrepeat 3\nwait 1ms\nrepeat 2\nwait 2ms\nend\nend\nwait 3ms").unwrap();
@@ -54,6 +66,14 @@ fn what_a_script_does_wrong_is_said_with_its_line() {
         ("for mtu 256", "a.drill:2: a loop is `for NAME in VALUE...`\n    for mtu 256"),
         ("for a, b in 1 2; 3", "a.drill:2: each turn of this loop has 2 values\n    for a, b in 1 2; 3"),
         ("service RD\nsend SEND_ONLY", "a.drill:3: there is no service `RD`\n    send SEND_ONLY"),
+        ("send REQ local_idd=1", "a.drill:2: `local_idd` means nothing here\n    send REQ local_idd=1"),
+        ("send REQ va=1", "a.drill:2: `va` means nothing here\n    send REQ va=1"),
+        ("send REQ _=1", "a.drill:2: `_` means nothing here\n    send REQ _=1"),
+        ("peer accept c", "a.drill:2: qp= is missing\n    peer accept c"),
+        ("peer request c", "a.drill:2: of= is missing\n    peer request c"),
+        ("peer join q here", "a.drill:2: `here` is no address\n    peer join q here"),
+        ("peer bind q w mr=m id=1", "a.drill:2: length= is missing\n    peer bind q w mr=m id=1"),
+        ("peer listen l space=IB", "a.drill:2: `IB` is none of TCP, UDP\n    peer listen l space=IB"),
         ("family ipx", "a.drill:2: a family is ipv4, ipv6 or any\n    family ipx"),
     ] {
         assert_eq!(error(text), what);

@@ -1,7 +1,7 @@
 //! A line taken apart: words, and `name=value` among them. Pure text.
 
 use crate::number::Number;
-use crate::script::steps::Data;
+use crate::script::steps::{Data, Numbers};
 use roxe_peer::protocol::from_hex;
 
 /// The part of a line in front of its comment, which begins with `#` at the start of a word.
@@ -103,4 +103,23 @@ impl<'a> Words<'a> {
     pub(super) fn finish(&self) -> Result<(), String> {
         self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` means nothing here")))
     }
+}
+
+/// All of `NAME=NUMBER` with one of these names.
+pub(super) fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<Numbers, String> {
+    let mut found = Numbers::new();
+    for name in names {
+        if let Some(number) = words.number(name)? {
+            found.insert(name, number);
+        }
+    }
+    Ok(found)
+}
+
+/// The word, if it is one of these.
+pub(super) fn one_of(known: &[&str], word: &str) -> Result<String, String> {
+    if known.contains(&word) {
+        return Ok(word.into());
+    }
+    Err(format!("`{word}` is none of {}", known.join(", ")))
 }

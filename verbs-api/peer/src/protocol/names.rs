@@ -5,7 +5,7 @@
 pub type Table = &'static [(&'static str, u32)];
 
 /// `enum ibv_qp_type`.
-pub const QP_TYPES: Table = &[("RC", 2), ("UC", 3), ("UD", 4)];
+pub const QP_TYPES: Table = &[("RC", 2), ("UC", 3), ("UD", 4), ("XRC_SEND", 9), ("XRC_RECV", 10)];
 
 /// `enum ibv_qp_state`.
 pub const STATES: Table = &[("RESET", 0), ("INIT", 1), ("RTR", 2), ("RTS", 3), ("SQD", 4), ("SQE", 5), ("ERR", 6)];
@@ -104,6 +104,32 @@ pub const EVENTS: Table = &[
     ("CLIENT_REREGISTER", 17),
     ("GID_CHANGE", 18),
     ("WQ_FATAL", 19),
+];
+
+/// `enum ibv_mig_state`.
+pub const MIGRATION: Table = &[("MIGRATED", 0), ("REARM", 1), ("ARMED", 2)];
+
+/// `enum rdma_port_space`: for connections, and for lookups of datagram services.
+pub const PORT_SPACES: Table = &[("TCP", 0x106), ("UDP", 0x111)];
+
+/// `enum rdma_cm_event_type`.
+pub const CM_EVENTS: Table = &[
+    ("ADDR_RESOLVED", 0),
+    ("ADDR_ERROR", 1),
+    ("ROUTE_RESOLVED", 2),
+    ("ROUTE_ERROR", 3),
+    ("CONNECT_REQUEST", 4),
+    ("CONNECT_RESPONSE", 5),
+    ("CONNECT_ERROR", 6),
+    ("UNREACHABLE", 7),
+    ("REJECTED", 8),
+    ("ESTABLISHED", 9),
+    ("DISCONNECTED", 10),
+    ("DEVICE_REMOVAL", 11),
+    ("MULTICAST_JOIN", 12),
+    ("MULTICAST_ERROR", 13),
+    ("ADDR_CHANGE", 14),
+    ("TIMEWAIT_EXIT", 15),
 ];
 
 /// The number of a name.

@@ -21,9 +21,11 @@ mod mask {
     pub(super) const RNR_RETRY: u32 = 1 << 11;
     pub(super) const RQ_PSN: u32 = 1 << 12;
     pub(super) const MAX_RD_ATOMIC: u32 = 1 << 13;
+    pub(super) const ALT_PATH: u32 = 1 << 14;
     pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
     pub(super) const SQ_PSN: u32 = 1 << 16;
     pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub(super) const PATH_MIG_STATE: u32 = 1 << 18;
     pub(super) const DEST_QPN: u32 = 1 << 20;
 }
 
@@ -32,10 +34,13 @@ const RTR: u32 = 2;
 const RTS: u32 = 3;
 const RC: u32 = 2;
 const UD: u32 = 4;
+const XRC: [u32; 2] = [9, 10];
 
 /// The attributes that the usual way through the states needs: `man ibv_modify_qp`.
 fn needed(kind: u32, to: u32) -> u32 {
     use mask::*;
+    // Both ends of a connection of XRC get what one of RC does; each passes over the rest.
+    let kind = if XRC.contains(&kind) { RC } else { kind };
     match (to, kind) {
         (INIT, UD) => PKEY_INDEX | PORT | QKEY,
         (INIT, _) => PKEY_INDEX | PORT | ACCESS,
@@ -54,7 +59,7 @@ pub(super) fn modification(
     args: &Args,
     kind: u32,
     port: u8,
-    gids: impl FnOnce() -> Result<Vec<ibv_gid_entry>>,
+    gids: impl Fn() -> Result<Vec<ibv_gid_entry>>,
 ) -> Result<(ibv_qp_attr, u32)> {
     let mut attr = ibv_qp_attr::ZERO;
     let mut set = 0;
@@ -100,6 +105,7 @@ pub(super) fn modification(
         attr.en_sqd_async_notify = args.is_set("sqd_event")?.into();
         set |= mask::SQD_NOTIFY;
     }
+    set |= migration(&mut attr, args, port, &gids)?;
     if let Some(path) = path(args, port, gids)? {
         attr.ah_attr = path;
         set |= mask::AV;
@@ -107,6 +113,26 @@ pub(super) fn modification(
         return Err(Refusal::invalid("dgid is missing"));
     }
     Ok((attr, set))
+}
+
+/// Sets what is said of path migration, and tells which attributes that is.
+fn migration(
+    attr: &mut ibv_qp_attr,
+    args: &Args,
+    port: u8,
+    gids: impl Fn() -> Result<Vec<ibv_gid_entry>>,
+) -> Result<u32> {
+    let mut set = 0;
+    if args.has("path_mig") {
+        attr.path_mig_state = args.named("path_mig", names::MIGRATION)?.cast_signed();
+        set |= mask::PATH_MIG_STATE;
+    }
+    if let Some(dgid) = args.gid("alt_dgid")? {
+        attr.alt_ah_attr = path_to(dgid, args, port, &gids()?)?;
+        (attr.alt_port_num, attr.alt_timeout) = (port, args.or("alt_timeout", 14)?);
+        set |= mask::ALT_PATH;
+    }
+    Ok(set)
 }
 
 /// `enum ibv_mtu` of a number of bytes.
@@ -123,9 +149,14 @@ pub(super) fn path(
     gids: impl FnOnce() -> Result<Vec<ibv_gid_entry>>,
 ) -> Result<Option<ibv_ah_attr>> {
     let Some(dgid) = args.gid("dgid")? else { return Ok(None) };
+    let gids = if args.has("sgid_index") { Vec::new() } else { gids()? };
+    path_to(dgid, args, port, &gids).map(Some)
+}
+
+fn path_to(dgid: [u8; 16], args: &Args, port: u8, gids: &[ibv_gid_entry]) -> Result<ibv_ah_attr> {
     let sgid_index = match args.optional("sgid_index")? {
         Some(index) => index,
-        None => source(dgid, &gids()?)?,
+        None => source(dgid, gids)?,
     };
     let grh = ibv_global_route {
         dgid: ibv_gid { raw: dgid },
@@ -135,7 +166,7 @@ pub(super) fn path(
         flow_label: args.or("flow_label", 0)?,
     };
     let (sl, port_num) = (args.or("sl", 0)?, args.or("port", port)?);
-    Ok(Some(ibv_ah_attr { grh, sl, is_global: 1, port_num, ..ibv_ah_attr::ZERO }))
+    Ok(ibv_ah_attr { grh, sl, is_global: 1, port_num, ..ibv_ah_attr::ZERO })
 }
 
 fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
@@ -171,6 +202,10 @@ mod tests {
         let exact = serde_json::json!({"to": "RTR", "exact": true, "rq_psn": 9});
         let (attr, set) = modification(&args(exact), RC, 1, gids).unwrap();
         assert_eq!((attr.rq_psn, set), (9, mask::STATE | mask::RQ_PSN));
+        let alternate = serde_json::json!({"path_mig": "REARM", "alt_dgid": "10.0.0.3", "alt_timeout": 9});
+        let (attr, set) = modification(&args(alternate), RC, 2, gids).unwrap();
+        assert_eq!((attr.path_mig_state, attr.alt_timeout, attr.alt_port_num), (1, 9, 2));
+        assert_eq!((attr.alt_ah_attr.grh.sgid_index, set), (1, mask::PATH_MIG_STATE | mask::ALT_PATH));
         let rtr = serde_json::json!({"to": "RTR", "dgid": "10.0.0.2", "path_mtu": 4096, "dest_qpn": 17});
         let (attr, set) = modification(&args(rtr), RC, 1, gids).unwrap();
         assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.ah_attr.grh.sgid_index), (5, 17, 1));

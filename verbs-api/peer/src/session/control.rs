@@ -5,10 +5,11 @@ use super::card::mtu_bytes;
 use super::table::Object;
 use super::{Session, data};
 use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
-use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Window};
+use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Window, Xrcd};
 use roxe_abi::{ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
-use std::net::Ipv6Addr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 
 /// Entries of a completion queue, and requests of a queue, if nothing is said.
@@ -49,8 +50,21 @@ impl Session {
     pub(super) fn create_srq(&mut self, args: &Args) -> Result<Value> {
         self.table.has_room(0)?;
         let (max_wr, max_sge) = (entries(args, "max_wr")?, args.or("max_sge", 1)?);
-        let srq = Rc::new(Srq::create(&self.pd(args)?, max_wr, max_sge)?);
-        Ok(json!({"srq": self.table.insert(Object::Srq(srq))}))
+        let pd = self.pd(args)?;
+        let Some(xrcd) = args.optional("xrcd")? else {
+            let srq = Rc::new(Srq::create(&pd, max_wr, max_sge)?);
+            return Ok(json!({"srq": self.table.insert(Object::Srq(srq))}));
+        };
+        let (xrcd, cq) = (self.table.xrcd(xrcd)?, self.table.cq(args.number("cq")?)?);
+        let srq = Rc::new(Srq::create_xrc(&pd, [max_wr, max_sge], xrcd, cq)?);
+        let srqn = srq.number()?;
+        Ok(json!({"srq": self.table.insert(Object::Srq(srq)), "srqn": srqn}))
+    }
+
+    pub(super) fn open_xrcd(&mut self) -> Result<Value> {
+        self.table.has_room(0)?;
+        let xrcd = Rc::new(Xrcd::open(&self.context)?);
+        Ok(json!({"xrcd": self.table.insert(Object::Xrcd(xrcd))}))
     }
 
     pub(super) fn create_qp(&mut self, args: &Args) -> Result<Value> {
@@ -75,7 +89,8 @@ impl Session {
             Some(handle) => (handle, self.table.cq(handle)?),
             None => (cq, Rc::clone(&send_cq)),
         };
-        let init = QpInit { kind, send_cq, recv_cq, srq, cap, sig_all: args.is_set("sig_all")? };
+        let xrcd = args.optional("xrcd")?.map(|handle| self.table.xrcd(handle)).transpose()?;
+        let init = QpInit { kind, send_cq, recv_cq, srq, xrcd, cap, sig_all: args.is_set("sig_all")? };
         let qp = Rc::new(Qp::create(&pd, init)?);
         let number = qp.number();
         Ok(json!({"qp": self.table.insert(Object::Qp(qp)), "qpn": number, "cq": cq, "recv_cq": recv_handle}))
@@ -124,8 +139,34 @@ impl Session {
 
     pub(super) fn set_member(&mut self, args: &Args, joins: bool) -> Result<Value> {
         let group = args.gid("gid")?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
-        self.table.qp(args.number("qp")?)?.set_member(group, joins)?;
+        let handle = args.number("qp")?;
+        self.table.qp(handle)?.set_member(group, joins)?;
+        if joins {
+            self.hear(handle, group)?;
+        } else {
+            self.memberships.remove(&(handle, group));
+        }
         Ok(json!({}))
+    }
+
+    /// Makes the interface of the card take the packets of a group of IPv4: the kernel's rxe gets
+    /// what the host has joined, as programs do by `rdma_join_multicast`.
+    fn hear(&mut self, qp: u64, group: [u8; 16]) -> Result<()> {
+        let IpAddr::V4(address) = IpAddr::V6(Ipv6Addr::from(group)).to_canonical() else { return Ok(()) };
+        let gids = self.gids()?;
+        let ours = gids.iter().find_map(|entry| match IpAddr::V6(Ipv6Addr::from(entry.gid.raw)).to_canonical() {
+            IpAddr::V4(ours) if address.is_multicast() => Some(ours),
+            _ => None,
+        });
+        let Some(ours) = ours else { return Ok(()) };
+        let joined = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
+        let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &ours).map(|()| socket));
+        let refused = |error: io::Error| Refusal {
+            text: format!("cannot join {address}: {error}"),
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        self.memberships.insert((qp, group), joined.map_err(refused)?);
+        Ok(())
     }
 
     pub(super) fn destroy_as(&mut self, kind: &str, handle: u64) -> Result<Value> {

@@ -67,8 +67,8 @@ impl Session {
             None => args.or::<u32>("imm", 0)?.to_be(),
         };
         let segments = self.segments(args, flags & INLINE != 0)?;
-        let wr_id = args.or("wr_id", 0)?;
-        qp.post_send(&SendRequest { wr_id, opcode, flags, imm_data, segments, inline, target })?;
+        let (wr_id, srqn) = (args.or("wr_id", 0)?, args.or("remote_srqn", 0)?);
+        qp.post_send(&SendRequest { wr_id, opcode, flags, imm_data, segments, inline, target, srqn })?;
         Ok(json!({}))
     }
 

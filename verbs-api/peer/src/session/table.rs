@@ -1,15 +1,15 @@
 //! The objects of a session by their handles. A handle is never given out twice.
 
 use crate::protocol::{Refusal, Result, limits};
-use crate::verbs::{Ah, Cq, EventSource, Mr, Mw, Pd, Qp, Srq};
+use crate::verbs::{Ah, CmId, Cq, EventSource, Mr, Mw, Pd, Qp, Srq, Xrcd};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The kinds of objects: how each is called, and the method that finds one.
 macro_rules! kinds {
-    ($($variant:ident $name:literal $method:ident;)+) => {
+    ($($variant:ident($type:ident) $name:literal $method:ident;)+) => {
         pub(super) enum Object {
-            $($variant(Rc<$variant>),)+
+            $($variant(Rc<$type>),)+
         }
 
         impl Object {
@@ -34,7 +34,7 @@ macro_rules! kinds {
         }
 
         impl Table {
-            $(pub(super) fn $method(&self, handle: u64) -> Result<Rc<$variant>> {
+            $(pub(super) fn $method(&self, handle: u64) -> Result<Rc<$type>> {
                 match self.objects.get(&handle) {
                     Some(Object::$variant(object)) => Ok(Rc::clone(object)),
                     other => Err(not_there($name, handle, other)),
@@ -45,13 +45,15 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Pd "pd" pd;
-    Cq "cq" cq;
-    Srq "srq" srq;
-    Qp "qp" qp;
-    Mr "mr" mr;
-    Mw "mw" mw;
-    Ah "ah" ah;
+    Pd(Pd) "pd" pd;
+    Cq(Cq) "cq" cq;
+    Srq(Srq) "srq" srq;
+    Qp(Qp) "qp" qp;
+    Mr(Mr) "mr" mr;
+    Mw(Mw) "mw" mw;
+    Ah(Ah) "ah" ah;
+    Xrcd(Xrcd) "xrcd" xrcd;
+    Cm(CmId) "cm" cm;
 }
 
 fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
@@ -108,10 +110,16 @@ impl Table {
 
     /// Destroys all, those first that use others.
     pub(super) fn clear(&mut self) {
-        for kind in ["qp", "mw", "ah", "mr", "srq", "cq", "pd"] {
+        for kind in ["cm", "qp", "mw", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
             self.objects.retain(|_, object| object.kind() != kind);
         }
         self.memory = 0;
+    }
+
+    /// The handle of the identifier at this address, if it is still there.
+    pub(super) fn cm_at(&self, address: usize) -> Option<u64> {
+        let is_it = |object: &Object| matches!(object, Object::Cm(id) if id.address() == address);
+        self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
     }
 
     /// The handle of the object that an event is about, if it is still there.

@@ -4,6 +4,7 @@ use super::library::Library;
 use super::{check, check_pointer, make_nonblocking, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::{CStr, c_char, c_int};
+use core::mem::offset_of;
 use core::ptr;
 use roxe_abi::*;
 use std::path::PathBuf;
@@ -78,6 +79,26 @@ impl Context {
     pub(super) fn ops(&self) -> &ibv_context_ops {
         // SAFETY: the context is open, and nobody changes its functions.
         unsafe { &(*self.raw).ops }
+    }
+
+    /// The functions that came after those of [`Self::ops`], if the library has those of XRC and
+    /// all that are older.
+    pub(super) fn extended(&self) -> Option<&verbs_context> {
+        // SAFETY: the context is open.
+        if unsafe { (*self.raw).abi_compat } != ABI_EXTENDED {
+            return None;
+        }
+        // SAFETY: this mark says that the context is the tail of this structure, which grows at its
+        // front: only what `sz` covers is there, and `sz` itself always.
+        let (start, len) = unsafe {
+            let start = self.raw.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
+            (start, (&raw const (*start).sz).read())
+        };
+        if len < size_of::<verbs_context>() {
+            return None;
+        }
+        // SAFETY: the structure is there as a whole, and nobody changes its functions.
+        Some(unsafe { &*start })
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -1,27 +1,27 @@
-//! The functions of `libibverbs.so.1`, found by name.
+//! The functions of `libibverbs.so.1` and `librdmacm.so.1`, found by name.
 
 use crate::protocol::Refusal;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use libc::sockaddr;
 use roxe_abi::*;
 
-/// The name by which the loader finds the library, as programs that are linked with it do.
-const NAME: &CStr = c"libibverbs.so.1";
-
-/// Slots of the functions of these names and types.
+/// Slots of the functions of these names and types, for the library that the loader finds by this
+/// name, as programs that are linked with it do; `errno` tells that there is none.
 macro_rules! library {
-    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
+    ($library:ident from $file:literal or $errno:ident;
+     $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
         /// The library, which stays loaded: providers do not expect to be unloaded.
-        pub(crate) struct Library {
+        pub(crate) struct $library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
         }
 
-        impl Library {
+        impl $library {
             /// Opens the library that this host has.
             pub(crate) fn open() -> Result<Self, Refusal> {
                 // SAFETY: a text that ends; the library is meant to be loaded by any program.
-                let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+                let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if handle.is_null() {
-                    return Err(Refusal { text: loader_error(), errno: libc::ENOENT });
+                    return Err(Refusal { text: loader_error(), errno: libc::$errno });
                 }
                 Ok(Self {
                     $($name: {
@@ -36,6 +36,7 @@ macro_rules! library {
 }
 
 library! {
+    Library from c"libibverbs.so.1" or ENOENT;
     ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
     ibv_free_device_list: fn(*mut *mut ibv_device);
     ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context;
@@ -67,6 +68,28 @@ library! {
     ibv_detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
 }
 
+library! {
+    CmLibrary from c"librdmacm.so.1" or EOPNOTSUPP;
+    rdma_create_event_channel: fn() -> *mut rdma_event_channel;
+    rdma_destroy_event_channel: fn(*mut rdma_event_channel);
+    rdma_get_cm_event: fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
+    rdma_ack_cm_event: fn(*mut rdma_cm_event) -> c_int;
+    rdma_create_id: fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, c_int) -> c_int;
+    rdma_destroy_id: fn(*mut rdma_cm_id) -> c_int;
+    rdma_bind_addr: fn(*mut rdma_cm_id, *mut sockaddr) -> c_int;
+    rdma_listen: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
+    rdma_resolve_addr: fn(*mut rdma_cm_id, *mut sockaddr, *mut sockaddr, c_int) -> c_int;
+    rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
+    rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
+    rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
+    rdma_establish: fn(*mut rdma_cm_id) -> c_int;
+    rdma_reject: fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;
+    rdma_notify: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_disconnect: fn(*mut rdma_cm_id) -> c_int;
+}
+
 fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refusal> {
     // SAFETY: an open library, and a text that ends with a zero byte.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
@@ -80,7 +103,7 @@ fn loader_error() -> String {
     // SAFETY: no arguments; the text is copied before another call of the loader.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return format!("{} cannot be used", NAME.to_string_lossy());
+        return "the library cannot be used".to_owned();
     }
     // SAFETY: not NULL, so a text that ends.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()

@@ -1,6 +1,6 @@
 //! Memory of the agent: pages of its own, registered; and windows.
 
-use super::{Pd, check, check_pointer};
+use super::{Pd, check, check_pointer, missing};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
@@ -196,9 +196,4 @@ impl Mr {
     pub(super) const fn raw(&self) -> *mut ibv_mr {
         self.raw
     }
-}
-
-/// The library has no function for this verb.
-pub(super) fn missing(verb: &str) -> Refusal {
-    Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
 }

@@ -1,6 +1,6 @@
-//! Protection domains and address handles.
+//! Protection domains, XRC domains and address handles.
 
-use super::{Context, check, check_pointer, owned};
+use super::{Context, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
 use roxe_abi::*;
 use std::rc::Rc;
@@ -20,6 +20,40 @@ impl Pd {
 
     pub(super) const fn context(&self) -> &Rc<Context> {
         &self.context
+    }
+}
+
+/// A domain of XRC.
+pub(crate) struct Xrcd {
+    pub(super) raw: *mut ibv_xrcd,
+    context: Rc<Context>,
+}
+
+impl Xrcd {
+    /// A new one that no other process opens.
+    pub(crate) fn open(context: &Rc<Context>) -> Result<Self, Refusal> {
+        let open = context.extended().and_then(|more| more.open_xrcd).ok_or_else(|| missing("ibv_open_xrcd"))?;
+        // `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`.
+        let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+        // SAFETY: the context is open, the structure is the one of the ABI.
+        let raw = unsafe { open(context.raw(), &raw mut init) };
+        Ok(Self { raw: check_pointer("ibv_open_xrcd", raw)?, context: Rc::clone(context) })
+    }
+
+    /// Closes it and tells what the verb answered.
+    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+        let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
+        let close = self.context.extended().and_then(|more| more.close_xrcd);
+        let Some(close) = close.filter(|_| !raw.is_null()) else { return Ok(()) };
+        // SAFETY: open, and nobody has its pointer now.
+        check("ibv_close_xrcd", unsafe { close(raw) })
+    }
+}
+
+impl Drop for Xrcd {
+    fn drop(&mut self) {
+        // Nobody is there to be told.
+        let _ = self.end();
     }
 }
 

@@ -1,13 +1,25 @@
 //! Completion queues with their channels, shared receive queues, and queue pairs.
 
-use super::memory::missing;
-use super::{Context, Pd, check, check_pointer, make_nonblocking, owned, wait_readable};
+use super::{Context, Pd, Xrcd, check, check_pointer, make_nonblocking, missing, owned, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::c_int;
 use core::ptr;
 use roxe_abi::*;
 use std::rc::Rc;
 use std::time::Instant;
+
+/// `enum ibv_qp_type`: the ends of a connection of XRC.
+const XRC_SEND: u32 = 9;
+const XRC_RECV: u32 = 10;
+/// `enum ibv_qp_init_attr_mask`.
+const QP_PD: u32 = 1;
+const QP_XRCD: u32 = 2;
+/// `enum ibv_srq_init_attr_mask`, and `IBV_SRQT_XRC`.
+const SRQ_TYPE: u32 = 1;
+const SRQ_PD: u32 = 2;
+const SRQ_XRCD: u32 = 4;
+const SRQ_CQ: u32 = 8;
+const SRQT_XRC: c_int = 1;
 
 /// A completion channel, which one queue uses.
 struct Channel {
@@ -93,10 +105,11 @@ impl Cq {
     }
 }
 
-/// A shared receive queue.
+/// A shared receive queue; one of XRC has a completion queue and a domain of its own.
 pub(crate) struct Srq {
     pub(super) raw: *mut ibv_srq,
     pd: Rc<Pd>,
+    _xrc: Option<(Rc<Xrcd>, Rc<Cq>)>,
 }
 
 impl Srq {
@@ -105,7 +118,39 @@ impl Srq {
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, the structure is the one of the ABI.
         let raw = unsafe { (pd.context().library().ibv_create_srq)(pd.raw, &raw mut init) };
-        Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd) })
+        Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _xrc: None })
+    }
+
+    /// One that requests name by its number, in a domain of XRC.
+    pub(crate) fn create_xrc(
+        pd: &Rc<Pd>,
+        [max_wr, max_sge]: [u32; 2],
+        xrcd: Rc<Xrcd>,
+        cq: Rc<Cq>,
+    ) -> Result<Self, Refusal> {
+        let create = pd.context().extended().and_then(|more| more.create_srq_ex);
+        let create = create.ok_or_else(|| missing("ibv_create_srq_ex"))?;
+        let mut init = ibv_srq_init_attr_ex {
+            attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+            comp_mask: SRQ_TYPE | SRQ_PD | SRQ_XRCD | SRQ_CQ,
+            srq_type: SRQT_XRC,
+            pd: pd.raw,
+            xrcd: xrcd.raw,
+            cq: cq.raw,
+            ..ibv_srq_init_attr_ex::ZERO
+        };
+        // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
+        let raw = unsafe { create(pd.context().raw(), &raw mut init) };
+        Ok(Self { raw: check_pointer("ibv_create_srq_ex", raw)?, pd: Rc::clone(pd), _xrc: Some((xrcd, cq)) })
+    }
+
+    /// The number by which requests of XRC name it.
+    pub(crate) fn number(&self) -> Result<u32, Refusal> {
+        let get = self.context().extended().and_then(|more| more.get_srq_num);
+        let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
+        // SAFETY: the queue is alive, and there is a place for the number.
+        check("ibv_get_srq_num", unsafe { get(self.raw, &raw mut number) })?;
+        Ok(number)
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -124,6 +169,7 @@ pub(crate) struct QpInit {
     pub(crate) send_cq: Rc<Cq>,
     pub(crate) recv_cq: Rc<Cq>,
     pub(crate) srq: Option<Rc<Srq>>,
+    pub(crate) xrcd: Option<Rc<Xrcd>>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) sig_all: bool,
 }
@@ -137,6 +183,9 @@ pub(crate) struct Qp {
 
 impl Qp {
     pub(crate) fn create(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
+        if matches!(init.kind, XRC_SEND | XRC_RECV) {
+            return Self::create_xrc(pd, init);
+        }
         let mut attr = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: init.send_cq.raw,
@@ -149,6 +198,28 @@ impl Qp {
         // SAFETY: the domain and the queues are alive, and stay as long as this has them.
         let raw = unsafe { (pd.context().library().ibv_create_qp)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
+    }
+
+    /// Either end of a connection of XRC: the initiator has a domain for its memory, the target one
+    /// of XRC for the shared queues that requests name.
+    fn create_xrc(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
+        let create = pd.context().extended().and_then(|more| more.create_qp_ex);
+        let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
+        let mut attr = ibv_qp_init_attr_ex {
+            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
+            ..ibv_qp_init_attr_ex::ZERO
+        };
+        if init.kind == XRC_RECV {
+            let xrcd = init.xrcd.as_ref().ok_or_else(|| Refusal::invalid("xrcd is missing"))?;
+            (attr.comp_mask, attr.xrcd) = (QP_XRCD, xrcd.raw);
+        } else {
+            (attr.comp_mask, attr.pd, attr.send_cq) = (QP_PD, pd.raw, init.send_cq.raw);
+            attr.cap = ibv_qp_cap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
+            attr.sq_sig_all = c_int::from(init.sig_all);
+        }
+        // SAFETY: the domains and the queue are alive, and stay as long as this has them.
+        let raw = unsafe { create(pd.context().raw(), &raw mut attr) };
+        Ok(Self { raw: check_pointer("ibv_create_qp_ex", raw)?, pd: Rc::clone(pd), init })
     }
 
     pub(super) fn context(&self) -> &Context {

@@ -1,7 +1,6 @@
 //! Work requests, posted one at a time.
 
-use super::memory::missing;
-use super::{Ah, Mr, Mw, Qp, Srq, check};
+use super::{Ah, Mr, Mw, Qp, Srq, check, missing};
 use crate::protocol::{Refusal, names};
 use core::ffi::{c_int, c_uint};
 use core::ptr;
@@ -23,6 +22,8 @@ pub(crate) struct SendRequest {
     /// What is sent instead of segments, copied by the library.
     pub(crate) inline: Option<Vec<u8>>,
     pub(crate) target: Target,
+    /// The shared queue that a request of XRC names.
+    pub(crate) srqn: u32,
 }
 
 /// The part of a request that depends on the service and the opcode.
@@ -50,6 +51,7 @@ impl Qp {
             opcode: request.opcode,
             send_flags: flags,
             imm_data: request.imm_data,
+            remote_srqn: request.srqn,
             ..ibv_send_wr::ZERO
         };
         wr.wr = match &request.target {

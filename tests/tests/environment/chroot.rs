@@ -1,0 +1,104 @@
+//! A root folder that is no mount point, as `chroot` leaves behind: a view takes a mount over the
+//! root folder, so there is none, and `roxe doctor` and `roxe run` say that this is why. The same
+//! folder as a mount point has a view: nothing else is in its way.
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::pair::installed;
+use roxe_tests::report::{Check, Verdict};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Fills the folder `$1` with the programs of this system, `roxe` from `$2` and nothing of this
+/// user; then runs the script `$3` in it. `$4` is what happens to the folder before.
+const INTO: &str = r#"
+root=$1 program=$2 script=$3
+eval "$4"
+for name in bin sbin lib lib32 lib64 libx32; do
+    if [ -L "/$name" ]; then
+        cp -P "/$name" "$root/$name"
+    elif [ -d "/$name" ]; then
+        mkdir "$root/$name"; mount --bind "/$name" "$root/$name"
+    fi
+done
+for folder in usr etc dev sys proc; do
+    mkdir "$root/$folder"; mount --rbind "/$folder" "$root/$folder"
+done
+mkdir "$root/home" "$root/tmp" "$root/opt"
+touch "$root/opt/roxe"; mount --bind "$program" "$root/opt/roxe"
+exec chroot "$root" /usr/bin/env -i PATH=/opt:/usr/sbin:/usr/bin:/sbin:/bin HOME=/home sh -c "$script"
+"#;
+
+/// What `roxe doctor` says of views; what `roxe run` says, on standard error; whether the program
+/// has one; and that a pair works.
+const LOOK: &str =
+    "cd /tmp; roxe doctor >doctor || exit 1; awk '/^[a-zA-Z]/ { ours = $2 == \"namespaces\" } ours' doctor
+roxe run -- sh -c 'ls /sys/class/infiniband/roxe0/node_type 2>/dev/null || echo no view'
+roxe run -- ibv_rc_pingpong -g 0 -n 10 -p 18990 >server 2>&1 & server=$!
+until roxe run -- ibv_rc_pingpong -g 0 -n 10 -p 18990 127.0.0.1 >client 2>&1; do kill -0 $server || exit 1; done
+wait $server && echo a pair works";
+
+const WHY: &str = "the root folder is no mount point, as in a chroot";
+const REMEDY: &str = "mount --bind ROOT ROOT, before chroot ROOT; most programs do without.";
+
+pub(crate) fn checks() -> Vec<Check> {
+    vec![
+        Check::new("a root folder that is no mount point: doctor and run say why there is no view", says_why),
+        Check::new("a root folder that is a mount point, in a chroot: there is a view", has_a_view),
+    ]
+}
+
+/// A folder that is removed in the end.
+struct Root(PathBuf);
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Looks around in a root folder to which `before` has happened, unless this cannot be done here.
+fn look(name: &str, before: &str) -> Result<Output, Verdict> {
+    if !link::is_root() {
+        return Err(Verdict::Skipped("takes root".to_owned()));
+    }
+    if let Some(missing) = ["chroot", "ibv_rc_pingpong"].into_iter().find(|tool| !installed(tool)) {
+        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+    }
+    let root = Root(std::env::temp_dir().join(format!("roxe-chroot-{}-{name}", std::process::id())));
+    fs::create_dir(&root.0).map_err(|e| Verdict::Failed(format!("{}: {e}", root.0.display())))?;
+    let mut command = Command::new("timeout");
+    command.args(["100", "unshare", "--mount", "sh", "-ec", INTO, "sh"]).arg(&root.0).arg(build::roxe());
+    let output = command.args([LOOK, before]).stdin(Stdio::null()).output();
+    output.map_err(|e| Verdict::Failed(format!("cannot start timeout: {e}")))
+}
+
+/// Passed if it ended well, said these lines on standard output and none but these on the other.
+fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Verdict {
+    let output = match seen {
+        Ok(output) => output,
+        Err(verdict) => return verdict,
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, complained) = (text(&output.stdout), text(&output.stderr));
+    let all = |text: &str, wanted: &[&str]| {
+        let lines: Vec<&str> = text.lines().collect();
+        lines.len() == wanted.len() && lines.iter().zip(wanted).all(|(line, words)| line.trim_end().ends_with(words))
+    };
+    if output.status.success() && all(&said, stdout) && all(&complained, stderr) {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{said}{complained}", output.status))
+}
+
+fn says_why() -> Verdict {
+    let seen = look("plain", "");
+    judge(seen, &[WHY, REMEDY, "no view", "a pair works"], &[WHY, REMEDY])
+}
+
+fn has_a_view() -> Verdict {
+    let seen = look("mounted", "mount --bind \"$root\" \"$root\"");
+    let node_type = "/sys/class/infiniband/roxe0/node_type";
+    judge(seen, &["programs see a /sys/class/infiniband of their own", node_type, "a pair works"], &[])
+}

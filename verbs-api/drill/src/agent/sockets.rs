@@ -1,0 +1,180 @@
+//! The sockets of the near side: one of its own, and one of a stranger. Touches the network and the
+//! clock.
+
+use crate::mad;
+use roxe_wire::{Gid, NetHeader, UDP_PORT};
+use socket2::SockRef;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Queue pair numbers of the near side that one case may use; the next case has others, so that
+/// what is late from the case before is known.
+pub(super) const NUMBERS: u32 = 32;
+/// The first of them, and how many there are before they begin anew.
+pub(super) const FIRST: u32 = 0x10_0000;
+pub(super) const SPAN: u32 = 0x80_0000;
+/// No packet is longer.
+const MAX_DATAGRAM: usize = 9000;
+/// How long one of several sockets is waited for at a time.
+const TURN: Duration = Duration::from_micros(500);
+
+/// A socket, and the TOS that it sends with.
+struct Near {
+    socket: UdpSocket,
+    tos: u8,
+}
+
+/// All sockets by address, and which of them the current case listens to.
+#[derive(Default)]
+pub(super) struct Sockets {
+    all: BTreeMap<[u8; 16], Near>,
+    /// Near side and stranger.
+    pair: [Gid; 2],
+    listens_to_all: bool,
+    /// What came to the stranger while there was something older for the near side.
+    later: Option<Received>,
+}
+
+/// A packet, and what its IP header says.
+type Received = (NetHeader, Vec<u8>);
+
+impl Sockets {
+    /// Opens a socket for the near side, and one for the stranger if there is an address for it.
+    pub(super) fn bind(&mut self, [near, stranger]: [Gid; 2]) -> io::Result<[Gid; 2]> {
+        let open = |address| Ok::<_, io::Error>(Near { socket: roxe_net::udp::bare_link(address)?.into(), tos: 0 });
+        self.all.insert(near.0, open(near)?);
+        if stranger.is_zero() {
+            return Ok([near, stranger]);
+        }
+        match open(stranger) {
+            Ok(socket) => self.all.insert(stranger.0, socket),
+            Err(_) => return Ok([near, Gid::default()]),
+        };
+        Ok([near, stranger])
+    }
+
+    /// A case begins, between these addresses and the card: what has come before is nobody's.
+    pub(super) fn begin(&mut self, pair: [Gid; 2]) -> io::Result<()> {
+        (self.pair, self.listens_to_all, self.later) = (pair, false, None);
+        for gid in pair.into_iter().filter(|gid| !gid.is_zero()) {
+            let socket = self.socket(gid)?;
+            let mut buffer = [0; MAX_DATAGRAM];
+            socket.set_read_timeout(Some(Duration::from_micros(1)))?;
+            while !is_over(&socket.recv_from(&mut buffer).map(|_| ()))? {}
+        }
+        Ok(())
+    }
+
+    /// From now on, until the case is over, packets to the stranger count, too.
+    pub(super) const fn listen_to_all(&mut self) {
+        self.listens_to_all = true;
+    }
+
+    fn socket(&self, gid: Gid) -> io::Result<&UdpSocket> {
+        self.all.get(&gid.0).map(|near| &near.socket).ok_or_else(no_socket)
+    }
+
+    pub(super) fn send(&mut self, net: &NetHeader, bytes: &[u8]) -> io::Result<()> {
+        let near = self.all.get_mut(&net.src.0).ok_or_else(no_socket)?;
+        let options = SockRef::from(&near.socket);
+        if near.tos != net.traffic_class {
+            let tos = u32::from(net.traffic_class);
+            if net.is_ipv4() {
+                options.set_tos_v4(tos)?
+            } else {
+                options.set_tclass_v6(tos)?
+            }
+            near.tos = net.traffic_class;
+        }
+        if let (IpAddr::V4(group), IpAddr::V4(from)) = (net.dst.to_ip(), net.src.to_ip())
+            && group.is_multicast()
+        {
+            options.set_multicast_if_v4(&from)?;
+        }
+        near.socket.send_to(bytes, (net.dst.to_ip(), UDP_PORT))?;
+        Ok(())
+    }
+
+    /// The next packet of this case, whose first queue pair number this is.
+    pub(super) fn receive(&mut self, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
+        let [near, stranger] = self.pair;
+        if !self.listens_to_all || stranger.is_zero() {
+            return self.receive_at(near, deadline, first);
+        }
+        loop {
+            let turn = deadline.min(Instant::now() + TURN);
+            if let Some(received) = self.receive_at(near, turn, first)? {
+                return Ok(Some(received));
+            }
+            if self.later.is_none() {
+                self.later = self.receive_at(stranger, Instant::now(), first)?;
+            }
+            if self.later.is_some() {
+                // A card leaves the near side for the stranger, never the other way: what is there
+                // for the near side now was sent before.
+                let older = self.receive_at(near, Instant::now(), first)?;
+                return Ok(older.or_else(|| self.later.take()));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next packet of this case to this address; what has come already is taken even if the
+    /// time is over.
+    fn receive_at(&self, gid: Gid, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
+        let socket = self.socket(gid)?;
+        loop {
+            // 0 would mean without end.
+            let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
+            match take(socket, gid, wait) {
+                Ok(received) if is_of_this_case(&received.1, first) => return Ok(Some(received)),
+                other => {
+                    if is_over(&other.map(|_| ()))? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn no_socket() -> io::Error {
+    io::Error::other("none of this address")
+}
+
+/// Whether nothing came in the time; other errors are errors.
+fn is_over(result: &io::Result<()>) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(false),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(true),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    }
+}
+
+fn take(socket: &UdpSocket, address: Gid, wait: Duration) -> io::Result<Received> {
+    let mut buffer = [0; MAX_DATAGRAM];
+    socket.set_read_timeout(Some(wait))?;
+    let (len, from) = socket.recv_from(&mut buffer)?;
+    let bytes = buffer.get(..len).unwrap_or_default().to_vec();
+    let net =
+        NetHeader { src: from.ip().into(), dst: address, src_port: from.port(), hop_limit: 64, ..NetHeader::default() };
+    // A socket does not show the identification; the one that explains the ICRC is taken.
+    let ident = roxe_wire::icrc::solve_ident(&net, &bytes, 0).unwrap_or_default();
+    Ok((NetHeader { ident, ..net }, bytes))
+}
+
+/// Whether a packet is of this case, and none with which roxe looks how packets arrive, or whether
+/// somebody is there. Messages of the connection manager name the near side by an id that is the
+/// number of a queue pair.
+fn is_of_this_case(packet: &[u8], first: u32) -> bool {
+    let Some([0, a, b, c]) = packet.get(4..8).map(|word| [0, word[1], word[2], word[3]]) else { return true };
+    let dqpn = u32::from_be_bytes([0, a, b, c]);
+    let is_earlier = |number: u64| number >= FIRST.into() && number < first.into();
+    let named = ["remote_id", "request_id"].iter().find_map(|name| mad::get(packet, name));
+    let is_a_question = roxe_net::steer::is_probe(packet) || mad::is_for_nobody(packet);
+    !is_earlier(dqpn.into()) && !named.is_some_and(is_earlier) && !is_a_question
+}

@@ -1,0 +1,168 @@
+//! Connections by librdmacm: listening, asking, accepting, and what is told of them.
+
+use super::table::Object;
+use super::{Session, deadline};
+use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
+use crate::verbs::{CmChannel, CmEvent, CmId, Qp, Terms};
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Requests that a listener keeps if nothing is said.
+const BACKLOG: u32 = 16;
+/// How long finding an address or a route may take.
+const RESOLVE: Duration = Duration::from_secs(5);
+/// States of queue pairs.
+const INIT: i32 = 1;
+const RTR: i32 = 2;
+const RTS: i32 = 3;
+/// Datagrams.
+const UD: u32 = 4;
+
+impl Session {
+    /// The channel of the session, opened when it is needed.
+    fn cm_channel(&mut self) -> Result<Rc<CmChannel>> {
+        if let Some(channel) = &self.cm_channel {
+            return Ok(Rc::clone(channel));
+        }
+        let channel = CmChannel::open()?;
+        self.cm_channel = Some(Rc::clone(&channel));
+        Ok(channel)
+    }
+
+    fn new_cm(&mut self, args: &Args) -> Result<CmId> {
+        self.table.has_room(0)?;
+        let space = if args.has("space") { args.named("space", names::PORT_SPACES)? } else { names::PORT_SPACES[0].1 };
+        CmId::create(&self.cm_channel()?, space)
+    }
+
+    pub(super) fn cm_listen(&mut self, args: &Args) -> Result<Value> {
+        let address = address(args, "gid", args.or("port", 0)?)?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
+        let (id, backlog) = (self.new_cm(args)?, args.or("backlog", BACKLOG)?);
+        let port = id.listen(address, backlog)?;
+        Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id))), "port": port}))
+    }
+
+    pub(super) fn cm_connect(&mut self, args: &Args) -> Result<Value> {
+        let to = address(args, "gid", args.number("port")?)?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
+        let qp = self.table.qp(args.number("qp")?)?;
+        let id = self.new_cm(args)?;
+        id.resolve_addr(address(args, "from", 0)?, to)?;
+        self.resolved(&id, "ADDR_RESOLVED")?;
+        id.resolve_route()?;
+        self.resolved(&id, "ROUTE_RESOLVED")?;
+        if qp.kind() != UD {
+            id.bring(&qp, INIT)?;
+        }
+        id.connect(&terms(args, &qp)?)?;
+        Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id)))}))
+    }
+
+    /// Waits for this event of an identifier that nobody else knows yet; events of others are kept.
+    fn resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
+        let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
+        while Instant::now() < until {
+            let Some(event) = channel.event(until)? else { continue };
+            if event.about != id.address() {
+                self.cm_events.push_back(event);
+                continue;
+            }
+            let name = names::name(names::CM_EVENTS, event.number);
+            if name == wanted {
+                return Ok(());
+            }
+            let errno = event.status.saturating_abs().max(1);
+            return Err(Refusal { text: format!("{name} instead of {wanted}"), errno });
+        }
+        Err(Refusal { text: format!("no {wanted}"), errno: libc::ETIMEDOUT })
+    }
+
+    pub(super) fn cm_accept(&mut self, args: &Args) -> Result<Value> {
+        let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
+        let last = if args.has("to") { args.named("to", names::STATES)?.cast_signed() } else { RTS };
+        if qp.kind() != UD {
+            for state in [INIT, RTR, RTS].into_iter().filter(|state| *state <= last) {
+                id.bring(&qp, state)?;
+            }
+        }
+        id.accept(&terms(args, &qp)?)?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cm_establish(&mut self, args: &Args) -> Result<Value> {
+        let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
+        // INIT once more, as librdmacm does: before the connection was asked for nobody knew which
+        // rights its peer needs.
+        for state in [INIT, RTR, RTS] {
+            id.bring(&qp, state)?;
+        }
+        id.establish()?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cm_reject(&mut self, args: &Args) -> Result<Value> {
+        self.table.cm(args.number("cm")?)?.reject(&args.bytes("hex")?.unwrap_or_default())?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cm_disconnect(&mut self, args: &Args) -> Result<Value> {
+        self.table.cm(args.number("cm")?)?.disconnect()?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cm_notify(&mut self, args: &Args) -> Result<Value> {
+        self.table.cm(args.number("cm")?)?.notify()?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn cm_events(&mut self, args: &Args) -> Result<Value> {
+        let (channel, mut until) = (self.cm_channel()?, deadline(args)?);
+        let mut events = Vec::new();
+        while events.len() < limits::RESULTS {
+            let next = match self.cm_events.pop_front() {
+                Some(event) => Some(event),
+                None => channel.event(until)?,
+            };
+            let Some(event) = next else { break };
+            // One was waited for, the others are those that have come meanwhile.
+            until = Instant::now();
+            events.push(self.cm_event(event)?);
+        }
+        Ok(json!({ "events": events }))
+    }
+
+    /// An event in words; the identifier of a request becomes one of the session's.
+    fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
+        let about = self.table.cm_at(event.about);
+        let (cm, listener) = match event.new {
+            Some(id) => {
+                self.table.has_room(0)?;
+                (Some(self.table.insert(Object::Cm(Rc::new(id)))), about)
+            }
+            None => (about, None),
+        };
+        let [responder_resources, initiator_depth] = event.depths;
+        Ok(json!({
+            "type": names::name(names::CM_EVENTS, event.number), "status": event.status, "cm": cm,
+            "listener": listener, "hex": to_hex(&event.private_data), "qpn": event.qpn, "qkey": event.qkey,
+            "responder_resources": responder_resources, "initiator_depth": initiator_depth,
+        }))
+    }
+}
+
+/// An address that was given as a GID, with a port.
+fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
+    let gid = args.gid(name)?;
+    Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
+}
+
+fn terms(args: &Args, qp: &Qp) -> Result<Terms> {
+    Ok(Terms {
+        private_data: args.bytes("hex")?.unwrap_or_default(),
+        qpn: qp.number(),
+        depths: [args.or("responder_resources", 1)?, args.or("initiator_depth", 1)?],
+        retry_cnt: args.or("retry_cnt", 7)?,
+        rnr_retry: args.or("rnr_retry", 7)?,
+    })
+}

@@ -1,0 +1,290 @@
+//! librdmacm: identifiers, and the events of their channel.
+//!
+//! Identifiers get no queue pair of librdmacm's own: a program may pass the number of one that it
+//! has made by itself and bring it to its states with `rdma_init_qp_attr`.
+
+use super::library::CmLibrary;
+use super::{Qp, check, check_pointer, make_nonblocking, wait_readable};
+use crate::protocol::Refusal;
+use core::ffi::{c_int, c_void};
+use core::{ptr, slice};
+use libc::{sockaddr, sockaddr_in, sockaddr_in6};
+use roxe_abi::*;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// `RDMA_CM_EVENT_CONNECT_REQUEST`.
+const CONNECT_REQUEST: u32 = 4;
+/// `IBV_EVENT_COMM_EST`.
+const COMM_EST: c_int = 4;
+/// Milliseconds that finding an address or a route may take.
+const RESOLVE_MS: c_int = 2000;
+
+/// The channel by which events of all identifiers of a session come.
+pub(crate) struct CmChannel {
+    raw: *mut rdma_event_channel,
+    library: CmLibrary,
+}
+
+/// An event, acknowledged already.
+pub(crate) struct CmEvent {
+    pub(crate) number: u32,
+    pub(crate) status: i32,
+    /// The address of the identifier that it is about, to be compared only; of a request, that of
+    /// the listener.
+    pub(crate) about: usize,
+    /// The identifier of a request.
+    pub(crate) new: Option<CmId>,
+    pub(crate) private_data: Vec<u8>,
+    /// Of a connection: responder resources, initiator depth.
+    pub(crate) depths: [u8; 2],
+    /// The peer's queue pair; of a datagram service also its Q_Key.
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
+
+impl CmChannel {
+    /// Opens the library and a channel.
+    pub(crate) fn open() -> Result<Rc<Self>, Refusal> {
+        let library = CmLibrary::open()?;
+        // SAFETY: no arguments.
+        let raw = check_pointer("rdma_create_event_channel", unsafe { (library.rdma_create_event_channel)() })?;
+        let channel = Rc::new(Self { raw, library });
+        // SAFETY: the channel is alive.
+        make_nonblocking(unsafe { (*channel.raw).fd })?;
+        Ok(channel)
+    }
+
+    /// The next event; waits for it at most `until` then.
+    pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
+        // SAFETY: the channel is alive.
+        if !wait_readable(unsafe { (*self.raw).fd }, until) {
+            return Ok(None);
+        }
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is alive, and there is a place for the event.
+        let code = unsafe { (self.library.rdma_get_cm_event)(self.raw, &raw mut raw) };
+        match check("rdma_get_cm_event", code) {
+            // The kernel's event was for the library itself.
+            Err(refusal) if refusal.errno == libc::EAGAIN => return Ok(None),
+            answer => answer?,
+        }
+        // SAFETY: the event is alive until it is acknowledged.
+        let event = unsafe { *raw };
+        // SAFETY: an identifier of the library, alive as long as the event is.
+        let is_datagram = unsafe { (*event.id).ps } == 0x111;
+        let is_request = event.event.unsigned_abs() == CONNECT_REQUEST;
+        // SAFETY: every member of the union begins with the private data, all bits are numbers and
+        // pointers, and the port space says which one it is.
+        let (data, len, depths, qpn, qkey) = unsafe {
+            let (conn, ud) = (event.param.conn, event.param.ud);
+            match is_datagram {
+                true => (ud.private_data, ud.private_data_len, [0; 2], ud.qp_num, ud.qkey),
+                false => {
+                    let depths = [conn.responder_resources, conn.initiator_depth];
+                    (conn.private_data, conn.private_data_len, depths, conn.qp_num, 0)
+                }
+            }
+        };
+        let private_data = match data.is_null() {
+            true => Vec::new(),
+            // SAFETY: the library says how many bytes there are, until the event is acknowledged.
+            false => unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec(),
+        };
+        let event = CmEvent {
+            number: event.event.unsigned_abs(),
+            status: event.status,
+            about: if is_request { event.listen_id.addr() } else { event.id.addr() },
+            new: is_request.then(|| CmId { raw: event.id, channel: Rc::clone(self) }),
+            private_data,
+            depths,
+            qpn,
+            qkey,
+        };
+        // SAFETY: the event that came, once.
+        check("rdma_ack_cm_event", unsafe { (self.library.rdma_ack_cm_event)(raw) })?;
+        Ok(Some(event))
+    }
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        // SAFETY: made once; whoever uses it holds an `Rc` of this.
+        unsafe { (self.library.rdma_destroy_event_channel)(self.raw) };
+    }
+}
+
+/// What a connection is asked for or accepted with.
+pub(crate) struct Terms {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) qpn: u32,
+    pub(crate) depths: [u8; 2],
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+}
+
+impl Terms {
+    fn raw(&self) -> Result<rdma_conn_param, Refusal> {
+        let private_data_len = length(&self.private_data)?;
+        let [responder_resources, initiator_depth] = self.depths;
+        Ok(rdma_conn_param {
+            private_data: self.private_data.as_ptr().cast::<c_void>(),
+            private_data_len,
+            responder_resources,
+            initiator_depth,
+            retry_count: self.retry_cnt,
+            rnr_retry_count: self.rnr_retry,
+            qp_num: self.qpn,
+            ..rdma_conn_param::ZERO
+        })
+    }
+}
+
+fn length(private_data: &[u8]) -> Result<u8, Refusal> {
+    u8::try_from(private_data.len()).map_err(|_| Refusal::invalid("too much private data"))
+}
+
+/// An address as C has it.
+enum Address {
+    V4(sockaddr_in),
+    V6(sockaddr_in6),
+}
+
+impl Address {
+    fn of(address: SocketAddr) -> Self {
+        let port = address.port().to_be();
+        match address.ip() {
+            IpAddr::V4(ip) => Self::V4(sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: port,
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
+                sin_zero: [0; 8],
+            }),
+            IpAddr::V6(ip) => Self::V6(sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: port,
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+                sin6_scope_id: 0,
+            }),
+        }
+    }
+
+    fn raw(&mut self) -> *mut sockaddr {
+        match self {
+            Self::V4(address) => ptr::from_mut(address).cast(),
+            Self::V6(address) => ptr::from_mut(address).cast(),
+        }
+    }
+}
+
+/// An identifier: a listener, or a connection.
+pub(crate) struct CmId {
+    raw: *mut rdma_cm_id,
+    channel: Rc<CmChannel>,
+}
+
+impl CmId {
+    /// A new one of this port space.
+    pub(crate) fn create(channel: &Rc<CmChannel>, space: u32) -> Result<Self, Refusal> {
+        let (mut raw, space) = (ptr::null_mut(), c_int::try_from(space).unwrap_or_default());
+        // SAFETY: the channel is alive, and there is a place for the identifier.
+        let code = unsafe { (channel.library.rdma_create_id)(channel.raw, &raw mut raw, ptr::null_mut(), space) };
+        check("rdma_create_id", code)?;
+        Ok(Self { raw, channel: Rc::clone(channel) })
+    }
+
+    /// Its address, to be compared with that of an event.
+    pub(crate) fn address(&self) -> usize {
+        self.raw.addr()
+    }
+
+    /// Listens there, and tells at which port.
+    pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
+        let (library, mut address) = (&self.channel.library, Address::of(address));
+        // SAFETY: the identifier is alive, and so is the address during the call.
+        check("rdma_bind_addr", unsafe { (library.rdma_bind_addr)(self.raw, address.raw()) })?;
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        // SAFETY: the identifier is alive.
+        check("rdma_listen", unsafe { (library.rdma_listen)(self.raw, backlog) })?;
+        // SAFETY: the identifier is alive.
+        Ok(u16::from_be(unsafe { (library.rdma_get_src_port)(self.raw) }))
+    }
+
+    /// Begins to look for the way to `to`; an event tells the end.
+    pub(crate) fn resolve_addr(&self, from: Option<SocketAddr>, to: SocketAddr) -> Result<(), Refusal> {
+        let (mut from, mut to) = (from.map(Address::of), Address::of(to));
+        let from = from.as_mut().map_or(ptr::null_mut(), Address::raw);
+        let resolve = self.channel.library.rdma_resolve_addr;
+        // SAFETY: the identifier is alive, and so are the addresses during the call.
+        check("rdma_resolve_addr", unsafe { resolve(self.raw, from, to.raw(), RESOLVE_MS) })
+    }
+
+    /// Begins to look for the route; an event tells the end.
+    pub(crate) fn resolve_route(&self) -> Result<(), Refusal> {
+        // SAFETY: the identifier is alive.
+        check("rdma_resolve_route", unsafe { (self.channel.library.rdma_resolve_route)(self.raw, RESOLVE_MS) })
+    }
+
+    /// Brings a queue pair to this state, with the attributes that the connection has agreed on.
+    pub(crate) fn bring(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
+        let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::ZERO }, 0);
+        let init = self.channel.library.rdma_init_qp_attr;
+        // SAFETY: the identifier is alive, the structure is the one of the ABI.
+        check("rdma_init_qp_attr", unsafe { init(self.raw, &raw mut attr, &raw mut mask) })?;
+        qp.modify(attr, mask.unsigned_abs())
+    }
+
+    pub(crate) fn connect(&self, terms: &Terms) -> Result<(), Refusal> {
+        let mut param = terms.raw()?;
+        // SAFETY: the identifier is alive, and so is what the structure points to.
+        check("rdma_connect", unsafe { (self.channel.library.rdma_connect)(self.raw, &raw mut param) })
+    }
+
+    pub(crate) fn accept(&self, terms: &Terms) -> Result<(), Refusal> {
+        let mut param = terms.raw()?;
+        // SAFETY: the identifier is alive, and so is what the structure points to.
+        check("rdma_accept", unsafe { (self.channel.library.rdma_accept)(self.raw, &raw mut param) })
+    }
+
+    pub(crate) fn establish(&self) -> Result<(), Refusal> {
+        // SAFETY: the identifier is alive.
+        check("rdma_establish", unsafe { (self.channel.library.rdma_establish)(self.raw) })
+    }
+
+    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Refusal> {
+        let (data, len) = (private_data.as_ptr().cast::<c_void>(), length(private_data)?);
+        // SAFETY: the identifier is alive, and the bytes are during the call.
+        check("rdma_reject", unsafe { (self.channel.library.rdma_reject)(self.raw, data, len) })
+    }
+
+    pub(crate) fn disconnect(&self) -> Result<(), Refusal> {
+        // SAFETY: the identifier is alive.
+        check("rdma_disconnect", unsafe { (self.channel.library.rdma_disconnect)(self.raw) })
+    }
+
+    /// Tells that the queue pair has raised COMM_EST.
+    pub(crate) fn notify(&self) -> Result<(), Refusal> {
+        // SAFETY: the identifier is alive.
+        check("rdma_notify", unsafe { (self.channel.library.rdma_notify)(self.raw, COMM_EST) })
+    }
+
+    /// Destroys it and tells what the function answered.
+    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
+        let raw = core::mem::replace(&mut self.raw, ptr::null_mut());
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: alive until this call, nobody has its pointer now, and all its events have been
+        // acknowledged.
+        check("rdma_destroy_id", unsafe { (self.channel.library.rdma_destroy_id)(raw) })
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // Nobody is there to be told.
+        let _ = self.end();
+    }
+}
