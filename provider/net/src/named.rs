@@ -9,8 +9,8 @@
 //! is the random name.
 //!
 //! Processes in another folder share the RoCE port, so a name is one for all folders: who claims it
-//! leaves a link to it in the common one ([`crate::runtime_dir`]), which is as atomic, and who looks
-//! for it looks there too.
+//! leaves a link to it in the common one ([`crate::runtime_dir`]), which is as atomic, and who
+//! looks for it looks there too.
 
 use crate::runtime_dir::{self, RuntimeDir};
 use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
