@@ -53,6 +53,11 @@ impl Run<'_> {
         };
         let id = u64::from(self.card.first_near);
         let ([near_high, near_low], [card_high, card_low]) = (halves(self.card.near[0]), halves(self.card.address));
+        let is_ipv4 = self.card.address.is_ipv4();
+        // An IPv4 address stands alone there, without the prefix of its GID.
+        let address = |[high, low]: [u64; 2]| if is_ipv4 { [0, low & 0xffff_ffff] } else { [high, low] };
+        let [src_high, src_low] = address([near_high, near_low]);
+        let [dst_high, dst_low] = address([card_high, card_low]);
         let qpn = if message.name == "SIDR_REP" { 0 } else { tie.map_or(id, |tie| tie.near.into()) };
         vec![
             ("base_version", 1),
@@ -83,12 +88,12 @@ impl Run<'_> {
             ("remote_gid_low", card_low),
             ("hop_limit", 64),
             ("ack_timeout", 18),
-            ("ip_version", if self.card.address.is_ipv4() { 4 } else { 6 }),
+            ("ip_version", if is_ipv4 { 4 } else { 6 }),
             ("ip_port", 50_000),
-            ("ip_src_high", if self.card.address.is_ipv4() { 0 } else { near_high }),
-            ("ip_src_low", if self.card.address.is_ipv4() { near_low & 0xffff_ffff } else { near_low }),
-            ("ip_dst_high", if self.card.address.is_ipv4() { 0 } else { card_high }),
-            ("ip_dst_low", if self.card.address.is_ipv4() { card_low & 0xffff_ffff } else { card_low }),
+            ("ip_src_high", src_high),
+            ("ip_src_low", src_low),
+            ("ip_dst_high", dst_high),
+            ("ip_dst_low", dst_low),
             ("service_timeout", 20),
         ]
     }
