@@ -18,6 +18,8 @@ use std::time::Instant;
 const CONNECT_REQUEST: u32 = 4;
 /// `IBV_EVENT_COMM_EST`.
 const COMM_EST: c_int = 4;
+/// `RDMA_PS_UDP`.
+const PS_UDP: c_int = 0x111;
 /// Milliseconds that finding an address or a route may take.
 const RESOLVE_MS: c_int = 2000;
 
@@ -73,7 +75,7 @@ impl CmChannel {
         // SAFETY: the event is alive until it is acknowledged.
         let event = unsafe { *raw };
         // SAFETY: an identifier of the library, alive as long as the event is.
-        let is_datagram = unsafe { (*event.id).ps } == 0x111;
+        let is_datagram = unsafe { (*event.id).ps } == PS_UDP;
         let is_request = event.event.unsigned_abs() == CONNECT_REQUEST;
         // SAFETY: every member of the union begins with the private data, all bits are numbers and
         // pointers, and the port space says which one it is.
