@@ -19,3 +19,8 @@ alone() {
         "$@"
     fi
 }
+
+# Options of cargo for a tree that is built again and again: also what Cargo.toml optimises for tests
+# is not.
+unoptimised=(--config profile.dev.package.roxe-transport.opt-level=0
+    --config profile.dev.package.roxe-wire.opt-level=0)

@@ -114,24 +114,21 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What asks for the weakest card, if the command line does: a variable for programs that are
-/// started with `args` and `envs`.
-fn weakest(args: &str, envs: &[(&str, &str)]) -> Option<(&'static str, String)> {
-    let seed = std::env::args().find_map(|arg| arg.strip_prefix("--weakest=").map(str::to_owned))?;
-    let left_out = match args {
+/// Which weaknesses programs that are started with `args` and `envs` do not bear.
+fn unbearable(args: &str, envs: &[(&str, &str)]) -> &'static str {
+    match args {
         // Asleep, UCX repeats a lost datagram after a second: it would take minutes.
         args if args.contains("-E sleep") && envs.contains(&("UCX_TLS", "ud_v")) => ",-events,-loss",
         args if args.contains("-E sleep") => ",-events",
         args if args.contains("-e dgram") => ",-loss,-receives",
         args if args.contains("ofi_rxm") => ",-limits",
         _ => "",
-    };
-    Some(("ROXE_WEAKEST", seed + left_out))
+    }
 }
 
 /// Runs a pair with its card as the command line wants it.
 fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io::Result<[Outcome; 2]> {
-    let weakest = weakest(server, envs);
+    let weakest = pair::weakest(unbearable(server, envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.iter().copied().chain(weakest).chain([("ROXE_STATS", "on")]).collect();
     pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, LIMIT)

@@ -5,7 +5,9 @@
 //! allows one way only, and adds up the bytes that roxe has sent: at least what the ranks have
 //! received from each other.
 //!
-//! `cargo test -p roxe-tests --test mpi -- WORD...` runs the checks whose name contains a word.
+//! `cargo test -p roxe-tests --test mpi -- [--weakest=SEED] [WORD...]` runs the checks whose name
+//! contains a word: on the weakest card of that seed, but for what docs/weakest.md says that they
+//! rely on.
 
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
@@ -71,6 +73,14 @@ impl Way {
     fn launcher(&self) -> &'static str {
         match self.mpi {
             "openmpi" => "--allow-run-as-root --oversubscribe --mca btl ^openib,ofi",
+            _ => "",
+        }
+    }
+
+    /// The weaknesses that it does not bear.
+    fn unbearable(&self) -> &'static str {
+        match self.options {
+            options if options.contains("ofi_rxm") => ",-limits",
             _ => "",
         }
     }
@@ -160,7 +170,10 @@ fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Pl
         ("HOME", &home),
         ("TMPDIR", "/tmp"),
     ];
-    let envs = common.iter().chain(way.envs).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let weakest = pair::weakest(way.unbearable());
+    let weakest = weakest.iter().map(|(name, value)| (*name, value.as_str()));
+    let envs = common.into_iter().chain(way.envs.iter().copied()).chain(weakest);
+    let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     if as_root || !link::is_root() {
         return Ok(Place { envs, ..Place::default() });
     }

@@ -122,8 +122,9 @@ mod tests {
             known.push(frame.ip().addr());
             true
         });
-        // Behind the call in this test both go the same way.
-        assert!(stacks[0].len() > 3 && stacks[0][3..].iter().all(|address| known.contains(address)));
+        // Behind the call in this test, wherever that is in this build, both go the same way.
+        let mut behind = stacks[0].iter().skip_while(|address| !known.contains(address)).peekable();
+        assert!(behind.peek().is_some() && behind.all(|address| known.contains(address)));
     }
 
     #[test]
