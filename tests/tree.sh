@@ -20,7 +20,7 @@ alone() {
     fi
 }
 
-# Options of cargo for a tree that is built again and again: also what Cargo.toml optimises for tests
-# is not.
+# Options of cargo for a tree that is built again and again: nothing is optimised, not even what is
+# for tests elsewhere.
 unoptimised=(--config profile.dev.package.roxe-transport.opt-level=0
     --config profile.dev.package.roxe-wire.opt-level=0)
