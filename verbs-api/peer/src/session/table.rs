@@ -108,9 +108,10 @@ impl Table {
         object.destroy()
     }
 
-    /// Destroys all, those first that use others.
+    /// Destroys all, those first that use others. A window is bound to a queue pair: rxe would wait
+    /// 50 seconds for it if that were destroyed first.
     pub(super) fn clear(&mut self) {
-        for kind in ["cm", "qp", "mw", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
+        for kind in ["cm", "mw", "qp", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
             self.objects.retain(|_, object| object.kind() != kind);
         }
         self.memory = 0;
