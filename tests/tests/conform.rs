@@ -25,7 +25,8 @@ fn main() -> ExitCode {
     let manager = Check::new("drill says where a connection manager does otherwise", manager);
     let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
     let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
-    report::main(catalogue.chain([drill, manager, gone, unread]).collect())
+    let long = Check::new("a packet that the link does not take is no failure of the card", long);
+    report::main(catalogue.chain([drill, manager, gone, unread, long]).collect())
 }
 
 /// An agent that is killed in the middle of the catalogue.
@@ -108,6 +109,19 @@ fn drill() -> Verdict {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
+}
+
+/// Longer than any datagram may be.
+fn long() -> Verdict {
+    let file = build::target_dir().join("long.drill");
+    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("a file");
+    let output = roxe(&["drill", "self", &file.to_string_lossy()]);
+    fs::remove_file(&file).expect("our file");
+    let text = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() && text.contains("unsupported") {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", output.status))
 }
 
 /// One message, one event and private data that are wrong, and one packet too few.

@@ -251,7 +251,14 @@ impl Target for AgentCard {
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         self.tell_all()?;
-        self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| io_error(&error))
+        self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| match error.raw_os_error() {
+            // Nor must it be sent in fragments: the ICRC covers the IP header.
+            Some(libc::EMSGSIZE) => Refused {
+                text: format!("{} bytes are more than the link of the near side takes", datagram.bytes.len()),
+                errno: libc::EOPNOTSUPP,
+            },
+            _ => io_error(&error),
+        })
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
