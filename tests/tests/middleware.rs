@@ -201,7 +201,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
         ("UCX_LOG_LEVEL", "info"),
         ("ROXE_STATS", "on"),
     ];
-    let weakest = weakest(args, &envs);
+    let weakest = pair::weakest(unbearable(args, &envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.into_iter().chain(weakest).collect();
     match pair::run_client(&server, &client, &envs, |said| said.contains("started listener"), LIMIT) {
