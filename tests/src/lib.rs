@@ -3,9 +3,9 @@
 //!
 //! Touches processes, temporary files and `/proc`; never the product's internals.
 
+pub mod allocator;
 pub mod build;
 pub mod cc;
-pub mod counting;
 pub mod guest;
 pub mod lanes;
 pub mod matrix;

@@ -1,11 +1,11 @@
 //! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging,
 //! repairing or completing, nor judging its packets by fault rules.
 //!
-//! A counting allocator watches two queue pairs exchange messages over the simulated network, which
+//! The allocator watches two queue pairs exchange messages over the simulated network, which
 //! does not allocate either once it is warm. A program of its own without a test harness, which
 //! allocates on a thread beside.
 
-use roxe_tests::counting::Counting;
+use roxe_tests::allocator::WatchedAllocator;
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_transport::fault::{Direction, Injector, Seen};
 use roxe_transport::qp::Service;
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 #[global_allocator]
-static COUNTER: Counting = Counting::new();
+static ALLOCATOR: WatchedAllocator = WatchedAllocator::new();
 
 const MESSAGES: u32 = 10_000;
 
@@ -32,9 +32,7 @@ fn main() -> ExitCode {
 fn exchange(service: Service) -> Verdict {
     let mut bench = Bench::new(service);
     bench.exchange(200);
-    let before = COUNTER.count();
-    bench.exchange(MESSAGES);
-    none_since(before)
+    verdict(ALLOCATOR.none_during(|| bench.exchange(MESSAGES)))
 }
 
 /// Every kind of rule on both directions of a queue pair that is known.
@@ -57,18 +55,11 @@ fn judge() -> Verdict {
         })
     };
     see(0);
-    let before = COUNTER.count();
-    for psn in 1..=MESSAGES {
-        see(psn);
-    }
-    none_since(before)
+    verdict(ALLOCATOR.none_during(|| (1..=MESSAGES).for_each(|psn| _ = see(psn))))
 }
 
-fn none_since(before: u64) -> Verdict {
-    match COUNTER.count() - before {
-        0 => Verdict::Passed,
-        count => Verdict::Failed(format!("{count} allocations")),
-    }
+fn verdict(result: Result<(), String>) -> Verdict {
+    result.map_or_else(Verdict::Failed, |()| Verdict::Passed)
 }
 
 /// Two queue pairs and their buffers.

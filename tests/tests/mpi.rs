@@ -81,6 +81,7 @@ impl Way {
     fn unbearable(&self) -> &'static str {
         match self.options {
             options if options.contains("ofi_rxm") => ",-limits",
+            options if options.contains("ofi_rxd") => ",-loss",
             _ => "",
         }
     }
