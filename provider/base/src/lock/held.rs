@@ -24,7 +24,9 @@ impl Held {
 thread_local! {
     // All accesses are tried: a thread that ends, or a signal handler that interrupts these few
     // lines, is not checked.
-    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+    // Long enough from the first lock on, so that no later one takes memory for being noted: what a
+    // message allocates is tested in builds that have this check.
+    static HELD: RefCell<Vec<Held>> = RefCell::new(Vec::with_capacity(32));
     /// Whether locks of one rank are taken together.
     static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
 }
