@@ -19,6 +19,13 @@ pub enum Verdict {
     Skipped(String),
 }
 
+impl From<Result<(), String>> for Verdict {
+    /// An error says what was seen.
+    fn from(judged: Result<(), String>) -> Self {
+        judged.map_or_else(Self::Failed, |()| Self::Passed)
+    }
+}
+
 /// A named check.
 pub struct Check {
     /// What a filter on the command line matches.

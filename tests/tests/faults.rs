@@ -33,10 +33,6 @@ fn main() -> ExitCode {
 
 type Judged = Result<(), String>;
 
-fn verdict(result: Judged) -> Verdict {
-    result.map_or_else(Verdict::Failed, |()| Verdict::Passed)
-}
-
 /// A folder of its own for a check, removed at its end.
 struct Scratch(PathBuf);
 
@@ -216,7 +212,7 @@ fn spoil(
         if !pair::installed(tool) {
             return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
         }
-        verdict(survive(tool, &args, rules, effects, judge))
+        survive(tool, &args, rules, effects, judge).into()
     })
 }
 
@@ -297,7 +293,7 @@ fn same_seed() -> Verdict {
         }
         if other.iter().all(|run| agree(run, one)) { Err("another seed decided alike".into()) } else { Ok(()) }
     };
-    verdict(compare())
+    compare().into()
 }
 
 fn one_name() -> Verdict {
@@ -320,7 +316,7 @@ fn one_name() -> Verdict {
         }
         check_files(&files, &[])
     };
-    verdict(share())
+    share().into()
 }
 
 /// Bytes of a capture with ten thousand packets, which tshark reads in a second.
@@ -348,7 +344,7 @@ fn killed() -> Verdict {
         scratch.files().iter().try_for_each(|file| drop_cut_block(file))?;
         check_files(&scratch.files(), &[])
     };
-    verdict(kill())
+    kill().into()
 }
 
 /// The kernel ends the write of a process that is being killed at the end of a page, here once in
@@ -400,7 +396,7 @@ fn explained() -> Verdict {
         }
         Ok(())
     };
-    verdict(explain())
+    explain().into()
 }
 
 fn no_tshark() -> Verdict {
@@ -488,7 +484,7 @@ fn tshark_complains() -> Verdict {
         }
         Ok(())
     };
-    verdict(complain())
+    complain().into()
 }
 
 fn tshark_agrees() -> Verdict {
@@ -505,5 +501,5 @@ fn tshark_agrees() -> Verdict {
             compared => Err(format!("{} kinds, {compared} packets compared", kinds.len())),
         }
     };
-    verdict(agree())
+    agree().into()
 }

@@ -165,7 +165,7 @@ fn bound(port: u16) -> bool {
 }
 
 fn verdict(judged: Judged) -> Verdict {
-    judged.map_or_else(Verdict::Failed, |()| Verdict::Passed)
+    judged.into()
 }
 
 /// `rstream`, `riostream` and `udpong`: all ways to wait, all sizes.

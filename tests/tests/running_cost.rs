@@ -7,7 +7,7 @@
 use parking_lot::Mutex;
 use roxe::{Access, CompletionQueue, Context, Error, MemoryRegion, QueuePair, WorkRequest};
 use roxe_tests::allocator::WatchedAllocator;
-use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::report::{self, Check};
 use std::fs;
 use std::process::ExitCode;
 use std::thread;
@@ -22,13 +22,9 @@ const IDLE_QPS: usize = 1000;
 
 fn main() -> ExitCode {
     report::main(vec![
-        Check::new("10,000 round trips of two packets each allocate nothing", || verdict(round_trips())),
-        Check::new("1,000 idle queue pairs take less than 16 KiB each and no processor time", || verdict(idle())),
+        Check::new("10,000 round trips of two packets each allocate nothing", || round_trips().into()),
+        Check::new("1,000 idle queue pairs take less than 16 KiB each and no processor time", || idle().into()),
     ])
-}
-
-fn verdict(result: Result<(), String>) -> Verdict {
-    result.map_or_else(Verdict::Failed, |()| Verdict::Passed)
 }
 
 fn round_trips() -> Result<(), String> {

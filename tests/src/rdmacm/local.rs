@@ -202,7 +202,7 @@ impl Meeting<'_> {
         let judged = judged.and_then(|()| self.traffic(servers, clients));
         let copied = if self.exchange.copies() { take_copy(&self.copy()) } else { Ok(()) };
         let judged = judged.and(copied);
-        judged.map_or_else(Verdict::Failed, |()| Verdict::Passed)
+        judged.into()
     }
 
     /// Those that ended by themselves tell how many packets they have received, and that faults
