@@ -176,7 +176,7 @@ impl AgentCard {
         if flags & AUTO_PATH_MIG != 0 {
             return Ok(());
         }
-        Err(Refused { text: "the card has no AUTO_PATH_MIG".into(), errno: libc::EOPNOTSUPP })
+        Err(Refused::unsupported("the card has no AUTO_PATH_MIG"))
     }
 
     /// Frees everything.
@@ -213,7 +213,7 @@ fn supported(access: u32) -> Answer<()> {
     if access & !known == 0 {
         return Ok(());
     }
-    Err(Refused { text: "the agent does not know this right".into(), errno: libc::EOPNOTSUPP })
+    Err(Refused::unsupported("the agent does not know this right"))
 }
 
 fn refused(error: ClientError) -> Refused {
@@ -253,10 +253,10 @@ impl Target for AgentCard {
         self.tell_all()?;
         self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| match error.raw_os_error() {
             // Nor must it be sent in fragments: the ICRC covers the IP header.
-            Some(libc::EMSGSIZE) => Refused {
-                text: format!("{} bytes are more than the link of the near side takes", datagram.bytes.len()),
-                errno: libc::EOPNOTSUPP,
-            },
+            Some(libc::EMSGSIZE) => Refused::unsupported(format!(
+                "{} bytes are more than the link of the near side takes",
+                datagram.bytes.len()
+            )),
             _ => io_error(&error),
         })
     }

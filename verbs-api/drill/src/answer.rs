@@ -17,6 +17,11 @@ impl Refused {
         Self { text: text.into(), errno: 0 }
     }
 
+    /// What the card, or the way to it, does not do at all.
+    pub(crate) fn unsupported(text: impl Into<String>) -> Self {
+        Self { text: text.into(), errno: libc::EOPNOTSUPP }
+    }
+
     /// Whether the card says that it does not do such things.
     pub(crate) const fn is_unsupported(&self) -> bool {
         matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)

@@ -34,7 +34,7 @@ pub struct ConnectionEvent {
 }
 
 fn not_offered<T>(what: &str) -> Answer<T> {
-    Err(Refused { text: format!("{what}: not offered here"), errno: libc::EOPNOTSUPP })
+    Err(Refused::unsupported(format!("{what}: not offered here")))
 }
 
 /// The verbs and functions of librdmacm, named as they are.

@@ -230,10 +230,10 @@ impl FarSide for VirtualCard {
             "RC" => Service::Rc,
             "UC" => Service::Uc,
             "UD" => Service::Ud,
-            _ => return Err(Refused { text: "no such service here".into(), errno: libc::EOPNOTSUPP }),
+            _ => return Err(Refused::unsupported("no such service here")),
         };
         if new.pd.is_some() {
-            return Err(Refused { text: "all queue pairs have one domain here".into(), errno: libc::EOPNOTSUPP });
+            return Err(Refused::unsupported("all queue pairs have one domain here"));
         }
         let [sends, receives, sges, inline] = new.caps;
         let caps = QpCaps {
@@ -332,7 +332,7 @@ impl Extensions for VirtualCard {}
 fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {
     type M = AttrMask;
     if change.migration.is_some() || change.alternate.is_some() {
-        return Err(Refused { text: "there are no alternate paths here".into(), errno: libc::EOPNOTSUPP });
+        return Err(Refused::unsupported("there are no alternate paths here"));
     }
     let state = QpState::ALL.into_iter().find(|state| format!("{state:?}").eq_ignore_ascii_case(&change.to));
     let state = state.ok_or_else(|| invalid("no such state"))?;
@@ -386,7 +386,7 @@ fn operation(work: &Work) -> Answer<SendOp> {
         "ATOMIC_CMP_AND_SWP" => SendOp::CompareSwap { remote_addr, rkey, compare: work.compare_add, swap: work.swap },
         "ATOMIC_FETCH_AND_ADD" => SendOp::FetchAdd { remote_addr, rkey, add: work.compare_add },
         "LOCAL_INV" => SendOp::LocalInvalidate(rkey),
-        _ => return Err(Refused { text: "no such operation here".into(), errno: libc::EOPNOTSUPP }),
+        _ => return Err(Refused::unsupported("no such operation here")),
     })
 }
 
