@@ -374,6 +374,28 @@ fn the_end_of_a_process_is_told_more_than_once() {
     });
 }
 
+// clause: CM-REJ-RECEIVED
+#[test]
+fn a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection() {
+    alone("a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection", || {
+        // Which socket of an address gets a message is up to the system: mostly one of these.
+        let mut others: Vec<_> = (0..8).map(|_| Peer::start("leaver", &[])).collect();
+        others.iter_mut().for_each(|other| drop(other.hear()));
+        let victim = Victim::new();
+        for host in 2..10 {
+            let peer = Hostile::at(Ipv4Addr::new(127, 0, 0, host));
+            let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(victim.service, host.into()) };
+            let (local_comm_id, remote_comm_id) = (req.local_comm_id, CommId::NONE);
+            peer.send(req);
+            let passive = victim.listener.request().0;
+            let (answered, reason, private_data) = (Answered::Neither, Reason::Timeout, PrivateData::EMPTY);
+            let info = Info::new(&GUID.0.to_be_bytes()).unwrap();
+            peer.send(Rej { local_comm_id, remote_comm_id, answered, info, reason, private_data });
+            passive.expect(EventKind::Rejected);
+        }
+    });
+}
+
 // clause: CM-REQ-AGAIN
 #[test]
 fn a_request_outlasts_a_server_that_listens_again() {

@@ -8,9 +8,10 @@
 //! wait. A request waits a moment for its listener (`MAX_LISTENER_WAIT`): stock programs (perftest)
 //! agree over one connection to make the next, and the one that shall listen may not have had a
 //! processor since. What we say to processes of this host is routed here too, where rings are
-//! allowed and nobody watches: it never sees a socket. Of a message for whoever has a connection
-//! with its sender (a REJ for timeout that names no id of ours) only this process hears; the
-//! others' retries end in time.
+//! allowed and nobody watches: it never sees a socket. A message for whoever has a connection with
+//! its sender (a REJ for timeout that names no id of ours) goes where the request went
+//! ([`crate::forwarded_requests`]); if that came to another process, or long ago, only this one
+//! hears of it, and the other's retries end in time.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
@@ -27,7 +28,7 @@ use roxe_net::slot::Slot;
 use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
-use roxe_wire::cm::{MAD_LEN, Mad, ServiceId};
+use roxe_wire::cm::{MAD_LEN, Mad, Message, ServiceId};
 use roxe_wire::{Header, Kind, Packet, Pkey, Qkey, icrc};
 use std::time::Duration;
 
@@ -178,29 +179,42 @@ impl Engine {
     fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> Way {
         let Ok(packet) = Packet::parse(run.bytes) else { return Way::Ours };
         let Ok(mad) = Mad::parse(packet.payload) else { return Way::Ours };
+        let route = Route { local: run.meta.dst, remote: run.meta.src };
         match addressee(&mad.message) {
             Addressee::Id(id) => {
                 let slot = Slot::new(id.prefix());
                 let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
                 if !is_ours && self.send_on(state, Mailbox::Slot(slot), run) { Way::Sent } else { Way::Ours }
             }
-            Addressee::Service(service) => self.forward_request(state, service, run),
-            Addressee::Anyone => Way::Ours,
+            Addressee::Service(service) => {
+                let (way, to) = self.forward_request(state, service, run);
+                if let (Message::Req(req), Some(to)) = (&mad.message, to) {
+                    state.forwarded_requests.remember(route, req.local_comm_id, to);
+                }
+                way
+            }
+            Addressee::Anyone => {
+                let Message::Rej(rej) = &mad.message else { return Way::Ours };
+                let to = state.forwarded_requests.find(route, rej.local_comm_id);
+                if to.is_some_and(|to| self.send_on(state, to, run)) { Way::Sent } else { Way::Ours }
+            }
         }
     }
 
-    /// Sends a request to who listens, the listener at exactly this address first.
-    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> Way {
+    /// Sends a request to who listens, the listener at exactly this address first; and where it was
+    /// sent.
+    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> (Way, Option<Mailbox>) {
         for scope in Scope::candidates(run.meta.dst) {
             let place = Place { service, scope };
             if state.services.iter().any(|socket| socket.place() == place) {
-                return Way::Ours;
+                return (Way::Ours, None);
             }
-            if self.send_on(state, Mailbox::Service(place), run) {
-                return Way::Sent;
+            let to = Mailbox::Service(place);
+            if self.send_on(state, to, run) {
+                return (Way::Sent, Some(to));
             }
         }
-        Way::Nobody
+        (Way::Nobody, None)
     }
 
     /// Sends a packet to a mailbox; false if nobody has that.

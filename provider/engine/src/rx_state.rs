@@ -4,6 +4,7 @@
 //! Touches nothing.
 
 use crate::forward_queue::ForwardQueue;
+use crate::forwarded_requests::ForwardedRequests;
 use crate::frames::FrameSide;
 use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
@@ -88,6 +89,8 @@ pub(crate) struct RxState {
     pub(crate) frames: Option<FrameSide>,
     /// Services that programs of this process offer, with their mailboxes.
     pub(crate) services: Vec<ServiceSocket>,
+    /// Where requests for services of other processes went.
+    pub(crate) forwarded_requests: ForwardedRequests,
     /// Requests for services that nobody offers yet.
     pub(crate) unclaimed: Unclaimed,
     /// For other processes.
