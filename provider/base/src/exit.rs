@@ -1,5 +1,5 @@
 //! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**:
-//! `on_exit`.
+//! `on_exit` or `atexit`.
 //!
 //! A process that is killed, or leaves by `_exit`, does none of them.
 
@@ -9,6 +9,7 @@ use std::panic::catch_unwind;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+#[cfg(target_env = "gnu")]
 unsafe extern "C" {
     /// `man on_exit`: as `atexit`, and the function is told the exit status.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
@@ -40,11 +41,20 @@ pub fn install() {
     ONCE.call_once(|| {
         // SAFETY: `run` is a function of the type asked for that does not unwind, and wants no
         // argument. It lives in this library, whose unloading runs and forgets it.
-        unsafe { on_exit(run, std::ptr::null_mut()) };
+        #[cfg(target_env = "gnu")]
+        unsafe {
+            on_exit(run, std::ptr::null_mut())
+        };
+        // SAFETY: the same, without any argument.
+        #[cfg(not(target_env = "gnu"))]
+        unsafe {
+            libc::atexit(run_without_status)
+        };
     });
 }
 
-/// Ends the process with `status` instead of 0.
+/// Ends the process with `status` instead of 0. With a C library that has no `on_exit` (musl) nobody
+/// knows what it would have ended with: then instead of any other.
 pub fn fail_with(status: i32) {
     STATUS.store(status, Ordering::Relaxed);
 }
@@ -61,6 +71,11 @@ fn note(tasks: &mut Vec<Task>, stage: Stage, task: fn()) {
         let at = tasks.partition_point(|(earlier, _)| *earlier <= stage);
         tasks.insert(at, (stage, task));
     }
+}
+
+#[cfg(not(target_env = "gnu"))]
+extern "C" fn run_without_status() {
+    run(0, std::ptr::null_mut());
 }
 
 extern "C" fn run(status: c_int, _: *mut c_void) {
