@@ -1,12 +1,16 @@
 //! The catalogue of conformance cases on real sockets: a program of this host behind its agent,
-//! over UDP. What `roxe drill` says and leaves behind when a card does otherwise.
+//! over UDP. What the loopback interface has not, IPv6 addresses for both sides and connections to
+//! the near side, is judged over a veth pair. What `roxe drill` says and leaves behind when a card
+//! does otherwise.
 //!
 //! `cargo test -p roxe-tests --test conform -- [--all] [WORD...]`: without `--all` only the folders
-//! of scripts that take little time.
+//! of scripts that take little time, and over the veth pair only what needs it.
 
 use roxe_tests::build;
+use roxe_tests::guest::link;
 use roxe_tests::report::{self, Check, Verdict};
-use std::io::{BufRead as _, BufReader};
+use roxe_tests::veth::{End, Veth};
+use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::{env, fs};
 
@@ -14,19 +18,74 @@ use std::{env, fs};
 const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
 const SLOW: [&str; 5] = ["cm/", "requester/", "robustness/", "uc/", "ud/"];
 
+/// Scripts with cases that the loopback interface cannot have.
+const BETWEEN_HOSTS: [&str; 6] = ["cm/active", "cm/connect", "cm/private_data", "cm/stale", "ipv6", "ud/grh"];
+/// Where the agent listens that is behind the veth pair.
+const FAR: &str = "10.77.0.1";
+
 fn main() -> ExitCode {
     let all = env::args().any(|word| word == "--all");
+    let veth = match link::is_root().then(world).transpose() {
+        Ok(veth) => veth,
+        Err(e) => {
+            println!("FAILED   conform: cannot make two namespaces with a link: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
     let slow = SLOW.into_iter().filter(|_| all);
-    let catalogue = QUICK
-        .into_iter()
-        .chain(slow)
-        .map(|folder| Check::new(format!("conform self {folder}"), move || conforms(folder)));
+    let catalogue = QUICK.into_iter().chain(slow).map(|folder| {
+        Check::new(format!("conform self {folder}"), move || conforms(&["conform", "self", folder]).map(drop).into())
+    });
     let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
     let manager = Check::new("drill says where a connection manager does otherwise", manager);
     let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
     let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
     let long = Check::new("a packet that the link does not take is no failure of the card", long);
-    report::main(catalogue.chain([drill, manager, gone, unread, long]).collect())
+    let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };
+    let between = Check::new("conform over a veth pair, where nothing is unsupported", move || match &veth {
+        Some(veth) => conforms_between(veth, words),
+        None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
+    });
+    report::main(catalogue.chain([drill, manager, gone, unread, long, between]).collect())
+}
+
+/// A second network namespace, with two addresses of each family here and one there.
+fn world() -> io::Result<Veth> {
+    link::isolate()?;
+    let end = |name, mac, addresses: &[&str]| End {
+        name,
+        mac,
+        addresses: addresses.iter().map(|address| (*address).to_owned()).collect(),
+    };
+    let near = ["10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"];
+    let here = end("conform0", "02:00:00:00:77:02", &near);
+    let there = end("conform1", "02:00:00:00:77:01", &["10.77.0.1/24", "fd77::1/64"]);
+    let veth = Veth::build(&here, &there)?;
+    // For packets of 4096 bytes.
+    veth.set_mtu(&here, &there, 9000)?;
+    Ok(veth)
+}
+
+fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
+    let roxe = build::roxe().to_string_lossy().into_owned();
+    let listen = format!("{FAR}:0");
+    let prefix = veth.prefix();
+    let mut agent = Command::new(&prefix[0])
+        .args(&prefix[1..])
+        .args([&roxe, "run", "--", &roxe, "peer", "--once", "--listen", &listen])
+        .envs([("ROXE_LINK", "udp"), ("ROXE_NETDEV", "conform1")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("nsenter can be started");
+    let greeting = lines(&mut agent).next().unwrap_or_default();
+    let target = match greeting.split(' ').collect::<Vec<_>>()[..] {
+        ["listening", address, "token", token] => format!("peer://{token}@{address}"),
+        _ => return Verdict::Failed(greeting),
+    };
+    let words: Vec<_> = ["conform", &target].iter().chain(words).copied().collect();
+    let result = conforms(&words);
+    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    result.and_then(|sums| if sums.contains("unsupported") { Err(sums) } else { Ok(()) }).into()
 }
 
 /// An agent that is killed in the middle of the catalogue.
@@ -77,16 +136,13 @@ fn roxe(words: &[&str]) -> Output {
     output
 }
 
-fn conforms(folder: &str) -> Verdict {
-    let output = roxe(&["conform", "self", folder]);
+/// The last line of a catalogue in which no case failed.
+fn conforms(words: &[&str]) -> Result<String, String> {
+    let output = roxe(words);
     let text = String::from_utf8_lossy(&output.stdout);
     let sums = text.lines().last().unwrap_or_default();
     println!("{sums}");
-    // IPv6 has one loopback address: there is none for the near side.
-    if output.status.success() && sums.contains(" pass") {
-        return Verdict::Passed;
-    }
-    Verdict::Failed(text.into_owned())
+    if output.status.success() && sums.contains(" pass") { Ok(sums.to_owned()) } else { Err(text.into_owned()) }
 }
 
 fn drill() -> Verdict {

@@ -18,7 +18,7 @@ use crate::target::{Look, Target, Work};
 use addresses::{gid_of, is_link_local, near_addresses};
 use answers::{all_completed, hex, number, segments, state};
 use roxe_peer::client::{self, Client, ClientError};
-use roxe_peer::protocol::{Command, names, to_hex};
+use roxe_peer::protocol::{Command, to_hex};
 use roxe_wire::{Gid, UDP_PORT};
 use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
@@ -32,6 +32,8 @@ use stock::Stock;
 const JITTER: Duration = Duration::from_millis(3);
 /// As many requests as may wait for being told together.
 const MAX_WAITING: usize = 128;
+/// `IBV_ACCESS_FLUSH_GLOBAL`: Linux knows it since 6.2, and few cards do.
+const FLUSH_GLOBAL: u32 = 1 << 8;
 /// How often objects may be left behind before all are freed: the agent has bounds.
 const MAX_RENEWALS: u32 = 64;
 
@@ -207,15 +209,6 @@ fn guid() -> u64 {
     since.as_nanos() as u64 | 1
 }
 
-/// An agent refuses rights that it has no name for.
-fn supported(access: u32) -> Answer<()> {
-    let known = names::ACCESS.iter().fold(0, |known, (_, bit)| known | bit);
-    if access & !known == 0 {
-        return Ok(());
-    }
-    Err(Refused::unsupported("the agent does not know this right"))
-}
-
 fn refused(error: ClientError) -> Refused {
     match error {
         ClientError::Refused(refusal) => Refused { text: refusal.text, errno: refusal.errno },
@@ -299,12 +292,15 @@ impl FarSide for AgentCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        supported(access)?;
         if let (None, Some(region)) = (pd, self.stock.region((length, access))) {
             self.tell(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
-        let answer = self.call(Command::Reg, json!({"length": length, "access": access, "fill": fill, "pd": pd}))?;
+        let arguments = json!({"length": length, "access": access, "fill": fill, "pd": pd});
+        let answer = self.call(Command::Reg, arguments).map_err(|refused| match access & FLUSH_GLOBAL {
+            0 => refused,
+            _ => Refused::unsupported(format!("the card gives nobody the right to FLUSH: {refused}")),
+        })?;
         let word = |name| number(&answer, name);
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
@@ -351,7 +347,6 @@ impl FarSide for AgentCard {
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
-        supported(change.access.unwrap_or_default())?;
         if change.migration.is_some() || change.alternate.is_some() {
             self.can_migrate()?;
             self.sockets.listen_to_all();

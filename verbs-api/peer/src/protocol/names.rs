@@ -37,6 +37,8 @@ pub const ACCESS: Table = &[
     ("REMOTE_ATOMIC", 8),
     ("MW_BIND", 16),
     ("ZERO_BASED", 32),
+    ("FLUSH_GLOBAL", 1 << 8),
+    ("FLUSH_PERSISTENT", 1 << 9),
     ("RELAXED_ORDERING", 1 << 20),
 ];
 
