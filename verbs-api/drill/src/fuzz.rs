@@ -141,25 +141,25 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
         }
         // What does not show again was a lost packet, or one that came late.
         let patient = PATIENCE.max(options.settle);
-        let same =
-            |other: &Option<Difference>| other.as_ref().is_some_and(|other| other.cause(service(&lines)) == cause);
-        if !same(&lab.difference_of_new(&lines, patient).map_err(gone)?) {
+        let is_same = |other: &Difference| other.cause(service(&lines)) == cause;
+        if !lab.difference_of_new(&lines, patient).map_err(gone)?.is_some_and(|other| is_same(&other)) {
             summary.passing += 1;
             continue;
         }
         let (begin, sent) = (Instant::now(), lab.packets);
         let qp = difference.qp.trim_start_matches('m');
-        let short =
-            minimise::shorten(&lines, qp, |lines| lab.difference(lines, options.settle).map(|other| same(&other)))
-                .map_err(gone)?;
-        let is_sure = same(&lab.difference_of_new(&short, patient).map_err(gone)?);
+        let short = minimise::shorten(&lines, qp, |lines| {
+            lab.difference(lines, options.settle).map(|other| other.is_some_and(|other| is_same(&other)))
+        })
+        .map_err(gone)?;
+        let sure = lab.difference_of_new(&short, patient).map_err(gone)?.filter(is_same);
         summary.shortening += begin.elapsed();
         summary.shortening_packets += lab.packets - sent;
-        if !is_sure {
+        let Some(sure) = sure else {
             summary.passing += 1;
             continue;
-        }
-        let script = minimise::script(&short, &cause, seed);
+        };
+        let script = minimise::script(&short, &sure, &cause, seed);
         let finding = Finding { cause: cause.clone(), seed, count: 1, script };
         progress(&finding);
         found.insert(cause, finding);

@@ -1,5 +1,5 @@
 //! `roxe fuzz` without a card: the model agrees with itself, and a card that differs from it in one
-//! answer is found, with a script that tells them apart.
+//! answer, completion or byte is found, with a script that tells them apart.
 
 use roxe_drill::fuzz::{Options, fuzz};
 use roxe_drill::target::{
@@ -11,14 +11,33 @@ use std::time::Duration;
 const OPTIONS: Options =
     Options { seed: 1, time: Duration::from_secs(600), cases: 1000, settle: Duration::from_millis(5), spares: false };
 
-/// A card that answers an invalid request as if it had failed to carry it out.
-#[derive(Default)]
-struct Wrong(VirtualCard);
+/// What a card does wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    /// It answers an invalid request as if it had failed to carry it out.
+    Answer,
+    /// It completes each receive twice.
+    Completion,
+    /// It changes this byte of each region.
+    Byte(u64),
+}
+
+/// A card that does that wrong, and nothing else.
+struct Wrong {
+    card: VirtualCard,
+    mistake: Mistake,
+}
+
+impl Wrong {
+    fn new(mistake: Mistake) -> Self {
+        Self { card: VirtualCard::default(), mistake }
+    }
+}
 
 macro_rules! delegate {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(fn $name(&mut self, $($argument: $type),*) -> $result {
-            self.0.$name($($argument),*)
+            self.card.$name($($argument),*)
         })*
     };
 }
@@ -37,10 +56,25 @@ impl FarSide for Wrong {
         post_send(qp: Handle, work: &Work) -> Answer<()>;
         post_recv(qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         post_srq_recv(srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
-        poll(cq: Handle) -> Answer<Vec<Completed>>;
-        read(mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
         write(mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
         events() -> Answer<Vec<String>>;
+    }
+
+    fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
+        let mut done = self.card.poll(cq)?;
+        let again = done.iter().filter(|done| self.mistake == Mistake::Completion && done.opcode == "RECV");
+        done.extend(again.cloned().collect::<Vec<_>>());
+        Ok(done)
+    }
+
+    fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>> {
+        let mut bytes = self.card.read(mr, at, len)?;
+        if let Mistake::Byte(wrong) = self.mistake
+            && let Some(byte) = wrong.checked_sub(at).and_then(|at| bytes.get_mut(at as usize))
+        {
+            *byte ^= 1;
+        }
+        Ok(bytes)
     }
 }
 
@@ -54,16 +88,17 @@ impl Target for Wrong {
     }
 
     fn card(&self, ipv6: bool) -> Option<Card> {
-        self.0.card(ipv6)
+        self.card.card(ipv6)
     }
 
     fn now(&self) -> Duration {
-        self.0.now()
+        self.card.now()
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
-        let mut answer = self.0.receive(until)?;
+        let mut answer = self.card.receive(until)?;
         if let Some((_, Datagram { net, bytes })) = &mut answer
+            && self.mistake == Mistake::Answer
             && (bytes[0], bytes[12]) == (0x11, 0x61)
         {
             bytes[12] = 0x63;
@@ -80,10 +115,9 @@ fn the_model_agrees_with_itself() {
     assert!(summary.packets > 20 * summary.cases, "{summary:?}");
 }
 
-#[test]
-fn a_wrong_answer_is_found_and_its_script_fails_there_and_passes_with_the_model() {
-    let summary = fuzz(&mut Wrong::default(), &Options { cases: 200, ..OPTIONS }, |_| {}).unwrap();
-    let cause = "RC answers: model: NAK invalid_request; card: NAK remote_operation";
+/// Finds this mistake, with this cause, by a script that only fails where it is made.
+fn is_found(mistake: Mistake, cause: &str) {
+    let summary = fuzz(&mut Wrong::new(mistake), &Options { cases: 200, ..OPTIONS }, |_| {}).unwrap();
     let found = summary.findings.iter().find(|finding| finding.cause == cause);
     let finding = found.unwrap_or_else(|| panic!("{summary:?}"));
     assert!(finding.count > 1, "one cause is one finding: {finding:?}");
@@ -93,5 +127,20 @@ fn a_wrong_answer_is_found_and_its_script_fails_there_and_passes_with_the_model(
     let verdict = |card: &mut dyn Target| run("found", &script.cases()[0], card).verdict;
     let model = verdict(&mut VirtualCard::default());
     assert!(matches!(model, Verdict::Pass), "{model:?}\n{}", finding.script);
-    assert!(matches!(verdict(&mut Wrong::default()), Verdict::Fail(_)), "{}", finding.script);
+    assert!(matches!(verdict(&mut Wrong::new(mistake)), Verdict::Fail(_)), "{}", finding.script);
+}
+
+#[test]
+fn a_wrong_answer_is_found_and_its_script_fails_there_and_passes_with_the_model() {
+    is_found(Mistake::Answer, "RC answers: model: NAK invalid_request; card: NAK remote_operation");
+}
+
+#[test]
+fn a_completion_too_many_is_found_and_its_script_fails_there() {
+    is_found(Mistake::Completion, "UD completions: model: nothing; card: status=SUCCESS opcode=RECV");
+}
+
+#[test]
+fn a_wrong_byte_is_found_and_its_script_fails_there() {
+    is_found(Mistake::Byte(4000), "UD memory: model: byte; card: byte");
 }

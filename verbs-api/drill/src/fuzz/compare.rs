@@ -19,13 +19,15 @@ pub(super) struct Difference {
     pub(super) qp: String,
     pub(super) model: String,
     pub(super) card: String,
+    /// Of memory: where the first byte that differs lies, and what the model has there.
+    pub(super) byte: Option<(usize, u8)>,
 }
 
 impl Difference {
     /// That of a case which roxe's transport does not survive.
     pub(super) fn panic() -> Self {
         let nothing = String::new();
-        Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing }
+        Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing, byte: None }
     }
 
     /// The difference without its numbers: findings with one cause have the same.
@@ -41,7 +43,7 @@ impl Difference {
 /// The first difference, if there is one.
 pub(super) fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Difference> {
     let difference = |what, qp: &str, model: &str, card: &str| {
-        Some(Difference { what, qp: qp.to_owned(), model: model.to_owned(), card: card.to_owned() })
+        Some(Difference { what, qp: qp.to_owned(), model: model.to_owned(), card: card.to_owned(), byte: None })
     };
     if !card.is_alive {
         return difference("the honest connection", "h", "ACK", "nothing");
@@ -74,12 +76,8 @@ pub(super) fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Differ
     for (name, ours) in &model.memory {
         let theirs = card.memory.get(name).map_or(&[][..], Vec::as_slice);
         if let Some(at) = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs) {
-            return difference(
-                "memory",
-                name,
-                &format!("byte at={at} value={}", ours[at]),
-                &format!("byte value={}", theirs[at]),
-            );
+            let (model, card) = (format!("byte at={at} value={}", ours[at]), format!("byte value={}", theirs[at]));
+            return Some(Difference { what: "memory", qp: name.clone(), model, card, byte: Some((at, ours[at])) });
         }
     }
     None

@@ -1,6 +1,6 @@
 //! The fewest lines of a case that still show a difference, and the script that they become.
 
-use super::compare::describe;
+use super::compare::{Difference, describe};
 use super::generate::NAMES;
 use crate::run::trace::{Trace, trace};
 use crate::script::Script;
@@ -108,8 +108,9 @@ fn may_go(line: &str) -> bool {
         || line.starts_with("peer reg ro ")
 }
 
-/// The script of a case: it expects what the model does, and says what all this is about.
-pub(super) fn script(lines: &[String], cause: &str, seed: u64) -> String {
+/// The script of a case: it expects what the model does, and nothing more, and says what all this is
+/// about. Of memory it looks at the byte that differs.
+pub(super) fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
     let all = traced(lines).unwrap_or_default();
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
     let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
@@ -132,7 +133,10 @@ pub(super) fn script(lines: &[String], cause: &str, seed: u64) -> String {
         done.iter().for_each(|done| {
             let _ = writeln!(text, "peer complete {qp} {done}");
         });
-        let _ = writeln!(text, "peer state {qp} {}", all.states[qp]);
+        let _ = writeln!(text, "peer idle {qp} for 100ms\npeer state {qp} {}", all.states[qp]);
+    }
+    if let Some((at, value)) = difference.byte {
+        let _ = writeln!(text, "peer memory {} at={at} hex={value:02x}", difference.qp);
     }
     text
 }
