@@ -53,8 +53,8 @@ pub fn install() {
     });
 }
 
-/// Ends the process with `status` instead of 0. With a C library that has no `on_exit` (musl) nobody
-/// knows what it would have ended with: then instead of any other.
+/// Ends the process with `status` instead of 0. With a C library that has no `on_exit` (musl)
+/// nobody knows what it would have ended with: then instead of any other.
 pub fn fail_with(status: i32) {
     STATUS.store(status, Ordering::Relaxed);
 }

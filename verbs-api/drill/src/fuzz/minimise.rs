@@ -108,8 +108,8 @@ fn may_go(line: &str) -> bool {
         || line.starts_with("peer reg ro ")
 }
 
-/// The script of a case: it expects what the model does, and nothing more, and says what all this is
-/// about. Of memory it looks at the byte that differs.
+/// The script of a case: it expects what the model does, and nothing more, and says what all this
+/// is about. Of memory it looks at the byte that differs.
 pub(super) fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
     let all = traced(lines).unwrap_or_default();
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
