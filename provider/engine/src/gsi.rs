@@ -10,7 +10,7 @@
 //! processor since. What we say to processes of this host is routed here too, where rings are
 //! allowed and nobody watches: it never sees a socket. A message for whoever has a connection with
 //! its sender (a REJ for timeout that names no id of ours) goes where the request went
-//! ([`crate::forwarded_requests`]); if that came to another process, or long ago, only this one
+//! (`forwarded_requests`); if that came to another process, or long ago, only this one
 //! hears of it, and the other's retries end in time.
 
 use crate::engine::Engine;
