@@ -298,9 +298,13 @@ fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_sec
             done += cq.poll(16, |_| ()).unwrap();
         }
         cq.req_notify(false);
-        seen.insert(channel.try_get_event().is_some());
-        cq.req_notify(false);
-        assert!(channel.try_get_event().is_none(), "a second one for nothing");
+        let came = channel.try_get_event().is_some();
+        seen.insert(came);
+        // One that has not come yet may come with each arming.
+        if came {
+            cq.req_notify(false);
+            assert!(channel.try_get_event().is_none(), "a second one for nothing");
+        }
     });
 }
 
