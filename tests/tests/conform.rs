@@ -77,10 +77,9 @@ fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
         .stdout(Stdio::piped())
         .spawn()
         .expect("nsenter can be started");
-    let greeting = lines(&mut agent).next().unwrap_or_default();
-    let target = match greeting.split(' ').collect::<Vec<_>>()[..] {
-        ["listening", address, "token", token] => format!("peer://{token}@{address}"),
-        _ => return Verdict::Failed(greeting),
+    let target = match target(&mut agent) {
+        Ok(target) => target,
+        Err(greeting) => return Verdict::Failed(greeting),
     };
     let words: Vec<_> = ["conform", &target].iter().chain(words).copied().collect();
     let result = conforms(&words);
@@ -91,10 +90,11 @@ fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
 /// An agent that is killed in the middle of the catalogue.
 fn gone() -> Verdict {
     let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
-    let greeting = lines(&mut agent).next().unwrap_or_default();
-    let words: Vec<_> = greeting.split(' ').collect();
-    let ["listening", address, "token", token] = words[..] else { return Verdict::Failed(greeting) };
-    let mut conform = start(&["conform", &format!("peer://{token}@{address}"), "-v", "responder/"]);
+    let target = match target(&mut agent) {
+        Ok(target) => target,
+        Err(greeting) => return Verdict::Failed(greeting),
+    };
+    let mut conform = start(&["conform", &target, "-v", "responder/"]);
     let mut told = lines(&mut conform);
     let begun = told.by_ref().take(3).count();
     agent.kill().and_then(|()| agent.wait()).expect("our child");
@@ -124,6 +124,15 @@ fn unread() -> Verdict {
 fn start(words: &[&str]) -> Child {
     let command = &mut Command::new(build::roxe());
     command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
+}
+
+/// What to call the card of an agent, by its first line, or that line if it says something else.
+fn target(agent: &mut Child) -> Result<String, String> {
+    let greeting = lines(agent).next().unwrap_or_default();
+    match greeting.split(' ').collect::<Vec<_>>()[..] {
+        ["listening", address, "token", token] => Ok(format!("peer://{token}@{address}")),
+        _ => Err(greeting),
+    }
 }
 
 fn lines(child: &mut Child) -> impl Iterator<Item = String> {
