@@ -46,8 +46,8 @@ const MAX_WAITING: usize = 64;
 enum Way {
     /// This process.
     Ours,
-    /// Another, which has it now.
-    Sent,
+    /// Another, which has it now in this mailbox.
+    Sent(Mailbox),
     /// A listener that there is not.
     Nobody,
 }
@@ -58,7 +58,7 @@ impl Engine {
         for (index, bytes) in run.packets() {
             let alone = Run { bytes, index, ..run };
             match self.forward_mad(state, alone) {
-                Way::Sent => {}
+                Way::Sent(_) => {}
                 Way::Nobody if state.unclaimed.0.len() < MAX_WAITING => self.let_wait(state, alone, now),
                 Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
             }
@@ -126,7 +126,7 @@ impl Engine {
             }
             let waited = now.since(request.since);
             match self.forward_mad(state, request.run()) {
-                Way::Sent => {}
+                Way::Sent(_) => {}
                 Way::Nobody if waited < MAX_LISTENER_WAIT => {
                     request.next = now.after(waited.max(FIRST_LOOK));
                     self.look_for_listeners_at(request.next);
@@ -184,11 +184,12 @@ impl Engine {
             Addressee::Id(id) => {
                 let slot = Slot::new(id.prefix());
                 let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
-                if !is_ours && self.send_on(state, Mailbox::Slot(slot), run) { Way::Sent } else { Way::Ours }
+                let to = (!is_ours).then_some(Mailbox::Slot(slot));
+                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
             }
             Addressee::Service(service) => {
-                let (way, to) = self.forward_request(state, service, run);
-                if let (Message::Req(req), Some(to)) = (&mad.message, to) {
+                let way = self.forward_request(state, service, run);
+                if let (Message::Req(req), Way::Sent(to)) = (&mad.message, way) {
                     state.forwarded_requests.remember(route, req.local_comm_id, to);
                 }
                 way
@@ -196,30 +197,28 @@ impl Engine {
             Addressee::Anyone => {
                 let Message::Rej(rej) = &mad.message else { return Way::Ours };
                 let to = state.forwarded_requests.find(route, rej.local_comm_id);
-                if to.is_some_and(|to| self.send_on(state, to, run)) { Way::Sent } else { Way::Ours }
+                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
             }
         }
     }
 
-    /// Sends a request to who listens, the listener at exactly this address first; and where it was
-    /// sent.
-    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> (Way, Option<Mailbox>) {
+    /// Sends a request to who listens, the listener at exactly this address first.
+    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> Way {
         for scope in Scope::candidates(run.meta.dst) {
             let place = Place { service, scope };
             if state.services.iter().any(|socket| socket.place() == place) {
-                return (Way::Ours, None);
+                return Way::Ours;
             }
-            let to = Mailbox::Service(place);
-            if self.send_on(state, to, run) {
-                return (Way::Sent, Some(to));
+            if let Some(sent) = self.send_on(state, Mailbox::Service(place), run) {
+                return sent;
             }
         }
-        (Way::Nobody, None)
+        Way::Nobody
     }
 
-    /// Sends a packet to a mailbox; false if nobody has that.
-    fn send_on(&self, state: &mut RxState, to: Mailbox, run: Run<'_>) -> bool {
-        let Some(first) = state.slots.first() else { return false };
+    /// Sends a packet to a mailbox; nothing if nobody has that.
+    fn send_on(&self, state: &mut RxState, to: Mailbox, run: Run<'_>) -> Option<Way> {
+        let first = state.slots.first()?;
         let len = run.bytes.len();
         let frame = Frame::Packets(RxMeta { len, segment: len.max(1), first_index: run.index, ..*run.meta });
         let fate = state.forward_queue.send(first, to, &frame, run.bytes);
@@ -228,7 +227,7 @@ impl Engine {
             ForwardOutcome::Lost => self.count_dropped(run, &self.counters().forward_errors),
             ForwardOutcome::Unowned => {}
         }
-        fate != ForwardOutcome::Unowned
+        (fate != ForwardOutcome::Unowned).then_some(Way::Sent(to))
     }
 
     /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another
