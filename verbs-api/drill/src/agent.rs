@@ -297,9 +297,12 @@ impl FarSide for AgentCard {
             return Ok(region);
         }
         let arguments = json!({"length": length, "access": access, "fill": fill, "pd": pd});
-        let answer = self.call(Command::Reg, arguments).map_err(|refused| match access & FLUSH_GLOBAL {
-            0 => refused,
-            _ => Refused::unsupported(format!("the card gives nobody the right to FLUSH: {refused}")),
+        let answer = self.call(Command::Reg, arguments).map_err(|refused| {
+            // Without an errno it is the agent that has gone.
+            if access & FLUSH_GLOBAL == 0 || refused.errno == 0 {
+                return refused;
+            }
+            Refused::unsupported(format!("the card gives nobody the right to FLUSH: {refused}"))
         })?;
         let word = |name| number(&answer, name);
         let key = |name| word(name).map(|key| key as u32);
