@@ -12,7 +12,7 @@ use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{End, Veth};
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
-use std::{env, fs};
+use std::{env, fs, thread};
 
 /// Folders of `tests/conform` that hardly wait for timers.
 const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
@@ -41,12 +41,13 @@ fn main() -> ExitCode {
     let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
     let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
     let long = Check::new("a packet that the link does not take is no failure of the card", long);
+    let stopped = Check::new("drill goes on where it was stopped while it waits for packets", stopped);
     let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };
     let between = Check::new("conform over a veth pair, where nothing is unsupported", move || match &veth {
         Some(veth) => conforms_between(veth, words),
         None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
     });
-    report::main(catalogue.chain([drill, manager, gone, unread, long, between]).collect())
+    report::main(catalogue.chain([drill, manager, gone, unread, long, stopped, between]).collect())
 }
 
 /// A second network namespace, with two addresses of each family here and one there.
@@ -174,6 +175,31 @@ fn drill() -> Verdict {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
+}
+
+/// What Ctrl-Z and `fg` do to it: the system calls that wait are interrupted.
+fn stopped() -> Verdict {
+    let file = build::target_dir().join("stopped.drill");
+    fs::write(&file, "title A second without a packet\npeer qp q\nsilence 1s\n").expect("a file");
+    let mut drill = start(&["drill", "self", &file.to_string_lossy()]);
+    let stat = format!("/proc/{}/stat", drill.id());
+    while drill.try_wait().expect("our child").is_none() {
+        for (signal, state) in [(libc::SIGSTOP, 'T'), (libc::SIGCONT, 'S')] {
+            // SAFETY: our own child, not yet waited for.
+            unsafe { libc::kill(drill.id().cast_signed(), signal) };
+            // A program that has ended is a zombie until it is waited for.
+            let is_there = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
+            while !fs::read_to_string(&stat).is_ok_and(is_there) {
+                thread::yield_now();
+            }
+        }
+    }
+    let ended = drill.wait_with_output().expect("our child");
+    fs::remove_file(&file).expect("our file");
+    if ended.status.success() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{ended:?}"))
 }
 
 /// Longer than any datagram may be.
