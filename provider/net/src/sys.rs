@@ -308,6 +308,17 @@ pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     check(rc as isize).map(|_| cookie)
 }
 
+/// The MTU of the path of a connected socket, in bytes with the IP header.
+pub(super) fn path_mtu(fd: RawFd, is_ipv4: bool) -> io::Result<u32> {
+    let (level, name) = if is_ipv4 { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
+    let mut mtu: c_int = 0;
+    let mut len = size_of_val(&mtu) as socklen_t;
+    // SAFETY: the call writes at most `len` bytes to `mtu`, and how many they were to `len`; both
+    // are on this frame.
+    let rc = unsafe { libc::getsockopt(fd, level, name, (&raw mut mtu).cast(), &raw mut len) };
+    check(rc as isize).map(|_| mtu.cast_unsigned())
+}
+
 /// Why the last call of this thread failed, without an [`io::Error`], which would have to be
 /// dropped after every empty poll.
 #[inline]

@@ -27,7 +27,7 @@ use socket::{BUFFER, can_segment, name_of};
 pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -72,6 +72,20 @@ pub fn bare_link(gid: Gid) -> io::Result<Socket> {
     let socket = bare_socket(address, 0, BUFFER)?;
     socket.bind(&SockAddr::from(address))?;
     Ok(socket)
+}
+
+/// The longest UDP payload that can leave for `gid` in one IP packet, in bytes.
+///
+/// # Errors
+/// There is no way to `gid`.
+pub fn max_payload(gid: Gid) -> io::Result<usize> {
+    const UDP_HEADER: u32 = 8;
+    let (any, header): (SocketAddr, u32) =
+        if gid.is_ipv4() { ((Ipv4Addr::UNSPECIFIED, 0).into(), 20) } else { ((Ipv6Addr::UNSPECIFIED, 0).into(), 40) };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect((gid.to_ip(), ROCE_PORT))?;
+    let mtu = sys::path_mtu(socket.as_raw_fd(), gid.is_ipv4())?;
+    Ok(mtu.saturating_sub(header + UDP_HEADER) as usize)
 }
 
 impl UdpLink {

@@ -16,7 +16,7 @@ mod stock;
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Look, Target, Work};
 use addresses::{gid_of, is_link_local, near_addresses};
-use answers::{all_completed, hex, number, segments, state};
+use answers::{all_completed, hex, number, runs, segments, state};
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, to_hex};
 use roxe_wire::{Gid, UDP_PORT};
@@ -116,6 +116,7 @@ impl AgentCard {
                 near_port: UDP_PORT,
                 jitter: JITTER,
                 max_mtu,
+                max_datagram: roxe_net::udp::max_payload(address).map_err(|error| io_error(&error))?,
             });
         }
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
@@ -434,11 +435,12 @@ impl FarSide for AgentCard {
         let asked = queues.iter().flat_map(|(qp, cq)| {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });
-        let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len})));
+        let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len, "runs": true})));
         let answers = self.call_all(asked.chain(reads))?;
         let (ours, memory) = answers.split_at(answers.len().min(2 * queues.len()));
         let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
-        Ok(Look { queues: queues.collect(), memory: memory.iter().map(hex).collect::<Answer<_>>()? })
+        let memory = memory.iter().zip(regions).map(|(answer, (_, len))| runs(answer, *len as usize));
+        Ok(Look { queues: queues.collect(), memory: memory.collect::<Answer<_>>()? })
     }
 
     fn events(&mut self) -> Answer<Vec<String>> {

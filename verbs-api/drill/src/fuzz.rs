@@ -67,6 +67,8 @@ pub struct Summary {
     pub shortening_packets: u64,
     /// Differences that did not show again: lost packets, or what new objects do not do.
     pub passing: u64,
+    /// Cases of which nothing is known: the card refused what they need.
+    pub refused: u64,
     /// The causes, the most frequent one first.
     pub findings: Vec<Finding>,
 }
@@ -78,6 +80,8 @@ const PATIENCE: Duration = Duration::from_millis(150);
 struct Lab<'a> {
     card: &'a mut dyn Target,
     packets: u64,
+    /// Cases that the card could not follow.
+    refused: u64,
 }
 
 impl Lab<'_> {
@@ -95,7 +99,10 @@ impl Lab<'_> {
         let Some(model) = done(model)? else { return Ok(None) };
         let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle)));
         let Ok(card) = card else { return Ok(Some(Difference::panic())) };
-        let Some(card) = done(card)? else { return Ok(None) };
+        let Some(card) = done(card)? else {
+            self.refused += 1;
+            return Ok(None);
+        };
         self.packets += card.sent as u64;
         Ok(compare(case, &model, &card))
     }
@@ -121,19 +128,27 @@ fn done(result: Result<Trace, Option<String>>) -> Result<Option<Trace>, String> 
 /// The card, or its agent, is gone: the text says how, and which case was the last.
 pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
     let start = Instant::now();
-    let mut lab = Lab { card, packets: 0 };
+    let mut lab = Lab { card, packets: 0, refused: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
     lab.card.hurry(true).map_err(|refused| refused.to_string())?;
+    let card = lab.card.card(false).ok_or("the card has no IPv4 address")?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
         let mut lines = generate::case(&mut Random::new(seed));
         if options.spares {
             generate::spare(&mut lines);
         }
+        if card.near[1].is_zero() {
+            generate::without_stranger(&mut lines);
+        }
+        generate::shorten_datagrams(&mut lines, card.max_datagram);
         let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
         summary.cases += 1;
-        let Some(difference) = lab.difference(&lines, options.settle).map_err(gone)? else { continue };
+        let refused = lab.refused;
+        let difference = lab.difference(&lines, options.settle).map_err(gone)?;
+        summary.refused += lab.refused - refused;
+        let Some(difference) = difference else { continue };
         let cause = difference.cause(service(&lines));
         if let Some(known) = found.get_mut(&cause) {
             known.count += 1;

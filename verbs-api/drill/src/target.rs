@@ -220,6 +220,8 @@ pub struct Card {
     pub jitter: Duration,
     /// The largest path MTU of its port, bytes.
     pub max_mtu: u32,
+    /// The longest datagram that the near side can send, bytes of UDP payload.
+    pub max_datagram: usize,
 }
 
 /// A target of scripts.

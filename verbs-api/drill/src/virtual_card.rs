@@ -154,6 +154,7 @@ impl Target for VirtualCard {
             near_port: 0xc0de,
             jitter: Duration::ZERO,
             max_mtu: 4096,
+            max_datagram: usize::MAX,
         })
     }
 

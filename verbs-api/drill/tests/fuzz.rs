@@ -3,13 +3,17 @@
 
 use roxe_drill::fuzz::{Options, fuzz};
 use roxe_drill::target::{
-    Answer, Card, Change, Completed, Datagram, Extensions, FarSide, Handle, NewQp, Piece, Region, Work,
+    Answer, Card, Change, Completed, Datagram, Extensions, FarSide, Handle, NewQp, Piece, Refused, Region, Work,
 };
 use roxe_drill::{Script, Target, Verdict, VirtualCard, run};
+use roxe_wire::Gid;
 use std::time::Duration;
 
 const OPTIONS: Options =
-    Options { seed: 1, time: Duration::from_secs(600), cases: 1000, settle: Duration::from_millis(5), spares: false };
+    Options { seed: 1, time: Duration::from_secs(600), cases: 600, settle: Duration::from_millis(5), spares: false };
+
+/// The longest datagram on an Ethernet with IPv4, bytes.
+const MAX_DATAGRAM: usize = 1472;
 
 /// What a card does wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,6 +24,8 @@ enum Mistake {
     Completion,
     /// It changes this byte of each region.
     Byte(u64),
+    /// None; but the near side has one address, on an Ethernet of MTU 1500.
+    None,
 }
 
 /// A card that does that wrong, and nothing else.
@@ -83,16 +89,26 @@ impl Extensions for Wrong {}
 impl Target for Wrong {
     delegate! {
         begin(ipv6: bool) -> Answer<()>;
-        send(datagram: &Datagram) -> Answer<()>;
         pause(until: Duration) -> ();
     }
 
     fn card(&self, ipv6: bool) -> Option<Card> {
-        self.card.card(ipv6)
+        let mut card = self.card.card(ipv6)?;
+        if self.mistake == Mistake::None {
+            (card.near[1], card.max_mtu, card.max_datagram) = (Gid::default(), 1024, MAX_DATAGRAM);
+        }
+        Some(card)
     }
 
     fn now(&self) -> Duration {
         self.card.now()
+    }
+
+    fn send(&mut self, datagram: &Datagram) -> Answer<()> {
+        if self.mistake == Mistake::None && datagram.bytes.len() > MAX_DATAGRAM {
+            return Err(Refused { text: "the link does not take it".into(), errno: 95 });
+        }
+        self.card.send(datagram)
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
@@ -113,6 +129,13 @@ fn the_model_agrees_with_itself() {
     let summary = fuzz(&mut VirtualCard::default(), &OPTIONS, |finding| panic!("{}", finding.script)).unwrap();
     assert_eq!(summary.cases, OPTIONS.cases);
     assert!(summary.packets > 20 * summary.cases, "{summary:?}");
+    assert_eq!(summary.refused, 0);
+}
+
+#[test]
+fn every_case_can_be_followed_by_a_near_side_of_one_address_on_an_ethernet() {
+    let summary = fuzz(&mut Wrong::new(Mistake::None), &OPTIONS, |finding| panic!("{}", finding.script)).unwrap();
+    assert_eq!(summary.refused, 0);
 }
 
 /// Finds this mistake, with this cause, by a script that only fails where it is made.

@@ -148,7 +148,10 @@ impl Client {
     /// # Errors
     /// If `arguments` is neither an object nor null.
     pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
-        let args = Args::new(protocol::arguments(arguments)?);
+        let mut arguments = protocol::arguments(arguments)?;
+        // Null says as much as nothing, and the agent's processor may be a slow one.
+        arguments.retain(|_, value| !value.is_null());
+        let args = Args::new(arguments);
         self.last += 1;
         self.count += 1;
         self.waiting.extend(Request { id: self.last, command, args }.line().as_bytes());

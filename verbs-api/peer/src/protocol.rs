@@ -14,11 +14,13 @@ mod command;
 pub mod limits;
 pub mod names;
 mod refusal;
+mod runs;
 
 pub use args::{Args, from_hex, to_hex};
 pub use command::Command;
 use refusal::shortened;
 pub use refusal::{Refusal, Result};
+pub use runs::{from_runs, to_runs};
 use serde_json::{Map, Value};
 
 /// The version of the protocol, which `hello` answers.

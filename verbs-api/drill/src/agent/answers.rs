@@ -1,7 +1,7 @@
 //! What an agent answers, as plain data, and pieces of memory as it wants them. Pure.
 
 use crate::target::{Answer, Completed, ConnectionEvent, Piece, Refused};
-use roxe_peer::protocol::from_hex;
+use roxe_peer::protocol::{from_hex, from_runs};
 use serde_json::{Value, json};
 
 pub(super) fn number(answer: &Value, name: &str) -> Answer<u64> {
@@ -19,6 +19,10 @@ pub(super) fn state(answer: &Value) -> String {
 pub(super) fn hex(answer: &Value) -> Answer<Vec<u8>> {
     let bytes = answer["hex"].as_str().and_then(from_hex);
     bytes.ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+}
+
+pub(super) fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
+    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent does not say the bytes"))
 }
 
 pub(super) fn all_completed(answer: &Value) -> Vec<Completed> {

@@ -114,16 +114,20 @@ struct Stream {
     begun: Option<Begun>,
     /// PSN of the next answer, if the card is the requester.
     answer: u64,
+    /// How many of a hundred packets are wrong.
+    wrong: u64,
     sent: Vec<String>,
 }
 
-/// What part of a case each packet may break.
-const WRONG: u64 = 25;
+/// How many of a hundred packets are wrong: often, or seldom, in which case a connection lives
+/// longer, and the case is longer.
+const WRONG: [u64; 3] = [25, 25, 8];
 
 /// The lines of a case.
 pub(super) fn case(random: &mut Random) -> Vec<String> {
     let service = random.pick(&["RC", "RC", "RC", "RC", "UC", "UD"]);
     let is_requester = service == "RC" && random.percent(25);
+    let wrong = random.pick(&WRONG);
     let mut lines = vec![
         "title What the card answers differs from the model".to_owned(),
         "peer reg ro length=4096 fill=9 access=local,read".to_owned(),
@@ -134,13 +138,13 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
         format!("service {service}"),
     ];
     let names = &NAMES[..1 + random.below(NAMES.len() as u64) as usize];
-    let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, service, &mut lines)).collect();
+    let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, service, wrong, &mut lines)).collect();
     for stream in &mut streams {
         if is_requester {
             stream.post(random, &mut lines);
         }
     }
-    for _ in 0..4 + random.below(28) {
+    for _ in 0..4 + random.below(700 / wrong) {
         for stream in &mut streams {
             lines.push(if is_requester { stream.answer(random) } else { stream.request(random) });
         }
@@ -167,8 +171,45 @@ pub(super) fn spare(lines: &mut [String]) {
     }
 }
 
+/// Lets nothing come from the second address of a near side that has one.
+pub(super) fn without_stranger(lines: &mut [String]) {
+    for line in lines.iter_mut().filter(|line| line.ends_with(" stranger")) {
+        line.truncate(line.len() - " stranger".len());
+    }
+}
+
+/// Lets no datagram be longer than so many bytes, more than the longest path MTU of a case; what is
+/// longer than a packet may be stays so.
+pub(super) fn shorten_datagrams(lines: &mut [String], max: usize) {
+    // BTH, the longest other headers, padding and ICRC.
+    const AROUND: usize = 12 + 28 + 4 + 3 + 4;
+    const LEAST_EXTRA: usize = 8;
+    let room = max.saturating_sub(AROUND);
+    for line in lines.iter_mut().filter(|line| line.starts_with("send ")) {
+        let (len, extra) = (number(line, " len="), number(line, " extra="));
+        if len + extra <= room {
+            continue;
+        }
+        let extra_now = extra.min(LEAST_EXTRA);
+        *line = line.replace(&format!(" extra={extra}"), &format!(" extra={extra_now}"));
+        *line = line.replace(&format!(" len={len}"), &format!(" len={}", len.min(room - extra_now)));
+    }
+}
+
+/// What a line says behind `name`, 0 if nothing.
+fn number(line: &str, name: &str) -> usize {
+    let rest = line.split_once(name).map_or("", |(_, rest)| rest);
+    rest.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or_default()
+}
+
 impl Stream {
-    fn open(random: &mut Random, name: &'static str, service: &'static str, lines: &mut Vec<String>) -> Self {
+    fn open(
+        random: &mut Random,
+        name: &'static str,
+        service: &'static str,
+        wrong: u64,
+        lines: &mut Vec<String>,
+    ) -> Self {
         let mtu = random.pick(&[256, 512, 1024]);
         let psn = random.pick(&[100, 0, 0xff_fffe, 0x7f_fffe, 0x80_0001]);
         let mut line = format!("peer qp {name} mtu={mtu} rq_psn={psn} sq_psn=500");
@@ -181,13 +222,13 @@ impl Stream {
         // Of its own: which connection writes first is no card's business.
         lines.push(format!("peer reg m{name} length={REGION} fill=7"));
         lines.push(line);
-        for id in 0..random.below(8) {
+        for id in 0..random.below(200 / wrong) {
             // A datagram is preceded by its GRH.
             let grh = if service == "UD" { 40 } else { 0 };
-            let (at, len) = (RECEIVES + id * 256, random.pick(&[0, 16, 200, mtu, 2048]) + grh);
+            let (at, len) = (RECEIVES + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048]) + grh);
             lines.push(format!("peer recv {name} id={id} sge=m{name}:{at}:{}", len.min(REGION - at)));
         }
-        Self { name, service, mtu, psn, begun: None, answer: 500, sent: Vec::new() }
+        Self { name, service, mtu, psn, begun: None, answer: 500, wrong, sent: Vec::new() }
     }
 
     /// A few work requests of the card, which its peer will answer.
@@ -218,7 +259,7 @@ impl Stream {
         if random.percent(60) {
             line.flags.push("ackreq");
         }
-        if random.percent(WRONG) {
+        if random.percent(self.wrong) {
             let span = line.number("dmalen").filter(|_| line.opcode == "READ_REQUEST");
             self.mutate(&mut line, random);
             line.fit(self.service);
@@ -342,7 +383,7 @@ impl Stream {
                 Line::new(random.pick(&opcodes), psn).with("len", random.pick(&[0, 1, 64, self.mtu]))
             }
         };
-        if random.percent(WRONG) {
+        if random.percent(self.wrong) {
             match random.below(5) {
                 0 => line.psn = line.psn.wrapping_add(random.pick(&[1, 7, 0x7f_ffff, 0xff_ffff, 0xff_fff0])),
                 1 if line.opcode == "ACK" => line.set("syndrome", random.pick(&[0x00, 0x40, 0x65, 0x7f, 0xa0])),

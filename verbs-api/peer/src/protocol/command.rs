@@ -70,8 +70,8 @@ commands! {
     Notify "notify" ["cq" "solicited"];
     /// Waits for that event: `{fired}`.
     CqEvent "cq_event" ["cq" "timeout_ms"];
-    /// Bytes of a region: `{hex}`.
-    Read "read" ["mr" "offset" "length"];
+    /// Bytes of a region: `{hex}`, or `{runs}`.
+    Read "read" ["mr" "offset" "length" "runs"];
     /// Writes them, or `length` times the byte `fill`.
     Write "write" ["mr" "offset" "hex" "fill" "length"];
     /// Asynchronous events, after waiting for one: `{events}`.

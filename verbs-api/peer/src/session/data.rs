@@ -1,7 +1,7 @@
 //! Posting, polling, and memory.
 
 use super::{Session, deadline};
-use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
+use crate::protocol::{Args, Refusal, Result, limits, names, to_hex, to_runs};
 use crate::verbs::{RecvRequest, Segment, SendRequest, Target};
 use roxe_abi::ibv_wc;
 use serde_json::{Value, json};
@@ -115,7 +115,7 @@ impl Session {
 
     pub(super) fn read(&mut self, args: &Args) -> Result<Value> {
         let bytes = self.table.mr(args.number("mr")?)?.read(args.or("offset", 0)?, transfer(args)?)?;
-        Ok(json!({"hex": to_hex(&bytes)}))
+        Ok(if args.is_set("runs")? { json!({"runs": to_runs(&bytes)}) } else { json!({"hex": to_hex(&bytes)}) })
     }
 
     pub(super) fn write(&mut self, args: &Args) -> Result<Value> {
