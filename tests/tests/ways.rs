@@ -39,9 +39,15 @@ const fn way(name: &'static str, script: &'static str, root: Leads, user: Leads)
     Way { name, script, root, user }
 }
 
-/// Again and again, as one that ends between two looks is missed.
-const OFTEN: &str =
-    "for run in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do $P; $P; $P; $P; done";
+/// Runs `$P` until the process that looks at programs has slept twice, or has ended: one that ends
+/// between two looks is missed.
+const WATCHED: &str = r#"folder=$(mktemp -d); mkfifo $folder/in $folder/out
+    $P wait <$folder/in >$folder/out & exec 3>$folder/in 4<$folder/out
+    while read line <&4 && [ "$line" != waits ]; do echo $line; done
+    for process in /proc/[0-9]*; do tr "\0" " " <$process/cmdline | grep -q "tell-bypass $$ " && looks=$process; done
+    slept() { sed -n "s/^voluntary_ctxt_switches:.//p" $looks/status; }
+    until=$(($(slept) + 2)); while [ "$(slept)" -lt $until ]; do :; done
+    exec 3>&-; wait; rm -r $folder"#;
 
 /// In a namespace in which nobody may have further ones.
 const FORBIDDEN: &str = "unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && \
@@ -76,19 +82,19 @@ const WAYS: &[Way] = &[
     way("a static program without verbs, looked at", "$roxe run --explain -- $plain", Elsewhere, Elsewhere),
     way(
         "a static program in a script",
-        "P=$static $roxe run --explain -- sh -c \"$often\"",
+        "P=$static $roxe run --explain -- sh -c \"$watched\"",
         Nowhere("has ended and has not seen roxe: it is linked statically"),
         Nowhere("has ended and has not seen roxe: it is linked statically"),
     ),
     way(
         "a set-uid program in a script without a view",
-        "P=$setuid $roxe run --no-view --explain -- sh -c \"$often\"",
+        "P=$setuid $roxe run --no-view --explain -- sh -c \"$watched\"",
         Nowhere("rights"),
         Nowhere("has ended and has not seen roxe: it gains rights"),
     ),
     way(
         "an empty environment without a view",
-        "P=\"env -i $linked\" $roxe run --no-view --explain -- sh -c \"$often\"",
+        "P=\"env -i $linked\" $roxe run --no-view --explain -- sh -c \"$watched\"",
         Nowhere("has lost LD_LIBRARY_PATH"),
         Nowhere("has lost LD_LIBRARY_PATH"),
     ),
@@ -185,7 +191,7 @@ impl Programs {
             ("python", self.at("env/bin/python3").display().to_string()),
             ("hashed", self.at(HASHED).display().to_string()),
             ("system", system.display().to_string()),
-            ("often", OFTEN.to_owned()),
+            ("watched", WATCHED.to_owned()),
         ]);
         for (name, value) in words {
             all += &format!("export {name}='{value}'; ");

@@ -1,11 +1,15 @@
-/* Prints the names of the devices; linked with libibverbs. */
+/* Prints the names of the devices; linked with libibverbs. With an argument it waits for the end of
+   its input then. */
 #include <infiniband/verbs.h>
 #include <stdio.h>
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argv;
     struct ibv_device **list = ibv_get_device_list(NULL);
     for (int i = 0; list && list[i]; i++)
         puts(ibv_get_device_name(list[i]));
+    if (argc > 1 && puts("waits") > 0 && !fflush(stdout))
+        getchar();
     return list ? 0 : 1;
 }

@@ -101,7 +101,9 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
                 Loaded::Nothing => note(process, &args.folder, &mut ran),
                 Loaded::Ours => return Ok(()),
                 Loaded::Other(path) => {
-                    eprintln!("roxe run: {}", sentence(process, &path, &args.folder));
+                    // One that has ended meanwhile does not tell why any more.
+                    let Some(sentence) = sentence(process, &path, &args.folder) else { continue };
+                    eprintln!("roxe run: {sentence}");
                     return Ok(());
                 }
             }
@@ -186,13 +188,18 @@ fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
     other.map_or(Loaded::Nothing, Loaded::Other)
 }
 
-/// What is said of it, in one line.
-fn sentence(process: u32, path: &Path, folder: &Path) -> String {
-    let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
-    let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-    let vector = fs::read(format!("/proc/{process}/auxv")).unwrap_or_default();
+/// What is said of it, in one line, if it is still there.
+fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
+    let read = |file: &str| fs::read(format!("/proc/{process}/{file}")).ok().filter(|bytes| !bytes.is_empty());
+    let program = fs::read_link(format!("/proc/{process}/exe")).ok()?;
+    // The environment may be empty, but the vector never is.
+    let (environment, vector) = (read("environ").unwrap_or_default(), read("auxv")?);
     let why = why(path, has_rights(&vector), leads_to(&environment, folder));
-    format!("{} (process {process}) has loaded {} and does not see roxe: {why}", program.display(), path.display())
+    Some(format!(
+        "{} (process {process}) has loaded {} and does not see roxe: {why}",
+        program.display(),
+        path.display()
+    ))
 }
 
 fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
@@ -263,6 +270,22 @@ mod tests {
         assert!(!leads_to(b"", Path::new("/roxe/lib")));
         let vector = |value: u64| [AT_SECURE, value, 0, 0].map(u64::to_ne_bytes).concat();
         assert!(has_rights(&vector(1)) && !has_rights(&vector(0)) && !has_rights(&[]));
+    }
+
+    #[test]
+    fn of_a_process_that_has_ended_nothing_is_said() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let told = || sentence(child.id(), Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        let (while_it_runs, id) = (told(), child.id());
+        child.kill().unwrap();
+        // A zombie until it is waited for.
+        while fs::read(format!("/proc/{id}/auxv")).is_ok_and(|vector| !vector.is_empty()) {
+            std::thread::yield_now();
+        }
+        let told = sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        child.wait().unwrap();
+        assert!(while_it_runs.is_some_and(|text| text.contains("cat")));
+        assert_eq!(told, None);
     }
 
     #[test]
