@@ -57,8 +57,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let seconds = (summary.took - summary.shortening).as_secs_f64().max(f64::MIN_POSITIVE);
     let packets = summary.packets - summary.shortening_packets;
     output::line(format_args!(
-        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, made short in {:.1} s; \
-         {} differences did not show again; {} cases that the card refuses (seed {})",
+        "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, seen again and made short \
+         in {:.1} s; {} differences did not show again; {} cases that the card refuses (seed {})",
         summary.cases,
         packets as f64 / seconds,
         summary.findings.len(),

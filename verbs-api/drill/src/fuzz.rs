@@ -59,11 +59,11 @@ pub struct Summary {
     pub cases: u64,
     /// Packets sent to the card, all of them.
     pub packets: u64,
-    /// How long it took, and how much of that to make findings short.
+    /// How long it took, and how much of that to see findings again and to make them short.
     pub took: Duration,
     /// As said.
     pub shortening: Duration,
-    /// Packets sent to make findings short.
+    /// Packets sent for that.
     pub shortening_packets: u64,
     /// Differences that did not show again: lost packets, or what new objects do not do.
     pub passing: u64,
@@ -157,11 +157,13 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
         // What does not show again was a lost packet, or one that came late.
         let patient = PATIENCE.max(options.settle);
         let is_same = |other: &Difference| other.cause(service(&lines)) == cause;
+        let (begin, sent) = (Instant::now(), lab.packets);
         if !lab.difference_of_new(&lines, patient).map_err(gone)?.is_some_and(|other| is_same(&other)) {
+            summary.shortening += begin.elapsed();
+            summary.shortening_packets += lab.packets - sent;
             summary.passing += 1;
             continue;
         }
-        let (begin, sent) = (Instant::now(), lab.packets);
         let qp = difference.qp.trim_start_matches('m');
         let short = minimise::shorten(&lines, qp, |lines| {
             lab.difference(lines, options.settle).map(|other| other.is_some_and(|other| is_same(&other)))

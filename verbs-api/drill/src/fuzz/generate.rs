@@ -121,7 +121,7 @@ struct Stream {
 
 /// How many of a hundred packets are wrong: often, or seldom, in which case a connection lives
 /// longer, and the case is longer.
-const WRONG: [u64; 3] = [25, 25, 8];
+const WRONG: [u64; 3] = [25, 8, 8];
 
 /// The lines of a case.
 pub(super) fn case(random: &mut Random) -> Vec<String> {
