@@ -10,7 +10,7 @@ use roxe_wire::Gid;
 use std::time::Duration;
 
 const OPTIONS: Options =
-    Options { seed: 1, time: Duration::from_secs(600), cases: 600, settle: Duration::from_millis(5), spares: false };
+    Options { seed: 1, time: Duration::from_secs(600), cases: 300, settle: Duration::from_millis(5), spares: false };
 
 /// The longest datagram on an Ethernet with IPv4, bytes.
 const MAX_DATAGRAM: usize = 1472;
