@@ -27,7 +27,7 @@ use socket::{BUFFER, can_segment, name_of};
 pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -74,17 +74,17 @@ pub fn bare_link(gid: Gid) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The longest UDP payload that can leave for `gid` in one IP packet, in bytes.
+/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP packet,
+/// in bytes.
 ///
 /// # Errors
-/// There is no way to `gid`.
-pub fn max_payload(gid: Gid) -> io::Result<usize> {
+/// `EADDRNOTAVAIL`: `from` is not of this host; `ENETUNREACH`: there is no way to `to`.
+pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
     const UDP_HEADER: u32 = 8;
-    let (any, header): (SocketAddr, u32) =
-        if gid.is_ipv4() { ((Ipv4Addr::UNSPECIFIED, 0).into(), 20) } else { ((Ipv6Addr::UNSPECIFIED, 0).into(), 40) };
-    let socket = UdpSocket::bind(any)?;
-    socket.connect((gid.to_ip(), ROCE_PORT))?;
-    let mtu = sys::path_mtu(socket.as_raw_fd(), gid.is_ipv4())?;
+    let header = if to.is_ipv4() { 20 } else { 40 };
+    let socket = UdpSocket::bind((from.to_ip(), 0))?;
+    socket.connect((to.to_ip(), ROCE_PORT))?;
+    let mtu = sys::path_mtu(socket.as_raw_fd(), to.is_ipv4())?;
     Ok(mtu.saturating_sub(header + UDP_HEADER) as usize)
 }
 

@@ -17,6 +17,7 @@ use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, 
 use crate::target::{Look, Target, Work};
 use addresses::{gid_of, is_link_local, near_addresses};
 use answers::{all_completed, hex, number, runs, segments, state};
+use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, to_hex};
 use roxe_wire::{Gid, UDP_PORT};
@@ -99,8 +100,9 @@ impl AgentCard {
         for ipv4 in [true, false] {
             let fits = |gid: &&Gid| gid.is_ipv4() == ipv4 && !is_link_local(**gid);
             let Some(address) = addresses.iter().find(fits).copied() else { continue };
-            let pair = match near_addresses(address, near).and_then(|pair| self.sockets.bind(pair)) {
-                Ok(pair) => pair,
+            let bound = near_addresses(address, near).and_then(|pair| self.sockets.bind(pair));
+            let (pair, max_datagram) = match bound.and_then(|pair| Ok((pair, max_payload(pair[0], address)?))) {
+                Ok(opened) => opened,
                 Err(error) => {
                     trouble = format!("no address here for {}: {error}", address.to_ip());
                     continue;
@@ -116,7 +118,7 @@ impl AgentCard {
                 near_port: UDP_PORT,
                 jitter: JITTER,
                 max_mtu,
-                max_datagram: roxe_net::udp::max_payload(address).map_err(|error| io_error(&error))?,
+                max_datagram,
             });
         }
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
