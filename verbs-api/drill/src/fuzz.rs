@@ -112,6 +112,29 @@ impl Lab<'_> {
         self.card.renew().map_err(|refused| refused.to_string())?;
         self.difference(lines, settle)
     }
+
+    /// The fewest of these lines that show the same as what was `found`, and how they do; nothing if
+    /// it does not show again: a packet was lost then, or came late.
+    ///
+    /// # Errors
+    /// The card is gone.
+    fn shortest(
+        &mut self,
+        lines: &[String],
+        found: &Difference,
+        is_same: impl Fn(&Difference) -> bool,
+        settle: Duration,
+    ) -> Result<Option<(Vec<String>, Difference)>, String> {
+        let patient = PATIENCE.max(settle);
+        if !self.difference_of_new(lines, patient)?.is_some_and(|other| is_same(&other)) {
+            return Ok(None);
+        }
+        let short = minimise::shorten(lines, found.qp.trim_start_matches('m'), |lines| {
+            self.difference(lines, settle).map(|other| other.is_some_and(|other| is_same(&other)))
+        })?;
+        let sure = self.difference_of_new(&short, patient)?.filter(is_same);
+        Ok(sure.map(|sure| (short, sure)))
+    }
 }
 
 fn done(result: Result<Trace, Option<String>>) -> Result<Option<Trace>, String> {
@@ -154,25 +177,12 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
             known.count += 1;
             continue;
         }
-        // What does not show again was a lost packet, or one that came late.
-        let patient = PATIENCE.max(options.settle);
-        let is_same = |other: &Difference| other.cause(service(&lines)) == cause;
         let (begin, sent) = (Instant::now(), lab.packets);
-        if !lab.difference_of_new(&lines, patient).map_err(gone)?.is_some_and(|other| is_same(&other)) {
-            summary.shortening += begin.elapsed();
-            summary.shortening_packets += lab.packets - sent;
-            summary.passing += 1;
-            continue;
-        }
-        let qp = difference.qp.trim_start_matches('m');
-        let short = minimise::shorten(&lines, qp, |lines| {
-            lab.difference(lines, options.settle).map(|other| other.is_some_and(|other| is_same(&other)))
-        })
-        .map_err(gone)?;
-        let sure = lab.difference_of_new(&short, patient).map_err(gone)?.filter(is_same);
+        let is_same = |other: &Difference| other.cause(service(&lines)) == cause;
+        let shown = lab.shortest(&lines, &difference, is_same, options.settle).map_err(gone)?;
         summary.shortening += begin.elapsed();
         summary.shortening_packets += lab.packets - sent;
-        let Some(sure) = sure else {
+        let Some((short, sure)) = shown else {
             summary.passing += 1;
             continue;
         };
