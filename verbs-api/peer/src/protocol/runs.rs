@@ -11,27 +11,22 @@ const LEAST: usize = 16;
 #[must_use]
 pub fn to_runs(bytes: &[u8]) -> Value {
     let mut runs = Vec::new();
-    let mut others: &[u8] = &[];
-    let mut rest = bytes;
     let mut say = |bytes: &[u8], times: usize| {
         if !bytes.is_empty() {
             runs.push(json!([to_hex(bytes), times]));
         }
     };
-    while let Some(first) = rest.first() {
-        let equal = rest.iter().take_while(|byte| *byte == first).count();
-        if equal >= LEAST {
-            say(others, 1);
-            say(&rest[..1], equal);
-            others = &[];
-        } else {
-            // What comes before `rest` and is in no run yet, and these.
-            let begin = bytes.len() - rest.len() - others.len();
-            others = &bytes[begin..begin + others.len() + equal];
+    let (mut said, mut end) = (0, 0);
+    for equal in bytes.chunk_by(|a, b| a == b) {
+        let begin = end;
+        end += equal.len();
+        if equal.len() >= LEAST {
+            say(&bytes[said..begin], 1);
+            say(&equal[..1], equal.len());
+            said = end;
         }
-        rest = &rest[equal..];
     }
-    say(others, 1);
+    say(&bytes[said..], 1);
     Value::Array(runs)
 }
 
