@@ -190,10 +190,13 @@ fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
 
 /// What is said of it, in one line, if it is still there.
 fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
-    let read = |file: &str| fs::read(format!("/proc/{process}/{file}")).ok().filter(|bytes| !bytes.is_empty());
+    let read = |file: &str| fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
     let program = fs::read_link(format!("/proc/{process}/exe")).ok()?;
-    // The environment may be empty, but the vector never is.
-    let (environment, vector) = (read("environ").unwrap_or_default(), read("auxv")?);
+    let (environment, vector) = (read("environ"), read("auxv"));
+    // A process that is there has a vector, so it was still there when its environment was read.
+    if vector.is_empty() {
+        return None;
+    }
     let why = why(path, has_rights(&vector), leads_to(&environment, folder));
     Some(format!(
         "{} (process {process}) has loaded {} and does not see roxe: {why}",
@@ -275,17 +278,18 @@ mod tests {
     #[test]
     fn of_a_process_that_has_ended_nothing_is_said() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let told = || sentence(child.id(), Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
-        let (while_it_runs, id) = (told(), child.id());
+        let id = child.id();
+        let told = || sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        let while_it_runs = told();
         child.kill().unwrap();
         // A zombie until it is waited for.
         while fs::read(format!("/proc/{id}/auxv")).is_ok_and(|vector| !vector.is_empty()) {
             std::thread::yield_now();
         }
-        let told = sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        let afterwards = told();
         child.wait().unwrap();
         assert!(while_it_runs.is_some_and(|text| text.contains("cat")));
-        assert_eq!(told, None);
+        assert_eq!(afterwards, None);
     }
 
     #[test]
