@@ -74,8 +74,8 @@ pub fn bare_link(gid: Gid) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP packet,
-/// in bytes.
+/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP
+/// packet, in bytes.
 ///
 /// # Errors
 /// `EADDRNOTAVAIL`: `from` is not of this host; `ENETUNREACH`: there is no way to `to`.

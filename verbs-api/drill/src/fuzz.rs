@@ -113,8 +113,8 @@ impl Lab<'_> {
         self.difference(lines, settle)
     }
 
-    /// The fewest of these lines that show the same as what was `found`, and how they do; nothing if
-    /// it does not show again: a packet was lost then, or came late.
+    /// The fewest of these lines that show the same as what was `found`, and how they do; nothing
+    /// if it does not show again: a packet was lost then, or came late.
     ///
     /// # Errors
     /// The card is gone.
