@@ -1,4 +1,9 @@
-//! Reads the result table of Debian's perftest programs.
+//! Debian's perftest programs: reads their result table, and saves the time in which they learn the
+//! rate of the processor's clock.
+
+use crate::cc;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// One line of results: the message size and the columns behind it.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +26,17 @@ fn row(line: &str) -> Option<Row> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes are small whole numbers")]
     let size = (figures.len() >= 3 && *size >= 1.0 && size.fract() == 0.0).then_some(*size as u64)?;
     Some(Row { size, figures: figures.to_vec() })
+}
+
+/// The library to preload to `program`, if that is one of perftest, so that it need not learn how
+/// fast the processor's clock is: `tests/clients/perftest/clock.c`.
+pub(crate) fn clock(program: &str) -> Option<&'static Path> {
+    static CLOCK: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let is_perftest = ["ib_", "raw_ethernet_"].iter().any(|start| program.starts_with(start));
+    // Where there is no compiler, it takes its time.
+    let build = || cc::kept(&["-shared", "-fPIC"], "perftest/clock.c", &[]).ok();
+    let clock = || CLOCK.get_or_init(|| cfg!(target_arch = "x86_64").then(build).flatten()).as_deref();
+    is_perftest.then(clock).flatten()
 }
 
 #[cfg(test)]

@@ -245,7 +245,8 @@ fn fabric(
 fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
-    let at = |end| Place { prefix: [site.prefix(end), place.prefix.clone()].concat(), ..place.clone() };
+    let prefix = |end| [site.prefix(end), place.prefix.clone()].concat();
+    let at = |end| Place { prefix: prefix(end), measures: true, ..place.clone() };
     let programs = [(&program(server), &at(End::Server)), (&program(client), &at(End::Client))];
     let ends = pair::run_pair_at(programs, &port.to_string(), || pair::listens(port), LIMIT);
     let [server, client] = ends.map_err(|e| e.to_string())?;
