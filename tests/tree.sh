@@ -24,3 +24,17 @@ alone() {
 # for tests elsewhere.
 unoptimised=(--config profile.dev.package.roxe-transport.opt-level=0
     --config profile.dev.package.roxe-wire.opt-level=0)
+
+# add_switch TREE: gives a copy of the tree the function that the patches of tests/mutants ask
+# whether they are to break something. Without ROXE_MUTANT none does.
+add_switch() {
+    cat >>"$1/wire/src/lib.rs" <<'END'
+
+/// Whether this mutant is the one that ROXE_MUTANT names.
+pub fn mutant(number: u32) -> bool {
+    extern crate std;
+    static NAMED: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
+    *NAMED.get_or_init(|| std::env::var("ROXE_MUTANT").ok()?.parse().ok()) == Some(number)
+}
+END
+}

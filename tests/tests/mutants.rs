@@ -26,6 +26,13 @@ fn mutants() -> Vec<PathBuf> {
     [patches("tests/mutants"), patches("tests/checked")].concat()
 }
 
+/// All of these can be applied, one behind the other.
+fn check_that_they_apply(files: &[PathBuf]) {
+    let check = Command::new("git").args(["apply", "--check", "-C1"]).args(files).current_dir(root()).output();
+    let check = check.expect("git");
+    assert!(check.status.success(), "{files:?}: {}", String::from_utf8_lossy(&check.stderr));
+}
+
 /// Package, target and path of the tests that catch this mutant.
 fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
     let lines = mutant.lines().filter_map(|line| line.strip_prefix("Caught by: "));
@@ -36,10 +43,22 @@ fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
 fn every_mutant_applies() {
     let mutants = mutants();
     assert!(mutants.len() >= AT_LEAST, "{} mutants", mutants.len());
-    for file in mutants {
-        let check = Command::new("git").args(["apply", "--check", "-C1"]).arg(&file).current_dir(root()).output();
-        let check = check.expect("git");
-        assert!(check.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&check.stderr));
+    for file in &mutants {
+        check_that_they_apply(std::slice::from_ref(file));
+    }
+    check_that_they_apply(&patches("tests/mutants"));
+}
+
+/// Who asks for the number of another is switched on with it, and who asks for none always is.
+#[test]
+fn every_mutant_asks_for_its_own_number() {
+    for file in patches("tests/mutants") {
+        let mutant = fs::read_to_string(&file).expect("a mutant");
+        let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
+        let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');
+        let added: String = mutant.lines().filter(|line| line.starts_with('+')).collect();
+        let asked: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
+        assert!(!asked.is_empty() && asked.iter().all(|asked| *asked == Some(number)), "{name} asks for {asked:?}");
     }
 }
 

@@ -306,6 +306,8 @@ impl From<Fault> for MemError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::MemoryTable;
+    use roxe_wire::{LKey, RKey};
 
     #[test]
     fn a_region_leaves_room_for_its_tag_in_a_cache_line() {
@@ -327,6 +329,23 @@ mod tests {
             assert_eq!((withholding.locate(0, 8, right), withholding.withheld(right)), (Ok(0), Access::empty()));
         }
         assert_eq!(withholding.access, access);
+    }
+
+    // clause: WINDOW-ACCESS
+    #[test]
+    fn a_window_of_type_2_is_open_to_the_queue_pair_that_bound_it_only() {
+        let (table, pd) = (MemoryTable::default(), PdId::next());
+        let (access, role) = (Access::MW_BIND, Role::Memory { windows: 0 });
+        let region = Region { addr: 0, base: 0, length: 8, access, users: Users::Domain(pd), role };
+        let lkey = LKey(table.insert(region).unwrap());
+        for kind in [MwKind::One, MwKind::Two] {
+            let rkey = RKey(table.insert(Window::new(kind, pd).closed()).unwrap());
+            let [qp, other_qp] = [(); 2].map(|()| Reach { pd, qp: Some(ObjectId::next()) });
+            table.bind(qp, &Bind { rkey, lkey, access: Access::REMOTE_READ, addr: 0, length: 8 }).unwrap();
+            assert!(table.hold().locate_remote(qp, rkey, 0, 8).is_ok());
+            let found = table.hold().locate_remote(other_qp, rkey, 0, 8);
+            assert_eq!(found.is_ok(), kind == MwKind::One, "{kind:?}: {found:?}");
+        }
     }
 
     /// Against arithmetic that has room for every sum.
