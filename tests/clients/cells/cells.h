@@ -62,6 +62,11 @@ const char *kind_name(enum kind kind);
 bool kind_from(const char *name, enum kind *kind);
 // Milliseconds of a clock that never goes back.
 int64_t now_ms(void);
+// How many polls of completion queues there are to a look at the control connection.
+enum { POLLS_PER_LOOK = 32 };
+// Lets others run behind a poll: before each look for a while, as the processor of the other side
+// may be one that this one emulates, and then has what polling leaves of it.
+void between_polls(unsigned polls);
 
 // ---- control.c ----------------------------------------------------------------------------------
 

@@ -1,11 +1,10 @@
 // One cell, the requester's side: posts the work requests and judges their completions.
 #include "cells.h"
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SIDE = 0, SPINS_PER_LOOK = 32, PACKETS_AT_ONCE = 64, MORE_TRIES = 8 };
+enum { SIDE = 0, PACKETS_AT_ONCE = 64, MORE_TRIES = 8 };
 
 // What the client knows about the cell that is running.
 struct request {
@@ -164,15 +163,15 @@ static bool check_completions(struct request *q)
 static bool collect(struct request *q)
 {
     int64_t deadline = now_ms() + 1000 * (int64_t)q->cell->timeout_s;
-    for (unsigned spin = 1; q->completed < q->expected; spin++) {
+    for (unsigned polls = 1; q->completed < q->expected; polls++) {
         if (!check_completions(q))
             return false;
-        if (spin % SPINS_PER_LOOK == 0 && control_pending(&q->s->control))
+        if (polls % POLLS_PER_LOOK == 0 && control_pending(&q->s->control))
             return false;
-        if (spin % SPINS_PER_LOOK == 0 && now_ms() > deadline)
+        if (polls % POLLS_PER_LOOK == 0 && now_ms() > deadline)
             return wrong(&q->report, WRONG_COMPLETION, "no completion of message %u within %d s",
                          q->expect[q->completed], q->cell->timeout_s);
-        sched_yield();
+        between_polls(polls);
     }
     return true;
 }

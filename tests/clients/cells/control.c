@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +18,14 @@ int64_t now_ms(void)
     struct timespec t = {0};
     clock_gettime(CLOCK_MONOTONIC, &t); // cannot fail: the clock exists and `t` is ours
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+void between_polls(unsigned polls)
+{
+    if (polls % POLLS_PER_LOOK != 0)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
 static struct addrinfo *resolve(const char *host, const char *port, int family, struct report *report)

@@ -2,11 +2,10 @@
 #include "cells.h"
 #include <arpa/inet.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SIDE = 1, SPINS_PER_LOOK = 32 };
+enum { SIDE = 1 };
 
 // What the server knows about the cell that is running.
 struct judge {
@@ -359,7 +358,7 @@ static bool attend(struct session *s, struct judge *j)
     enum state state = j->report.kind == FINE ? SENDING : OVER;
     bool done = false, said = false;
     int64_t heard = now_ms();
-    for (unsigned spin = 0; !done || !said; spin++) {
+    for (unsigned polls = 0; !done || !said; polls++) {
         if (state != OVER && !judge_completions(j))
             state = OVER;
         if (state == COUNTING && j->cell.service == UC && j->cell.op == WRITE)
@@ -368,12 +367,12 @@ static bool attend(struct session *s, struct judge *j)
             state = settle(s, j);
         if (state == OVER && !said && !(said = say_verdict(s, j)))
             return false;
-        if (!done && (state == OVER || spin % SPINS_PER_LOOK == 0)
+        if (!done && (state == OVER || polls % POLLS_PER_LOOK == 0)
             && !listen_to(s, j, &state, &done, state == OVER ? 100 : IMMEDIATELY))
             return false;
         if (now_ms() - heard > 4000 * (int64_t)j->cell.timeout_s)
             return false;
-        sched_yield();
+        between_polls(polls);
     }
     return true;
 }
