@@ -41,13 +41,13 @@ fn long_uc_write_to_rxe_under_loss(group: &Group, cell: &Cell) -> bool {
     to_rxe && cell.service == Service::Uc && long_write
 }
 
-/// Seen once with Linux 6.1, in some hundred runs: the last of four SENDs of 256 packets had no
-/// completion after two minutes. A UC requester completes a message when it has sent it, whatever
-/// the other side does, which answers nothing. That of rxe stops while over 64 of its packets are
-/// with the network device: it counts them and then notes that it wants to be woken, and who gives
-/// the packets back (`rxe_skb_tx_dtor`) looks for that note without a lock. Where all come back in
-/// between, nobody wakes it. An RC requester goes on when its timer expires; UC has none. A group
-/// of messages has over 64 packets only where one message has (`PACKETS_AT_ONCE` in
+/// Seen once with Linux 6.1: the last of four SENDs of 256 packets had no completion after two
+/// minutes. A UC requester completes a message when it has sent it, whatever the other side does,
+/// which answers nothing. That of rxe stops while over 64 of its packets are with the network
+/// device: it counts them and then notes that it wants to be woken, and who gives the packets back
+/// (`rxe_skb_tx_dtor`) looks for that note without a lock. Where all come back in between, nobody
+/// wakes it. An RC requester goes on when its timer expires; UC has none. A group of messages has
+/// over 64 packets only where one message has (`PACKETS_AT_ONCE` in
 /// `tests/clients/cells/client.c`).
 fn over_64_uc_packets_from_rxe(group: &Group, cell: &Cell) -> bool {
     group.direction == Direction::RxeToRoxe && cell.service == Service::Uc && cell.size > 64 * cell.mtu
