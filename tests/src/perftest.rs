@@ -33,8 +33,10 @@ fn row(line: &str) -> Option<Row> {
 pub(crate) fn clock(program: &str) -> Option<&'static Path> {
     static CLOCK: OnceLock<Option<PathBuf>> = OnceLock::new();
     let is_perftest = ["ib_", "raw_ethernet_"].iter().any(|start| program.starts_with(start));
-    // Where there is no compiler, it takes its time.
-    let build = || cc::kept(&["-shared", "-fPIC"], "perftest/clock.c", &[]).ok();
+    let build = || {
+        let clock = cc::kept(&["-shared", "-fPIC"], "perftest/clock.c", &[]);
+        clock.inspect_err(|why| println!("perftest has to learn the clock's rate itself: {why}")).ok()
+    };
     let clock = || CLOCK.get_or_init(|| cfg!(target_arch = "x86_64").then(build).flatten()).as_deref();
     is_perftest.then(clock).flatten()
 }
