@@ -26,8 +26,9 @@ use std::error::Error;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::ptr::NonNull;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -271,7 +272,7 @@ fn serve(count: usize) -> Result<()> {
     // Every line starts or stops polling, which is what a busy server does; idle ones are not in
     // the way of the others.
     let polls = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let poller = scope.spawn(|| poll_while(&polls, &cq));
         for _line in lines {
             polls.fetch_xor(true, Ordering::Relaxed);
@@ -287,7 +288,7 @@ fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
     let mut completions = [WorkCompletion::default(); 4];
     loop {
         if !polls.load(Ordering::Relaxed) {
-            std::thread::park();
+            thread::park();
         } else if let Err(e) = cq.poll(&mut completions) {
             eprintln!("scale: {e}");
             std::process::exit(1);
@@ -386,23 +387,32 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
+/// Every thread makes its own queues.
 fn threads(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every thread with queues of its own; the sum of all threads");
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let lane = || Ok((Pair::new(&pd, &context)?, pd.alloc_mr(4096, REMOTE)?));
-    let lanes = (0..most).map(|_| lane()).collect::<Result<Vec<_>>>()?;
+    let measure = |start: &Receiver<()>, told: &Sender<std::result::Result<f64, String>>| -> Result<()> {
+        let (pair, region) = (Pair::new(&pd, &context)?, pd.alloc_mr(4096, REMOTE)?);
+        let ends = ([region.slice(..64)?], region.remote());
+        while start.recv().is_ok() {
+            told.send(pair.rate(|| &ends).map_err(|e| e.to_string()))?;
+        }
+        Ok(())
+    };
     let names: Vec<_> = (1..=most).map(|count| (format!("{count} threads"), None)).collect();
-    compare(&names, rounds, |index| {
-        let (lanes, barrier) = (&lanes[..=index], Barrier::new(index + 1));
-        let one = |(pair, region): &(Pair, MemoryRegion)| {
-            barrier.wait();
-            let ends = ([region.slice(..64).map_err(|e| e.to_string())?], region.remote());
-            pair.rate(|| &ends).map_err(|e| e.to_string())
+    thread::scope(|scope| {
+        let spawn = || {
+            let ((start, starts), (tells, told)) = (channel(), channel());
+            let measure = &measure;
+            scope.spawn(move || measure(&starts, &tells).inspect_err(|e| eprintln!("scale: {e}")).is_ok());
+            (start, told)
         };
-        std::thread::scope(|scope| {
-            let running: Vec<_> = lanes.iter().map(|lane| scope.spawn(|| one(lane))).collect();
-            let rates = running.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())?);
+        let workers: Vec<_> = (0..most).map(|_| spawn()).collect();
+        compare(&names, rounds, |index| {
+            let working = &workers[..=index];
+            working.iter().try_for_each(|(start, _)| start.send(()).map_err(|e| e.to_string()))?;
+            let rates = working.iter().map(|(_, told)| told.recv().map_err(|e| e.to_string())?);
             Ok(rates.collect::<std::result::Result<Vec<f64>, String>>()?.iter().sum())
         })
     })?;

@@ -4,6 +4,7 @@
 //! events and the engine.
 
 use crate::context::Context;
+use crate::engine_set::EngineSet;
 use crate::event::EventQueue;
 use crate::unread::{self, Unread};
 use roxe_base::clock;
@@ -33,6 +34,7 @@ struct CqEvent {
 pub struct CompChannel {
     me: Weak<Self>,
     context: Arc<Context>,
+    engines: EngineSet,
     events: EventQueue<CqEvent>,
     uses: UseCount,
     tracked: Tracked,
@@ -55,7 +57,8 @@ impl Context {
     pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
         let (context, events, uses) = (Arc::clone(self), EventQueue::new()?, UseCount::default());
         let tracked = Tracked::new(ObjectId::next(), || Made::Channel { context: self.id() });
-        Ok(Arc::new_cyclic(|me| CompChannel { me: Weak::clone(me), context, events, uses, tracked }))
+        let engines = EngineSet::new(self.engine().of_this_thread());
+        Ok(Arc::new_cyclic(|me| CompChannel { me: Weak::clone(me), context, engines, events, uses, tracked }))
     }
 }
 
@@ -90,7 +93,12 @@ impl CompChannel {
         tell(|| Event::Waits { channel: self.id() });
         // What is there already it only has to take.
         let watched = (is_on() && self.events.is_empty()).then(|| self.watch());
-        (watched, self.events.would_wait().then(|| self.context.engine().before_sleep(is_over)))
+        let wait = || {
+            // One of them is enough to look at: the threads of the others see to the rest.
+            self.engines.others().iter().for_each(|engine| engine.before_sleep_elsewhere());
+            self.engines.main().before_sleep(is_over)
+        };
+        (watched, self.events.would_wait().then(wait))
     }
 
     /// Tells when a wait that begins now has taken long; not once the answer is dropped.
@@ -117,6 +125,11 @@ impl CompChannel {
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion channel", "completion queues");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id(), error)))
+    }
+
+    /// The engines of the completion queues that announce here.
+    pub(crate) fn engines(&self) -> &EngineSet {
+        &self.engines
     }
 
     /// Names it in what the checker is told.

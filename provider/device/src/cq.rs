@@ -12,6 +12,7 @@ pub use moderation::Moderation;
 
 use crate::comp_channel::CompChannel;
 use crate::context::Context;
+use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
 use crate::unpolled::{Entry, Unpolled};
 use moderation::{Moderator, Verdict};
@@ -59,6 +60,7 @@ pub struct Cq {
     /// For the deadlines of moderation.
     me: Weak<Self>,
     context: Arc<Context>,
+    engines: EngineSet,
     channel: Option<Arc<CompChannel>>,
     /// The place in the quota and the use of the channel; they end when the queue is destroyed.
     /// Locked while an event is announced.
@@ -85,11 +87,14 @@ impl Context {
         let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
         let id = ObjectId::next();
+        let engine = self.engine().of_this_thread();
+        init.channel.iter().for_each(|channel| channel.engines().add(&engine));
         let channel = init.channel.as_ref().map(|channel| channel.id());
         let tracked = Tracked::new(id, || Made::Cq { context: self.id(), channel, capacity: init.cqe });
         Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
             context: Arc::clone(self),
+            engines: EngineSet::new(engine),
             held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
             channel: init.channel,
             id,
@@ -144,6 +149,7 @@ impl Cq {
             return Ok(n);
         }
         self.engine().progress();
+        self.engines.others().iter().for_each(|engine| engine.progress());
         Ok(self.take(max, f))
     }
 
@@ -195,6 +201,7 @@ impl Cq {
             self.notify();
         }
         self.engine().arm();
+        self.engines.others().iter().for_each(|engine| engine.arm());
     }
 
     /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
@@ -335,8 +342,16 @@ impl Cq {
         self.uses.hold()
     }
 
-    fn engine(&self) -> &Engine {
-        self.context.engine()
+    /// The engine for the queue pairs that complete here.
+    #[inline]
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        self.engines.main()
+    }
+
+    /// A queue pair of `engine` completes here.
+    pub(crate) fn serve_by(&self, engine: &Arc<Engine>) {
+        self.engines.add(engine);
+        self.channel.iter().for_each(|channel| channel.engines().add(engine));
     }
 }
 

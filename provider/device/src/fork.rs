@@ -22,6 +22,8 @@ use crate::runtime::{ENGINES, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
 use roxe_check::{Event, tell};
+use roxe_engine::engine::Engine;
+use roxe_engine::further;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_engine::reasons;
@@ -32,7 +34,9 @@ use std::sync::{Arc, Once};
 /// Everything that is locked while a thread forks.
 #[derive(Default)]
 struct Held {
-    engines: Vec<Runtime>,
+    runtimes: Vec<Runtime>,
+    /// The first engines and all further ones.
+    engines: Vec<Arc<Engine>>,
     /// Those that the engines had when their tables were locked.
     qps: Vec<Arc<dyn QueuePair>>,
 }
@@ -63,18 +67,19 @@ fn install() {
 
 extern "C" fn before() {
     tell(|| Event::Fork);
-    let engines = lock_engines();
+    let runtimes = lock_runtimes();
+    let engines: Vec<_> = runtimes.iter().flat_map(Runtime::engines).collect();
     in_order(outside(&engines)).for_each(Lockable::lock_raw);
     let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();
     qps.iter().for_each(|qp| qp.raw().lock_raw());
-    in_order(inside(&engines)).for_each(Lockable::lock_raw);
-    HELD.set(Some(Held { engines, qps }));
+    in_order(inside(&runtimes, &engines)).for_each(Lockable::lock_raw);
+    HELD.set(Some(Held { runtimes, engines, qps }));
 }
 
-/// Takes the locks outside of that of the list of engines, and that one. Connection managers look
-/// for engines, so theirs come first; as one may be made meanwhile, this looks again when it has
-/// the list.
-fn lock_engines() -> Vec<Runtime> {
+/// Takes the locks outside of that of the list of engines, that one, and the one of their further
+/// engines. Connection managers look for engines, so theirs come first; as one may be made
+/// meanwhile, this looks again when it has the list.
+fn lock_runtimes() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
         engines.iter().for_each(|engine| engine.agent().raw().lock_raw());
@@ -83,6 +88,7 @@ fn lock_engines() -> Vec<Runtime> {
         // SAFETY: this thread has just taken the lock, and changes nothing.
         let now = alive(unsafe { &*ENGINES.data_ptr() });
         if now.iter().all(|engine| engines.iter().any(|known| engine.is(known))) {
+            further::lock().lock_raw();
             return engines;
         }
         [&ENGINES, devices::lock()].into_iter().for_each(unlock_in_parent);
@@ -98,35 +104,35 @@ fn in_order<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<
 }
 
 /// The locks between that of the list of engines and those of their tables.
-fn outside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> {
+fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
     engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
 }
 
 /// The locks inside of those of queue pairs. Which there are is certain once those outside are
 /// taken.
-fn inside<'a>(engines: &'a [Runtime]) -> impl Iterator<Item = &'a dyn Lockable> {
+fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
         .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
-    let inboxes = engines.iter().map(|engine| engine.agent().raw_inbox() as &dyn Lockable);
+    let inboxes = runtimes.iter().map(|runtime| runtime.agent().raw_inbox() as &dyn Lockable);
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
 }
 
 /// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the
 /// engines.
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
-    let Held { engines, qps } = HELD.take().unwrap_or_default();
-    inside(&engines).for_each(unlock);
+    let Held { runtimes, engines, qps } = HELD.take().unwrap_or_default();
+    inside(&runtimes, &engines).for_each(unlock);
     qps.iter().for_each(|qp| unlock(qp.raw()));
     engines.iter().for_each(|engine| unlock(engine.raw_table()));
     outside(&engines).for_each(unlock);
-    [&ENGINES, devices::lock()].into_iter().for_each(unlock);
-    engines.iter().for_each(|engine| unlock(engine.agent().raw()));
-    engines
+    [further::lock(), &ENGINES, devices::lock()].into_iter().for_each(unlock);
+    runtimes.iter().for_each(|runtime| unlock(runtime.agent().raw()));
+    runtimes
 }
 
 fn unlock_in_parent(lock: &dyn Lockable) {
@@ -155,8 +161,8 @@ extern "C" fn after_in_child() {
     devices::abandon();
     roxe_check::abandon();
     reasons::abandon();
-    for engine in held {
-        engine.abandon();
+    for runtime in held {
+        runtime.abandon();
     }
 }
 

@@ -20,7 +20,7 @@
 //! - `event`, `unpolled`, `dm_budget`: queues of events with a descriptor; which completions nobody
 //!   has polled; memory of the card that is left
 //! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
-//!   events, engine
+//!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
 //! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
 //! - `xrc_domain`, `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks
@@ -44,10 +44,11 @@
 //!
 //! The program's own threads drive the card. Posting a send builds and sends packets on the
 //! caller's thread. Polling an empty completion queue receives what has arrived, for all queue
-//! pairs. One background thread per process does the same while nobody polls: for programs that
-//! sleep on a channel, for passive targets of READ and WRITE, and for timers. It also follows the
-//! network interface, from the first opening of the device on: port state, GID table, their events.
-//! No object belongs to a thread; each has a lock of its own.
+//! pairs of its engine: that of the thread that made the queue. A background thread for each engine
+//! does the same while nobody polls: for programs that sleep on a channel, for passive targets of
+//! READ and WRITE, and for timers. It also follows the network interface, from the first opening of
+//! the device on: port state, GID table, their events. No object belongs to a thread; each has a
+//! lock of its own.
 //!
 //! # Locks
 //!
@@ -78,6 +79,7 @@ mod device_attr;
 mod devices;
 mod dm;
 mod dm_budget;
+mod engine_set;
 #[allow(unsafe_code)]
 mod event;
 #[allow(unsafe_code)]

@@ -80,6 +80,11 @@ impl Runtime {
         WeakRuntime { engine: Arc::downgrade(&self.engine), agent: Arc::downgrade(&self.agent) }
     }
 
+    /// The engine and its further ones.
+    pub(crate) fn engines(&self) -> impl Iterator<Item = Arc<Engine>> {
+        std::iter::once(&self.engine).chain(self.engine.further()).map(Arc::clone)
+    }
+
     /// Whether it is the same as `other`.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.engine, &other.engine)
@@ -108,7 +113,7 @@ impl Runtime {
 
     /// In the child of a fork: gives up what belongs to the parent.
     pub(crate) fn abandon(&self) {
-        self.engine.abandon();
+        self.engines().for_each(|engine| engine.abandon());
         self.agent.abandon();
     }
 }
@@ -157,7 +162,7 @@ impl Services for Upper {
 
 /// The process ends: what [`roxe_base::exit`] calls.
 fn shut_down() {
-    all().iter().for_each(|runtime| runtime.shut_down());
+    all().iter().flat_map(Runtime::engines).for_each(|engine| engine.shut_down());
 }
 
 #[cfg(test)]

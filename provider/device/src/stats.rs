@@ -20,7 +20,7 @@ pub(crate) fn report(devices: &[Arc<Device>]) {
     runtime::all().iter().for_each(|engine| engine.count_socket_drops());
     for device in devices {
         let counters = device.adapter().counters();
-        let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(counters));
+        let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(&counters));
         if prints == Stats::Off {
             continue;
         }

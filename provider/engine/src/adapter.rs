@@ -14,7 +14,12 @@ use roxe_wire::frame::{ETH_LEN, TAG_LEN};
 use roxe_wire::{PathMtu, icrc};
 use std::fmt::Debug;
 use std::num::NonZeroU64;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+
+/// The engines of one device in a process, at most.
+pub const MAX_ENGINES: usize = 16;
 
 /// Who wants to know what becomes of a port.
 pub trait PortObserver: Debug + Send + Sync {
@@ -32,7 +37,10 @@ pub struct Adapter {
     guid: u64,
     port: RwLock<rank::Port, Port>,
     observers: Mutex<rank::Contexts, Vec<Weak<dyn PortObserver>>>,
-    counters: Counters,
+    /// Those of each engine, for as long as the process runs.
+    counters: [Arc<Counters>; MAX_ENGINES],
+    /// How many of them were in use.
+    engines: AtomicUsize,
     /// Shows the counters to others.
     files: Option<CounterFiles>,
 }
@@ -52,7 +60,8 @@ impl Adapter {
             netdev: netdev.name.clone(),
             port: RwLock::new(Port::new(netdev)),
             observers: Mutex::default(),
-            counters: Counters::default(),
+            counters: Default::default(),
+            engines: AtomicUsize::new(1),
         }
     }
 
@@ -142,7 +151,8 @@ impl Adapter {
 
     /// Attributes of its port.
     pub fn port_attr(&self) -> PortAttr {
-        let drops = |reason| u32::try_from(self.counters.drops(reason)).unwrap_or(u32::MAX);
+        let counters = self.counters();
+        let drops = |reason| u32::try_from(counters.drops(reason)).unwrap_or(u32::MAX);
         PortAttr {
             // clause: TAKE-PKEY
             bad_pkey_cntr: drops(DropReason::Pkey),
@@ -152,9 +162,18 @@ impl Adapter {
         }
     }
 
-    /// What was counted.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    /// What was counted so far, by all engines together.
+    pub fn counters(&self) -> Counters {
+        let sum = Counters::default();
+        self.counters.iter().take(self.engines.load(Relaxed)).for_each(|counters| sum.add_up(counters));
+        sum
+    }
+
+    /// What the engine with this number counts; it begins to.
+    pub(crate) fn counters_of(&self, engine: usize) -> Arc<Counters> {
+        let number = engine.min(MAX_ENGINES - 1);
+        self.engines.fetch_max(number + 1, Relaxed);
+        self.counters.get(number).map(Arc::clone).unwrap_or_default()
     }
 
     /// What shows the counters to other programs, if anything does.
@@ -165,7 +184,7 @@ impl Adapter {
 
     /// In the child of a fork: what was counted so far the parent tells.
     pub fn begin_anew(&self) {
-        self.counters.clear();
+        self.counters.iter().for_each(|counters| counters.clear());
         self.files.iter().for_each(CounterFiles::begin_anew);
     }
 }

@@ -1,4 +1,5 @@
-//! What the device has counted since the process opened it: traffic, and why packets were dropped.
+//! What an engine has counted since the process opened its device: traffic, and why packets were
+//! dropped.
 //!
 //! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
 
@@ -44,8 +45,9 @@ impl Clone for Counter {
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $visibility:vis $name:ident,)+) => {
-        /// All counters of a device. A copy counts no more.
+        /// All counters of an engine, on cache lines of its own. A copy counts no more.
         #[derive(Clone, Debug, Default)]
+        #[repr(align(128))]
         pub struct Counters {
             $($(#[doc = $doc])+ $visibility $name: Counter,)+
             drops: [Counter; DropReason::ALL.len()],
@@ -213,6 +215,11 @@ impl Counters {
         self.drops.get(reason as usize).map_or(0, Counter::get)
     }
 
+    /// Adds what `others` have counted.
+    pub(crate) fn add_up(&self, others: &Self) {
+        self.all().zip(others.all()).for_each(|((.., sum), (.., counter))| sum.add_alone(counter.get()));
+    }
+
     /// Begins anew.
     pub fn clear(&self) {
         self.all().for_each(|(.., counter)| counter.clear());
@@ -353,6 +360,15 @@ mod tests {
         let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, words)| words.as_str());
         assert_eq!(of("sent_by_ring"), Some("Those of the sent packets that went through shared memory"));
         assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request behind a lost one"));
+    }
+
+    #[test]
+    fn those_of_several_engines_are_added_up_one_by_one() {
+        let (sum, more) = (Counters::default(), Counters::default());
+        (1..).zip(sum.all()).for_each(|(n, (.., counter))| counter.add(n));
+        (1..).zip(more.all()).for_each(|(n, (.., counter))| counter.add(100 * n));
+        sum.add_up(&more);
+        assert!((1..).zip(sum.all()).all(|(n, (.., counter))| counter.get() == 101 * n));
     }
 
     #[test]

@@ -1,18 +1,24 @@
-//! The engine of one device in this process: sockets, queue pairs by number, timers, and who does
+//! An engine of one device in this process: sockets, queue pairs by number, timers, and who does
 //! the work when.
+//!
+//! A device has a first engine, which also has its connection manager, and follows the interface
+//! for the program; queue pairs of further threads may have engines of their own, so that no two
+//! threads wait for one receive side. Between them they are what processes are to each other: each
+//! has sockets, slots, timers and a thread, and packets go from one to another as they go to
+//! another process.
 //!
 //! Its thread begins with the first opening of the device and follows the interface; sockets are
 //! opened by the first queue pair. Both happen again in the child of a fork. Threads of the program
 //! come in through [`Engine::progress`] and through the verbs of a queue pair; the background
 //! thread through its own loop.
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, MAX_ENGINES};
 use crate::fabric::Fabric;
 use crate::interceptor::Interceptor;
 use crate::queue_pair::QueuePair;
 use crate::rx_state::{Rx, RxState};
 use crate::table::QpTable;
-use roxe_base::config::{Config, config};
+use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Subject, Weakness};
@@ -30,7 +36,7 @@ use roxe_wire::{Gid, Qpn};
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Queue pairs made in this process.
@@ -73,6 +79,8 @@ pub(crate) struct Ears {
 
 /// The engine: the fabric, the receive side, and the queue pairs by number.
 pub struct Engine {
+    /// Which engine of its device it is; 0 is the first one.
+    number: usize,
     pub(crate) fabric: Fabric,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
@@ -84,6 +92,8 @@ pub struct Engine {
     pub(crate) table: QpTable,
     /// The crate above.
     pub(crate) services: Arc<dyn Services>,
+    /// The engines of the device beside its first one, which has them.
+    pub(crate) further: [OnceLock<Arc<Self>>; MAX_ENGINES - 1],
 }
 
 impl Deref for Engine {
@@ -97,35 +107,42 @@ impl Deref for Engine {
 
 impl Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("device", &self.adapter.name()).finish_non_exhaustive()
+        let mut text = f.debug_struct("Engine");
+        text.field("device", &self.adapter.name()).field("number", &self.number).finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// An engine for `adapter`, which hands to `services` what is not its own. EINVAL: an
+    /// The first engine for `adapter`, which hands to `services` what is not its own. EINVAL: an
     /// environment variable is not understood; the errors of a capture file that cannot be written.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
-        Ok(Arc::new_cyclic(|me| Self::new(Arc::clone(adapter), services, config, interceptor, Weak::clone(me))))
+        Ok(Arc::new_cyclic(|me| Self::new(0, Fabric::new(Arc::clone(adapter), 0, config, interceptor), services, me)))
     }
 
-    pub(crate) fn new(
-        adapter: Arc<Adapter>,
-        services: Arc<dyn Services>,
-        config: &'static Config,
-        interceptor: Option<Interceptor>,
-        me: Weak<Self>,
-    ) -> Self {
+    pub(crate) fn new(number: usize, fabric: Fabric, services: Arc<dyn Services>, me: &Weak<Self>) -> Self {
         Self {
-            fabric: Fabric::new(adapter, config, interceptor),
+            number,
+            fabric,
             started: AtomicBool::new(false),
             starting: Mutex::default(),
-            me,
+            me: Weak::clone(me),
             rx: Mutex::default(),
             table: QpTable::default(),
             services,
+            further: Default::default(),
         }
+    }
+
+    /// Which engine of its device it is.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether it is the first one.
+    pub fn is_first(&self) -> bool {
+        self.number == 0
     }
 
     /// What packets leave by.
@@ -229,9 +246,11 @@ impl Engine {
         self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
-    /// The locks outside of the one of the table, for the fork handlers.
-    pub fn outer_locks(&self) -> [&dyn Lockable; 3] {
-        [&self.starting, self.adapter.raw_observers(), &self.rx]
+    /// The locks outside of the one of the table, for the fork handlers; those of the adapter are
+    /// the first engine's.
+    pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
+        let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
+        own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))
     }
 
     /// The lock of the table, which is taken by [`Engine::lock_table`].
@@ -248,13 +267,12 @@ impl Engine {
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
-        let port = self.adapter.raw_port();
-        let told = self.adapter.files().map(|files| files.raw() as &dyn Lockable);
+        let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
+        let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
         let timers = self.timers.raw();
         let [out, inbound, full] = self.rings.raw();
-        let always: [&dyn Lockable; 14] = [
+        let always: [&dyn Lockable; 13] = [
             self.table.raw_owned(),
-            port,
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,
@@ -268,14 +286,14 @@ impl Engine {
             self.xrc_messages.raw(),
             &self.thread,
         ];
-        always.into_iter().chain(held).chain(told)
+        always.into_iter().chain(held).chain(port).chain(told)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(live) = self.adapter.files() {
-            live.publish(self.counters());
+            live.publish(&self.adapter.counters());
         }
         self.close_sockets();
         // The thread wakes, finds nobody, and ends.

@@ -26,6 +26,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Fabric {
     pub(crate) adapter: Arc<Adapter>,
+    counters: Arc<Counters>,
     pub(crate) config: &'static Config,
     pub(crate) scheduler: Scheduler,
     pub(crate) links: Links,
@@ -48,10 +49,17 @@ impl Deref for Fabric {
 }
 
 impl Fabric {
-    pub(crate) fn new(adapter: Arc<Adapter>, config: &'static Config, interceptor: Option<Interceptor>) -> Self {
+    /// That of the engine with this number.
+    pub(crate) fn new(
+        adapter: Arc<Adapter>,
+        number: usize,
+        config: &'static Config,
+        interceptor: Option<Interceptor>,
+    ) -> Self {
         let scheduler = Scheduler::default();
         let flag = |service| scheduler.flag(service);
         Self {
+            counters: adapter.counters_of(number),
             adapter,
             config,
             links: Links::default(),
@@ -63,10 +71,10 @@ impl Fabric {
         }
     }
 
-    /// What the device has counted.
+    /// What the engine has counted.
     #[inline]
     pub fn counters(&self) -> &Counters {
-        self.adapter.counters()
+        &self.counters
     }
 
     /// What watches and spoils packets.

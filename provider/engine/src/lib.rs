@@ -3,7 +3,7 @@
 //!
 //! An [`engine::Engine`] belongs to one [`adapter::Adapter`], which is a network interface seen as
 //! a card. Threads of the program come in by [`engine::Engine::progress`] when they poll an empty
-//! completion queue, and by the verbs of a queue pair; one background thread does the same while
+//! completion queue, and by the verbs of a queue pair; a background thread does the same while
 //! nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`], connection
 //! managers and XRC domains by [`engine::Services`]; the crate above implements both.
 //!
@@ -24,7 +24,8 @@
 //!   `forward_queue`: the receive side, as its lock guards it.
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
-//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; why
+//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
+//!   engines of further threads: [`further`]; why
 //!   nobody answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
@@ -46,6 +47,7 @@ mod follow;
 mod forward_queue;
 mod forwarded_requests;
 pub mod frames;
+pub mod further;
 mod groups;
 pub mod gsi;
 pub mod interceptor;

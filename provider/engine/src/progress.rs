@@ -114,10 +114,16 @@ impl Engine {
         while rounds.next().is_some() && self.receive(rx, true, clock::now()) {}
     }
 
-    /// Receives everything that has arrived before the call, by whatever way: rings, sockets and
-    /// mailboxes are empty when it returns, or as much was taken from each as it can hold. Waits
-    /// for the receive side; take only locks that are outside of that around this.
+    /// Receives everything that has arrived before the call, by whatever way and for whichever
+    /// engine of the device: rings, sockets and mailboxes are empty when it returns, or as much was
+    /// taken from each as it can hold. Waits for the receive sides; take only locks that are
+    /// outside of those around this.
     pub fn receive_all_arrived(&self) {
+        self.receive_own_arrived();
+        self.further().for_each(|engine| engine.receive_own_arrived());
+    }
+
+    fn receive_own_arrived(&self) {
         if self.is_started() {
             self.receive_until_empty(&mut self.rx.lock(), ROUNDS_OF_ALL);
         }
@@ -127,6 +133,14 @@ impl Engine {
     pub fn arm(&self) {
         self.serve_ready(clock::now());
         if self.presence.arm() {
+            self.kick();
+        }
+    }
+
+    /// A thread of the program is going to sleep, and receives for another engine before it does:
+    /// the background thread takes over, unless it has.
+    pub fn before_sleep_elsewhere(&self) {
+        if self.presence.hand_over() {
             self.kick();
         }
     }
@@ -190,8 +204,8 @@ impl Engine {
         }
     }
 
-    /// Counts what the system has dropped at the sockets. Those of groups are left for the next
-    /// time if somebody receives.
+    /// Counts what the system has dropped at the sockets, also those of further engines. Those of
+    /// groups are left for the next time if somebody receives.
     pub fn count_socket_drops(&self) {
         let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
             links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
@@ -201,6 +215,7 @@ impl Engine {
         let drops = sum(&mut self.links.udp.read().iter()) + of_groups.unwrap_or_default();
         self.counters().rcvbuf_errors.add(drops.lost);
         self.counters().foreign_source_port.add(drops.filtered);
+        self.further().for_each(|engine| engine.count_socket_drops());
     }
 
     /// Writes the counters to their files if it is time, and sees to it that it will be if they
@@ -218,11 +233,11 @@ impl Engine {
             Some(_) => {
                 self.set(Task::CounterFiles, None);
                 self.count_socket_drops();
-                files.publish(self.counters());
+                files.publish(&self.adapter.counters());
             }
             None => {}
         }
-        if files.is_behind(self.counters()) {
+        if files.is_behind(&self.adapter.counters()) {
             self.set(Task::CounterFiles, Some(now.after(files.pause())));
         }
     }

@@ -103,23 +103,30 @@ impl Engine {
         // device is opened.
         let link_events =
             LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
-        let status =
-            StatusSocket::open(self.ifindex()).and_then(|socket| poller.watch_status(socket.fd()).map(|()| socket));
+        // For all engines of the device.
+        let status = || {
+            let socket = StatusSocket::open(self.ifindex()).ok()?;
+            poller.watch_status(socket.fd()).ok().map(|()| socket)
+        };
+        let status = if self.is_first() { status() } else { None };
         let me = Weak::clone(&self.me);
         let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
-        *ears = Some(Ears { link_events: link_events.ok(), status: status.ok() });
+        *ears = Some(Ears { link_events: link_events.ok(), status });
         let poller = Arc::clone(thread.poller());
         *self.thread.write() = Some(thread);
         Ok(poller)
     }
 
     /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone
-    /// when this returns.
+    /// when this returns, and so are those of its further engines.
     pub fn release(self: Arc<Self>) {
-        let (me, thread) = (Arc::downgrade(&self), self.thread.read().clone());
+        let thread = |engine: &Arc<Self>| (Arc::downgrade(engine), engine.thread.read().clone());
+        let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
-        thread.into_iter().for_each(|thread| thread.join_if(|| me.strong_count() == 0));
+        for (engine, thread) in threads {
+            thread.into_iter().for_each(|thread| thread.join_if(|| engine.strong_count() == 0));
+        }
     }
 
     /// Opens every address of the device. Fails if none can be opened; a single one that cannot is

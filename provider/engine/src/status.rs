@@ -19,13 +19,14 @@ impl Engine {
         }
     }
 
-    fn status_text(&self) -> String {
+    pub(crate) fn status_text(&self) -> String {
         self.count_socket_drops();
         let mut text = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
-        for (name, value) in self.counters().list() {
+        for (name, value) in self.adapter.counters().list() {
             let _ = writeln!(text, "counter {name} {value}");
         }
-        for qp in self.table.list() {
+        let further = self.further().flat_map(|engine| engine.table.list());
+        for qp in self.table.list().into_iter().chain(further) {
             let (status, met) = qp.status();
             line(&status, &met, &mut text);
         }

@@ -2,6 +2,7 @@
 
 use crate::adapter::Adapter;
 use crate::engine::{Engine, Services};
+use crate::fabric::Fabric;
 use crate::flow_control::Grant;
 use crate::port::Netdev;
 use crate::queue_pair::{Met, QueuePair, VisitOutcome};
@@ -17,7 +18,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, NetHeader, Packet, Psn, Qpn};
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An engine on loopback that no other test uses, and that nobody is above.
@@ -33,7 +34,7 @@ pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
 
 fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
     let adapter = Arc::new(Adapter::new(0, netdev));
-    Arc::new_cyclic(|me| Engine::new(adapter, Arc::new(Nobody), config, None, Weak::clone(me)))
+    Arc::new_cyclic(|me| Engine::new(0, Fabric::new(adapter, 0, config, None), Arc::new(Nobody), me))
 }
 
 /// Takes nothing.

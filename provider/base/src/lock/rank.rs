@@ -49,6 +49,8 @@ crate::ranks! { pub, 10_000.. ;
     Devices,
     /// `fork`: the engines of this process.
     Engines,
+    /// `engine::further`: held while one more engine of a device is made.
+    MakingEngines,
     /// `engine`: the start of an engine, and whoever follows the interface.
     Starting,
     /// `engine::interceptor`: the start of captures and fault rules.
@@ -93,6 +95,8 @@ crate::ranks! { pub, 10_000.. ;
     Cq,
     /// `cq`: held while an event is announced, so that none comes once the queue is destroyed.
     CqChannel,
+    /// `engine_set`: the engines that complete something in one queue or channel.
+    EngineSet,
     /// `flow`: the windows by destination.
     Flows,
     /// `flow`: what is known of the receiver behind one window.

@@ -72,13 +72,14 @@ impl QpCore {
     /// A queue pair in RESET with what `init` names. Without `xrc_domain` it is no XRC target.
     pub(super) fn new(
         pd: &Pd,
+        engine: &Arc<Engine>,
         init: &QpInit,
         config: QpConfig,
         xrc_domain: Option<&Arc<XrcDomain>>,
         is_work_queue: bool,
     ) -> Self {
         Self {
-            resources: QpResources::new(pd, init, config.qpn, xrc_domain),
+            resources: QpResources::new(pd, engine, init, config.qpn, xrc_domain),
             ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             is_work_queue,
             inner: Mutex::new(Inner {

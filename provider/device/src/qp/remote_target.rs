@@ -34,7 +34,7 @@ impl QpCore {
         };
         let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
-        Self::new(pd, &init, config, Some(domain), false)
+        Self::new(pd, pd.context().engine(), &init, config, Some(domain), false)
     }
 
     /// Takes a new remote target to where it executes requests with the addresses of `net`. False:

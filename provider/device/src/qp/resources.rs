@@ -29,6 +29,7 @@ pub(crate) struct QpResources {
     pub(super) signals_all: bool,
     pd_id: PdId,
     pub(super) context: Arc<Context>,
+    engine: Arc<Engine>,
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
@@ -40,7 +41,13 @@ pub(crate) struct QpResources {
 
 impl QpResources {
     /// Those of a new queue pair of `pd`.
-    pub(super) fn new(pd: &Pd, init: &QpInit, qpn: Qpn, xrc_domain: Option<&Arc<XrcDomain>>) -> Self {
+    pub(super) fn new(
+        pd: &Pd,
+        engine: &Arc<Engine>,
+        init: &QpInit,
+        qpn: Qpn,
+        xrc_domain: Option<&Arc<XrcDomain>>,
+    ) -> Self {
         Self {
             qpn,
             service: init.service,
@@ -49,6 +56,7 @@ impl QpResources {
             signals_all: init.sq_sig_all,
             pd_id: pd.id(),
             context: Arc::clone(pd.context()),
+            engine: Arc::clone(engine),
             send_cq: Arc::clone(&init.send_cq),
             recv_cq: Arc::clone(&init.recv_cq),
             srq: init.srq.clone(),
@@ -60,7 +68,7 @@ impl QpResources {
     /// What sends and receives for it.
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
-        self.context.engine()
+        &self.engine
     }
 
     /// Where its keys are looked up.

@@ -18,6 +18,7 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::weakest::{Weakness, has};
 use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
+use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::RecvRequest;
@@ -85,6 +86,7 @@ impl Qp {
         let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
         let sends_frames = view.service == Service::Raw && matches!(part, Part::None);
         let frames = if sends_frames { Some(context.engine().open_frame_sender()?) } else { None };
+        let engine = engine_for(context, &init, &part);
         let is_work_queue = matches!(part, Part::WorkQueue);
         let (xrc_domain, rss) = match part {
             Part::None | Part::WorkQueue => (None, None),
@@ -97,9 +99,10 @@ impl Qp {
         uses.extend(rss.as_ref().map(|rss| rss.hold()));
         let make = |qpn| {
             let config = config(context, &init, qpn, xrc_domain.is_some());
-            Arc::new(QpCore::new(pd, &init, config, xrc_domain.as_ref(), is_work_queue))
+            Arc::new(QpCore::new(pd, &engine, &init, config, xrc_domain.as_ref(), is_work_queue))
         };
-        let core = context.engine().register_qp(view.service, make)?;
+        let core = engine.register_qp(view.service, make)?;
+        [&init.send_cq, &init.recv_cq].into_iter().for_each(|cq| cq.serve_by(&engine));
         core.begin(frames, &view);
         let flows = FlowUses::default();
         let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &view)));
@@ -335,6 +338,16 @@ impl Drop for Qp {
     fn drop(&mut self) {
         self.destroy();
     }
+}
+
+/// The engine of a new queue pair: that of its queue of sends. XRC goes between processes by the
+/// first one, and that has the flows of raw packets. Where one more cannot start, all is the first
+/// one's.
+fn engine_for(context: &Context, init: &QpInit, part: &Part) -> Arc<Engine> {
+    let may_be_any = matches!((part, init.service), (Part::None, Service::Rc | Service::Uc | Service::Ud));
+    let engine = init.send_cq.engine();
+    let engine = if may_be_any && engine.start_with_links().is_ok() { engine } else { context.engine() };
+    Arc::clone(engine)
 }
 
 /// What the state machine has to know.

@@ -77,7 +77,7 @@ fn a_timer_waits_until_arrived_packets_are_received() {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
         done.clone()
     };
-    let engine = qp.pd().context().engine();
+    let engine = cq.engine();
     // Another thread has the receive side and does not get the processor.
     let held = engine.hold_receive_side();
     write(&qp);
@@ -94,7 +94,7 @@ fn a_timer_waits_until_arrived_packets_are_received() {
 fn a_rescheduled_timer_waits_for_a_receive_after_it() {
     let _engines = engines();
     let (qp, cq) = alone();
-    let engine = qp.pd().context().engine();
+    let engine = cq.engine();
     let mut done = vec![];
     let mut poll = || {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();

@@ -1,0 +1,156 @@
+//! The engines of a device beside its first one: one for each thread of the program that makes
+//! completion queues, up to the number of processors, so that threads with queue pairs of their own
+//! share neither sockets nor rings nor the lock of a receive side.
+//!
+//! Which engine a thread has is decided when it makes its first completion queue, and queue pairs
+//! have the engine of theirs: a program that makes all of them in one thread has one engine. The
+//! first one is the connection manager's; what comes to another for that is handed to it. Touches
+//! nothing.
+
+use crate::adapter::MAX_ENGINES;
+use crate::engine::{Engine, Services};
+use crate::fabric::Fabric;
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::weakest::{self, Weakness};
+use roxe_net::forward::XrcRequest;
+use roxe_transport::cm::Route;
+use roxe_transport::time::Instant;
+use roxe_wire::cm::Mad;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+/// Held while one is made, so that a fork knows all there are.
+static MAKING: Mutex<rank::MakingEngines, ()> = Mutex::new(());
+/// Threads that have made completion queues.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// More engines than processors take memory for nothing.
+static ENGINES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, Into::into).min(MAX_ENGINES));
+
+thread_local! {
+    /// Which of them this thread is.
+    static TURN: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The lock of the list of engines, for the fork handlers.
+pub fn lock() -> &'static dyn Lockable {
+    &MAKING
+}
+
+/// What a further engine hands up goes to the first one, which has the connection manager.
+#[derive(Debug)]
+struct ToFirst(Weak<Engine>);
+
+impl ToFirst {
+    fn first(&self, f: impl FnOnce(&Engine)) {
+        if let Some(first) = self.0.upgrade() {
+            f(&first);
+        }
+    }
+}
+
+impl Services for ToFirst {
+    fn leave_message(&self, _: &Engine, route: Route, mad: Mad) {
+        self.first(|first| {
+            first.services.leave_message(first, route, mad);
+            first.kick();
+        });
+    }
+
+    fn serve_xrc_request(&self, _: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
+        self.first(|first| first.services.serve_xrc_request(first, request, body, now));
+    }
+
+    // The first engine sees to these itself; nobody asks a further one for them.
+    fn leave_deadline(&self, _: &Engine, _: Instant) {}
+    fn run_connections(&self, _: &Engine) {}
+    fn end_connections(&self, _: &Engine, _: Duration) {}
+    fn interface_changed(&self, _: &Engine) {}
+}
+
+impl Engine {
+    /// The engine for what the calling thread makes. The first one if somebody watches or spoils
+    /// packets, who is to see all of them in their order, and on the weakest legal card.
+    pub fn of_this_thread(self: &Arc<Self>) -> Arc<Self> {
+        if self.interceptor().is_some() || weakest::has(Weakness::all()) {
+            return Arc::clone(self);
+        }
+        // A thread that ends has no turn any more.
+        let number = TURN.try_with(|turn| turn % *ENGINES).unwrap_or_default();
+        self.numbered(number)
+    }
+
+    /// The engine of this device with this number, made if there is none.
+    pub(crate) fn numbered(self: &Arc<Self>, number: usize) -> Arc<Self> {
+        let Some(place) = number.checked_sub(1).and_then(|at| self.further.get(at)) else { return Arc::clone(self) };
+        if place.get().is_none() {
+            let _making = MAKING.lock();
+            place.get_or_init(|| self.another(number));
+        }
+        place.get().map_or_else(|| Arc::clone(self), Arc::clone)
+    }
+
+    fn another(self: &Arc<Self>, number: usize) -> Arc<Self> {
+        let fabric = Fabric::new(Arc::clone(&self.adapter), number, self.config, None);
+        let services = Arc::new(ToFirst(Arc::downgrade(self)));
+        Arc::new_cyclic(|me| Self::new(number, fabric, services, me))
+    }
+
+    /// The engines of the device beside this one, if this is the first.
+    pub fn further(&self) -> impl Iterator<Item = &Arc<Self>> {
+        self.further.iter().filter_map(|place| place.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{FakeQp, private_engine};
+    use roxe_base::config::config;
+    use roxe_net::slot::Slot;
+
+    #[test]
+    fn threads_that_make_queues_have_engines_in_turn_as_many_as_there_are_processors() {
+        let engine = private_engine(config().unwrap());
+        let of_thread = || std::thread::scope(|scope| scope.spawn(|| engine.of_this_thread().number()).join().unwrap());
+        let numbers: Vec<_> = (0..3 * *ENGINES).map(|_| of_thread()).collect();
+        let most = numbers.iter().max().unwrap() + 1;
+        assert_eq!(most, *ENGINES, "{numbers:?}");
+        assert_eq!(engine.further().count(), *ENGINES - 1);
+        let here = engine.of_this_thread();
+        assert!(Arc::ptr_eq(&here, &engine.of_this_thread()), "a thread keeps its engine");
+    }
+
+    #[test]
+    fn a_number_has_one_engine_and_what_none_may_have_is_the_first_ones() {
+        let engine = private_engine(config().unwrap());
+        let second = engine.numbered(1);
+        assert!(!second.is_first() && Arc::ptr_eq(&second, &engine.numbered(1)));
+        assert!([0, MAX_ENGINES].iter().all(|number| Arc::ptr_eq(&engine, &engine.numbered(*number))));
+    }
+
+    #[test]
+    fn the_first_engine_tells_of_all() {
+        let engine = private_engine(config().unwrap());
+        let second = engine.numbered(1);
+        engine.counters().sent_packets.add(7);
+        second.counters().sent_packets.add(5);
+        second.table.add_slot(Slot::new(4));
+        assert!(second.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
+        let text = engine.status_text();
+        assert!(text.lines().any(|line| line == "counter sent_packets 12"), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("qp qpn=0x4005 ")), "{text}");
+    }
+
+    #[test]
+    fn who_releases_the_first_engine_finds_the_threads_of_all_gone() {
+        let engine = private_engine(config().unwrap());
+        let second = engine.numbered(1);
+        [&engine, &second].into_iter().for_each(|engine| engine.watch());
+        let thread = second.thread.read().clone().unwrap();
+        drop(second);
+        engine.release();
+        assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
+    }
+}
