@@ -19,11 +19,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Reasons that a process writes down; a peer that is flooded looks for the first ones.
 const LIMIT: usize = 1000;
 /// Reasons of one queue pair that are told: the last ones.
 const TOLD: usize = 3;
+/// How long the file of a process that was killed is kept: its peers give up within minutes, and
+/// later its slot may be anybody's guess.
+const KEPT: Duration = Duration::from_secs(600);
 
 /// The files of this process.
 #[derive(Debug, Default)]
@@ -58,10 +62,25 @@ pub(crate) fn begin(ifindex: u32, slot: Slot) {
     if explains() == Explain::Off {
         return;
     }
+    sweep(KEPT);
     // Who cannot have such a file explains less.
     if let Ok(entry) = open(ifindex, slot) {
         at_exit(Stage::Clean, remove);
         WRITTEN.lock().get_or_insert_default().files.push(entry);
+    }
+}
+
+/// Removes the files of processes that were killed, and that nobody has written to for so long.
+fn sweep(kept: Duration) {
+    let Ok(files) = common_dir().and_then(|folder| fs::read_dir(folder.join("reasons"))) else { return };
+    for path in files.flatten().map(|file| file.path()) {
+        let is_left = |file: File| {
+            let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+            (age > kept && file.try_lock_shared().is_ok()).then_some(())
+        };
+        if File::open(&path).ok().and_then(is_left).is_some() {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
@@ -174,6 +193,7 @@ pub fn abandon() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::SystemTime;
 
     #[test]
     fn a_queue_pair_of_nobody_is_said_to_be_nobodys() {
@@ -196,5 +216,23 @@ mod tests {
         drop(file);
         assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("has died"));
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn who_was_killed_long_ago_is_forgotten_and_who_lives_is_not() {
+        let ifindex = 0xfffd;
+        let [alive, killed] = [0x322, 0x323].map(|slot| open(ifindex, Slot::new(slot)).unwrap());
+        let said = |slot: u16| of(ifindex, Slot::new(slot).qpn(7));
+        drop(killed.file);
+        sweep(KEPT);
+        assert!(said(0x323).last().unwrap().contains("has died"), "not long ago");
+        let long_ago = SystemTime::now() - 2 * KEPT;
+        for path in [&alive.path, &killed.path] {
+            File::options().append(true).open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        sweep(KEPT);
+        assert!(said(0x323).last().unwrap().contains("no process"));
+        assert_eq!(said(0x322), [""; 0], "it lives, and has nothing to say");
+        fs::remove_file(alive.path).unwrap();
     }
 }
