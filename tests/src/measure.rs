@@ -38,10 +38,23 @@ impl Series {
 
     /// The middle one, and of two the mean; `None` without figures.
     pub fn median(&self) -> Option<f64> {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
+        let sorted = self.sorted();
         let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
         Some(f64::midpoint(*low, *high))
+    }
+
+    /// What this part of the figures, up to 1, is not above; `None` without figures.
+    pub fn quantile(&self, part: f64) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a count of figures")]
+        let at = part * self.0.len() as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place among them")]
+        self.sorted().get((at.ceil() as usize).clamp(1, self.0.len().max(1)) - 1).copied()
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
     }
 
     /// The mean; `None` without figures.
@@ -70,5 +83,13 @@ mod tests {
         assert_eq!(series(&[4.0, 1.0, 9.0, 2.0]).median(), Some(3.0));
         assert_eq!(series(&[4.0, 1.0, 9.0]).range(), Some((1.0, 9.0)));
         assert_eq!((series(&[4.0, 1.0, 10.0]).mean(), series(&[]).mean()), (Some(5.0), None));
+    }
+
+    #[test]
+    fn a_quantile_is_the_least_figure_that_so_many_are_not_above() {
+        let hundred = Series((1..=100).rev().map(f64::from).collect());
+        let parts = [0.0, 0.5, 0.99, 0.999, 1.0];
+        assert_eq!(parts.map(|part| hundred.quantile(part)), [1.0, 50.0, 99.0, 100.0, 100.0].map(Some));
+        assert_eq!(Series::new().quantile(0.99), None);
     }
 }

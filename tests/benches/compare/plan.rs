@@ -25,6 +25,11 @@ fn stream(size: usize, work: Work) -> Line {
     Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work, network: Network::Loopback }
 }
 
+/// Another way to move small messages, beside `ib_write_bw`.
+fn rate(size: usize, work: Work) -> Line {
+    Line { unit: Unit::MillionsPerSecond, ..stream(size, work) }
+}
+
 /// Another way to get a message across, beside `ib_write_lat`.
 fn latency(size: usize, work: Work) -> Line {
     Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work, network: Network::Loopback }
@@ -36,7 +41,9 @@ pub(crate) fn quick() -> Vec<Line> {
         stream(MB, Work::Yardstick(4096)),
         stream(MB, Work::Ucx("tag_bw", "tcp")),
         stream(MB, Work::Ucx("tag_bw", "posix,cma")),
+        rate(64, Work::Yardstick(4096)),
         latency(8, Work::UdpLatency),
+        latency(8, Work::RingLatency),
         latency(8, Work::Ucx("tag_lat", "tcp")),
         latency(8, Work::Ucx("tag_lat", "posix,cma")),
     ];
@@ -151,7 +158,6 @@ fn others() -> Vec<Line> {
         stream(MB, Work::TcpStream),
         stream(MB, Work::RingStream),
         latency(8, Work::TcpLatency),
-        latency(8, Work::RingLatency),
         latency(8, Work::Yardstick(4096)),
     ];
     for tls in ["tcp", "posix,cma"] {

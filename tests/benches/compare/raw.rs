@@ -26,7 +26,7 @@ pub(crate) fn udp_latency(time: Duration) -> io::Result<Sample> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect((Ipv4Addr::LOCALHOST, peer.port))?;
     socket.set_nonblocking(true)?;
-    half_round_trip(time, 1, || {
+    half_round_trip(time, || {
         socket.send(&[7; SMALL])?;
         while would_block(socket.recv(&mut [0; 64]))?.is_none() {}
         Ok(())
@@ -58,7 +58,7 @@ pub(crate) fn tcp_latency(time: Duration) -> io::Result<Sample> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
-    half_round_trip(time, 1, || {
+    half_round_trip(time, || {
         stream.write_all(&[7; SMALL])?;
         read_spinning(&mut stream, &mut [0; SMALL])
     })
@@ -93,22 +93,19 @@ fn accept() -> io::Result<TcpStream> {
     Ok(listener.accept()?.0)
 }
 
-/// Half of what `once` takes, microseconds. The clock is read after so many at a time.
-pub(crate) fn half_round_trip(
-    time: Duration,
-    at_a_time: u32,
-    mut once: impl FnMut() -> io::Result<()>,
-) -> io::Result<Sample> {
+/// Half of what `once` takes, microseconds, from one look at the clock to the next as in perftest.
+pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Result<()>) -> io::Result<Sample> {
     let (mut series, begun) = (Series::default(), Instant::now());
-    while begun.elapsed() < time {
-        let start = Instant::now();
-        for _ in 0..at_a_time {
-            once()?;
-        }
-        series.push(start.elapsed().as_secs_f64() * 1e6 / 2.0 / f64::from(at_a_time));
+    let mut last = begun;
+    while last - begun < time {
+        once()?;
+        let now = Instant::now();
+        series.push((now - last).as_secs_f64() * 1e6 / 2.0);
+        last = now;
     }
     let figure = series.median().ok_or_else(|| io::Error::other("no round trip"))?;
-    Ok(Sample { figure, average: series.mean(), tails: None })
+    let tails = series.quantile(0.99).zip(series.quantile(0.999)).map(Into::into);
+    Ok(Sample { figure, average: series.mean(), tails })
 }
 
 /// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with

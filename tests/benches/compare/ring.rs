@@ -121,7 +121,7 @@ pub(crate) fn sink(fd: &str) -> io::Result<()> {
 /// Half the median round trip of 8 bytes, microseconds.
 pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     let (rings, _peer) = start("ring-echo")?;
-    half_round_trip(time, 64, || {
+    half_round_trip(time, || {
         rings.put(false, &[7; 8]);
         rings.take(true, &mut [0; 8]);
         Ok(())

@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes that may be on their way.
 const WINDOW: usize = 1 << 20;
+/// Small messages that one call sends, and how many may be on their way: as roxe and perftest have
+/// it.
+const BATCH: usize = 32;
+const MESSAGES: usize = 128;
 /// Runs between two acknowledgements within a message.
 const RUNS_PER_ACK: usize = 4;
 /// Longest payload of a UDP datagram, so the longest run.
@@ -47,11 +51,26 @@ pub(crate) fn stream(size: usize, mtu: usize, time: Duration) -> io::Result<f64>
     Ok(gigabytes_per_second(bytes, begun.elapsed()))
 }
 
+/// Million messages of `size` bytes per second, [`BATCH`] with one call.
+pub(crate) fn messages(size: usize, time: Duration) -> io::Result<f64> {
+    let peer = Peer::start(&["write-sink", &size.to_string()])?;
+    let mut writer = Writer::new(peer.port, size)?;
+    let (source, begun) = (vec![0x5a; size * BATCH], Instant::now());
+    let mut calls = 0;
+    while begun.elapsed() < time {
+        writer.write_each(&source)?;
+        calls += 1;
+    }
+    writer.await_acks(0)?;
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    Ok((calls * BATCH) as f64 / begun.elapsed().as_secs_f64() / 1e6)
+}
+
 /// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
 pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
     let peer = Peer::start(&["write-sink", "8"])?;
     let mut writer = Writer::new(peer.port, 4096)?;
-    crate::raw::half_round_trip(time, 1, || {
+    crate::raw::half_round_trip(time, || {
         writer.write(&[0x5a; 8])?;
         writer.await_acks(0)
     })
@@ -80,10 +99,10 @@ impl Writer {
     fn write(&mut self, message: &[u8]) -> io::Result<()> {
         let reth = Reth { va: 0, rkey: RKey(7), dma_len: u32::try_from(message.len()).map_err(io::Error::other)? };
         if message.len() <= self.mtu {
-            return self.send_run(message, |_| Request::WriteOnly(reth, None), 0);
+            return self.send_run_within(message, |_| Request::WriteOnly(reth, None), 0);
         }
         let (first, rest) = message.split_at(self.mtu);
-        self.send_run(first, |_| Request::WriteFirst(reth), 0)?;
+        self.send_run_within(first, |_| Request::WriteFirst(reth), 0)?;
         let segment = Bth::LEN + self.mtu + icrc::LEN;
         let run = LONGEST / segment * self.mtu;
         let last = rest.len().div_ceil(run) - 1;
@@ -93,19 +112,32 @@ impl Writer {
                 true => Request::WriteLast(None),
                 false => Request::WriteMiddle,
             };
-            self.send_run(run, kind, segment)?;
+            self.send_run_within(run, kind, segment)?;
         }
         Ok(())
     }
 
+    /// Sends messages of a path MTU each.
+    fn write_each(&mut self, messages: &[u8]) -> io::Result<()> {
+        let reth = Reth { va: 0, rkey: RKey(7), dma_len: u32::try_from(self.mtu).map_err(io::Error::other)? };
+        self.await_acks(MESSAGES - BATCH)?;
+        self.send_run(messages, |_| Request::WriteOnly(reth, None), only_len(self.mtu))
+    }
+
+    /// Sends packets once there is room for them in the window.
+    fn send_run_within(&mut self, payload: &[u8], kind: impl Fn(usize) -> Request, segment: usize) -> io::Result<()> {
+        self.await_acks(WINDOW.saturating_sub(payload.len()) / self.mtu)?;
+        self.send_run(payload, kind, segment)
+    }
+
     /// Sends packets that hold `payload`, in segments of this size (0: it is one packet).
     fn send_run(&mut self, payload: &[u8], kind: impl Fn(usize) -> Request, segment: usize) -> io::Result<()> {
-        self.await_acks(WINDOW.saturating_sub(payload.len()))?;
-        let mut end = 0;
+        let (mut end, packets) = (0, payload.len().div_ceil(self.mtu));
         for (index, part) in payload.chunks(self.mtu).enumerate() {
             let request = kind(index);
             let mut bth = Bth::new(QPN, self.psn);
-            bth.ack_req = matches!(request, Request::WriteLast(_) | Request::WriteOnly(..));
+            let is_end = matches!(request, Request::WriteLast(_) | Request::WriteOnly(..));
+            bth.ack_req = is_end && index + 1 == packets;
             end += seal(Header { bth, kind: Kind::RcRequest(request) }, part, index, &mut self.stage[end..])?;
             self.psn = self.psn.next();
         }
@@ -113,10 +145,10 @@ impl Writer {
         self.socket.send_to(&self.stage[..end], self.to).map(drop)
     }
 
-    /// Takes acknowledgements until at most `bytes` are on their way.
-    fn await_acks(&mut self, bytes: usize) -> io::Result<()> {
+    /// Takes acknowledgements until at most so many packets are on their way.
+    fn await_acks(&mut self, packets: usize) -> io::Result<()> {
         let mut begun = None;
-        let packets = i32::try_from(bytes / self.mtu).unwrap_or(i32::MAX);
+        let packets = i32::try_from(packets).unwrap_or(i32::MAX);
         while self.psn.distance(self.open) > packets {
             let mut buf = [0; 64];
             match would_block(self.socket.recv(&mut buf))? {
@@ -202,7 +234,9 @@ impl Memory {
         // Runs have no other lengths: a packet with a RETH is alone, and those without are cut from
         // the front.
         let mut asked = false;
-        for (index, packet) in run.chunks(segment_of(run)).enumerate() {
+        let only = only_len(self.bytes.len());
+        let segment = if run.len().is_multiple_of(only) { only } else { segment_of(run) };
+        for (index, packet) in run.chunks(segment).enumerate() {
             asked |= self.take(packet, index)?;
         }
         Ok(asked)
@@ -223,6 +257,11 @@ impl Memory {
         self.filled = end;
         Ok(packet.header.bth.ack_req)
     }
+}
+
+/// Length of a packet that is a message of so many bytes.
+const fn only_len(size: usize) -> usize {
+    Bth::LEN + Reth::LEN + size + icrc::LEN
 }
 
 /// Length of the packets in a run: all of it, or what two path MTUs make without a RETH.
