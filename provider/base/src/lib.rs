@@ -14,8 +14,8 @@
 //! - [`sync`]: the atomics of handshakes between threads, which the models (`tests/models`) replace
 //!   by loom's
 //! - [`clock`]: CLOCK_MONOTONIC, the only clock of the device
-//! - [`timers`], [`queue`], [`ready`], [`table`]: deadlines, a queue that is mostly empty, flags of
-//!   waiting work, values under unguessable keys
+//! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a queue that is mostly
+//!   empty, flags of waiting work, values under unguessable keys, numbers nobody can guess
 //! - [`uses`]: use counts, quotas of objects, and identities
 //! - [`instruments`], [`weakest`]: whether anything watches or changes what the card does; the
 //!   weakest legal card and the choices of its seed
@@ -56,6 +56,7 @@ pub mod private_file;
 pub mod privilege;
 pub mod profile;
 pub mod queue;
+pub mod random;
 pub mod ready;
 pub mod sync;
 pub mod table;

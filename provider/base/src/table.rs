@@ -8,6 +8,7 @@
 //! legal card.
 
 use crate::error::Error;
+use crate::random;
 use crate::weakest::{Choices, Subject, Weakness, has, seed};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -162,11 +163,9 @@ impl<T> Slots<T> {
     }
 }
 
-/// Numbers of the system's random source, fetched a block at a time because each fetch is a system
-/// call.
+/// Where keys come from: the system's random source.
 #[derive(Debug, Default)]
 struct Random {
-    block: Vec<u32>,
     /// On the weakest legal card: those of its seed.
     chosen: Option<Choices>,
 }
@@ -181,13 +180,8 @@ impl Random {
         if has(Weakness::NUMBERS) {
             return Ok(self.chosen.get_or_insert_with(Self::choose).number() as u32);
         }
-        if self.block.is_empty() {
-            let mut bytes = [0; 256];
-            getrandom::fill(&mut bytes)
-                .map_err(|e| Error::new(libc::EIO, format!("cannot read the system's random source: {e}")))?;
-            self.block.extend(bytes.as_chunks::<4>().0.iter().map(|chunk| u32::from_ne_bytes(*chunk)));
-        }
-        Ok(self.block.pop().unwrap_or_default())
+        let refused = |e| Error::new(libc::EIO, format!("cannot read the system's random source: {e}"));
+        random::number().map(|number| number as u32).map_err(refused)
     }
 }
 

@@ -6,6 +6,7 @@
 //! from the time. Touches two numbers of the process, and the system's random source for a seed.
 
 use crate::instruments;
+use crate::random;
 use bitflags::bitflags;
 use roxe_transport::fault::mix;
 use std::io;
@@ -196,7 +197,7 @@ pub fn number_for(subject: Subject, number: &AtomicU64) -> io::Result<u32> {
         let number = number.fetch_add(1, Ordering::Relaxed);
         return Ok(Choices::new(seed(), subject, number).number() as u32);
     }
-    getrandom::u32().map_err(io::Error::other)
+    random::number().map(|number| number as u32)
 }
 
 #[cfg(test)]

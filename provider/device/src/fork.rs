@@ -21,6 +21,7 @@ use crate::ib_cm::{interface_change, ports};
 use crate::runtime::{ENGINES, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
+use roxe_base::random;
 use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::further;
@@ -155,6 +156,7 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     let held = release(unlock_in_child);
+    random::abandon();
     runtime_dir::abandon();
     process::abandon();
     ports::abandon();

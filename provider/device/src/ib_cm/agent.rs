@@ -10,6 +10,7 @@ use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::random;
 use roxe_engine::engine::Engine;
 use roxe_transport::cm::{Cm, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
@@ -217,5 +218,5 @@ fn look_again(engine: &Engine) {
 fn draw() -> u64 {
     // The system refuses only where it has been told to. Then the keys of hash maps, which it gave
     // earlier, must do.
-    getrandom::u64().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
+    random::number().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
 }

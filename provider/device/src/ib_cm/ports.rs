@@ -11,6 +11,7 @@
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::random;
 use roxe_engine::engine::Engine;
 use roxe_engine::port::Netdev;
 use roxe_net::named::{NamedSocket, Probe};
@@ -256,7 +257,7 @@ impl Drop for Ephemeral {
 fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
     let range = local_range();
     let count = u32::from(range.end() - range.start()) + 1;
-    let first = getrandom::u32().unwrap_or(0) % count;
+    let first = random::number().map_or(0, |number| number as u32) % count;
     // The offset is below the size of the range.
     let port = |step: u32| range.start().wrapping_add(((first + step) % count) as u16);
     let found = (0..count).find_map(|step| take(port(step)));
