@@ -67,13 +67,13 @@ struct Options {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let result = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["udp-echo"] => raw::udp_echo().map(|()| true),
+        ["udp-echo", at] => raw::udp_echo(at).map(|()| true),
         ["udp-sink"] => raw::udp_sink().map(|()| true),
         ["tcp-echo"] => raw::tcp_echo().map(|()| true),
         ["tcp-sink"] => raw::tcp_sink().map(|()| true),
         ["ring-sink", fd] => ring::sink(fd).map(|()| true),
         ["ring-echo", fd] => ring::echo(fd).map(|()| true),
-        ["write-sink", size] => size.parse().map_err(io::Error::other).and_then(yardstick::sink).map(|()| true),
+        ["write-sink", size, at] => yardstick::sink(size, at).map(|()| true),
         _ => options(&words).and_then(|options| compare(&options)),
     };
     match result {

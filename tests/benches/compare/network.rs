@@ -40,6 +40,8 @@ pub(crate) struct Site {
     pub(crate) meet: &'static str,
     /// The index of the address in the GID table.
     pub(crate) gid: u32,
+    /// The client's address, of the same family as the server's.
+    pub(crate) far: &'static str,
     /// The network device, if it is not the default.
     pub(crate) netdev: Option<&'static str>,
     /// The command before the client's that leads there.
@@ -51,7 +53,7 @@ impl Site {
     pub(crate) fn ready(namespaces: Option<&Namespaces>, network: Network) -> io::Result<Self> {
         match (network, namespaces) {
             (Network::Loopback, _) => {
-                Ok(Self { host: LOOPBACK, meet: LOOPBACK, gid: 0, netdev: None, client: Vec::new() })
+                Ok(Self { host: LOOPBACK, meet: LOOPBACK, gid: 0, far: LOOPBACK, netdev: None, client: Vec::new() })
             }
             (Network::Veth { .. }, None) => Err(io::Error::other("there are no namespaces")),
             (Network::Veth { mtu, v6 }, Some(Namespaces { ends: [here, there], veth })) => {
@@ -62,6 +64,7 @@ impl Site {
                     host: HERE[usize::from(v6)],
                     meet: HERE[0],
                     gid,
+                    far: THERE[usize::from(v6)],
                     netdev: Some(NETDEV),
                     client: veth.prefix(),
                 })
@@ -79,6 +82,12 @@ impl Site {
     pub(crate) fn sysfs(&self) -> Vec<String> {
         let mount = ["unshare", "--mount", "--", "sh", "-c", "mount -t sysfs sysfs /sys && exec \"$@\"", "sh"];
         if self.netdev.is_some() { mount.map(str::to_owned).into() } else { Vec::new() }
+    }
+
+    /// The command before a peer of this process that runs where clients do, on the processor of
+    /// servers.
+    pub(crate) fn peer_prefix(&self) -> Vec<String> {
+        [self.client.clone(), pin::prefix(pin::End::Server)].concat()
     }
 
     /// The command before the command of this end's program.

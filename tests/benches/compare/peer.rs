@@ -1,9 +1,11 @@
 //! The second process of what we measure without other people's programs: this very program in
 //! another role.
 
+use crate::network::Site;
 use roxe_tests::measure::load;
 use roxe_tests::measure::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A copy of this program in a role; it says on its first line where it listens, and is killed when
@@ -15,11 +17,40 @@ pub(crate) struct Peer {
     pub(crate) port: u16,
 }
 
+/// A peer on the other side of a network.
+pub(crate) struct FarPeer {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    /// Killed when dropped.
+    _peer: Peer,
+}
+
+impl FarPeer {
+    /// Starts `role`, whose last word is the address to bind, where the clients of `site` are.
+    pub(crate) fn start(site: &Site, role: &[&str]) -> io::Result<Self> {
+        let peer = Peer::start_behind(site.peer_prefix(), &[role, &[site.far]].concat())?;
+        let address = SocketAddr::new(site.far.parse().map_err(io::Error::other)?, peer.port);
+        Ok(Self { address, _peer: peer })
+    }
+
+    /// A socket that reaches it.
+    pub(crate) fn socket(&self) -> io::Result<UdpSocket> {
+        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let socket = UdpSocket::bind((any[usize::from(self.address.is_ipv6())], 0))?;
+        socket.connect(self.address)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    }
+}
+
 impl Peer {
     /// Starts `role` and waits until it is ready.
     pub(crate) fn start(role: &[&str]) -> io::Result<Self> {
+        Self::start_behind(pin::prefix(End::Server), role)
+    }
+
+    fn start_behind(mut words: Vec<String>, role: &[&str]) -> io::Result<Self> {
         let program = std::env::current_exe()?;
-        let mut words = pin::prefix(End::Server);
         words.push(program.to_string_lossy().into_owned());
         let mut child =
             Command::new(&words[0]).args(&words[1..]).args(role).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;

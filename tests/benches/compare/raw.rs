@@ -1,7 +1,8 @@
 //! What the system itself does between two processes over the loopback interface: datagrams and
 //! TCP, there and back and one way.
 
-use crate::peer::{Peer, say};
+use crate::network::Site;
+use crate::peer::{FarPeer, Peer, say};
 use crate::sys;
 use crate::work::Sample;
 use roxe_tests::measure::Series;
@@ -21,11 +22,9 @@ const BUFFER: usize = 4 << 20;
 const SMALL: usize = 8;
 
 /// Half the median round trip of an 8-byte datagram, microseconds; both sides spin.
-pub(crate) fn udp_latency(time: Duration) -> io::Result<Sample> {
-    let peer = Peer::start(&["udp-echo"])?;
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    socket.connect((Ipv4Addr::LOCALHOST, peer.port))?;
-    socket.set_nonblocking(true)?;
+pub(crate) fn udp_latency(site: &Site, time: Duration) -> io::Result<Sample> {
+    let peer = FarPeer::start(site, &["udp-echo"])?;
+    let socket = peer.socket()?;
     half_round_trip(time, || {
         socket.send(&[7; SMALL])?;
         while would_block(socket.recv(&mut [0; 64]))?.is_none() {}
@@ -34,8 +33,8 @@ pub(crate) fn udp_latency(time: Duration) -> io::Result<Sample> {
 }
 
 /// Sends back every datagram of the first one that wrote, spinning, until killed.
-pub(crate) fn udp_echo() -> io::Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+pub(crate) fn udp_echo(at: &str) -> io::Result<()> {
+    let socket = UdpSocket::bind((at, 0))?;
     say(socket.local_addr()?.port())?;
     let mut buf = [0; 64];
     let (mut len, from) = socket.recv_from(&mut buf)?;

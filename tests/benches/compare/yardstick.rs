@@ -7,7 +7,8 @@
 //! every packet and copies it to its place. There are no queues, no keys, no retries: a packet that
 //! is lost or wrong ends the measurement with an error.
 
-use crate::peer::{Peer, say};
+use crate::network::Site;
+use crate::peer::{FarPeer, say};
 use crate::raw::{gigabytes_per_second, would_block};
 use crate::sys;
 use crate::work::Sample;
@@ -38,9 +39,9 @@ const QPN: Qpn = Qpn::new(17);
 const PORT: u16 = roxe_wire::UDP_PORT;
 
 /// Gigabytes per second of messages of `size` bytes.
-pub(crate) fn stream(size: usize, mtu: usize, time: Duration) -> io::Result<f64> {
-    let peer = Peer::start(&["write-sink", &size.to_string()])?;
-    let mut writer = Writer::new(peer.port, mtu)?;
+pub(crate) fn stream(site: &Site, size: usize, mtu: usize, time: Duration) -> io::Result<f64> {
+    let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
+    let mut writer = Writer::new(&peer, mtu)?;
     let (source, begun) = (vec![0x5a; size], Instant::now());
     let mut bytes = 0;
     while begun.elapsed() < time {
@@ -52,9 +53,9 @@ pub(crate) fn stream(size: usize, mtu: usize, time: Duration) -> io::Result<f64>
 }
 
 /// Million messages of `size` bytes per second, [`BATCH`] with one call.
-pub(crate) fn messages(size: usize, time: Duration) -> io::Result<f64> {
-    let peer = Peer::start(&["write-sink", &size.to_string()])?;
-    let mut writer = Writer::new(peer.port, size)?;
+pub(crate) fn messages(site: &Site, size: usize, time: Duration) -> io::Result<f64> {
+    let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
+    let mut writer = Writer::new(&peer, size)?;
     let (source, begun) = (vec![0x5a; size * BATCH], Instant::now());
     let mut calls = 0;
     while begun.elapsed() < time {
@@ -67,9 +68,9 @@ pub(crate) fn messages(size: usize, time: Duration) -> io::Result<f64> {
 }
 
 /// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
-pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
-    let peer = Peer::start(&["write-sink", "8"])?;
-    let mut writer = Writer::new(peer.port, 4096)?;
+pub(crate) fn latency(site: &Site, time: Duration) -> io::Result<Sample> {
+    let peer = FarPeer::start(site, &["write-sink", "8"])?;
+    let mut writer = Writer::new(&peer, 4096)?;
     crate::raw::half_round_trip(time, || {
         writer.write(&[0x5a; 8])?;
         writer.await_acks(0)
@@ -79,7 +80,6 @@ pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
 /// The requester.
 struct Writer {
     socket: UdpSocket,
-    to: SocketAddr,
     stage: Vec<u8>,
     mtu: usize,
     psn: Psn,
@@ -88,11 +88,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(port: u16, mtu: usize) -> io::Result<Self> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        socket.set_nonblocking(true)?;
-        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        Ok(Self { socket, to, stage: vec![0; 1 << 16], mtu, psn: Psn::new(0), open: Psn::new(0) })
+    fn new(peer: &FarPeer, mtu: usize) -> io::Result<Self> {
+        Ok(Self { socket: peer.socket()?, stage: vec![0; 1 << 16], mtu, psn: Psn::new(0), open: Psn::new(0) })
     }
 
     /// Sends one message.
@@ -142,7 +139,7 @@ impl Writer {
             self.psn = self.psn.next();
         }
         sys::set_segment(&self.socket, segment)?;
-        self.socket.send_to(&self.stage[..end], self.to).map(drop)
+        self.socket.send(&self.stage[..end]).map(drop)
     }
 
     /// Takes acknowledgements until at most so many packets are on their way.
@@ -189,9 +186,9 @@ fn net(index: usize) -> NetHeader {
     NetHeader { src: here, dst: here, src_port: PORT, hop_limit: 64, ident: index as u16, ..NetHeader::default() }
 }
 
-/// The responder: takes messages of `size` bytes until killed.
-pub(crate) fn sink(size: usize) -> io::Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+/// The responder at this address: takes messages of `size` bytes until killed.
+pub(crate) fn sink(size: &str, at: &str) -> io::Result<()> {
+    let (socket, size) = (UdpSocket::bind((at, 0))?, size.parse().map_err(io::Error::other)?);
     sys::set_rcvbuf(&socket, 4 * WINDOW)?;
     sys::set_gro(&socket)?;
     say(socket.local_addr()?.port())?;
