@@ -20,6 +20,13 @@ unsafe extern "C" {
         remainder: *mut u32,
         by: *const [u64; 2],
     ) -> u32;
+    fn roxe_guard_fold_256(
+        to: *mut c_void,
+        from: *const c_void,
+        len: usize,
+        remainder: *mut u32,
+        by: *const [u64; 2],
+    ) -> u32;
 }
 
 #[inline]
@@ -33,28 +40,55 @@ pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 /// From this length on summing while copying is faster than before sealing.
 const WORTH_SUMMING: usize = 4 * BLOCK;
 
+/// How much the processor multiplies at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fold {
+    /// 512 bits.
+    Wide,
+    /// 256 bits.
+    Half,
+}
+
+impl Fold {
+    /// The fastest way of this processor, if it has one.
+    #[inline]
+    fn best() -> Option<Self> {
+        if can_fold() { Some(Self::Wide) } else { Self::has_half().then_some(Self::Half) }
+    }
+
+    #[inline]
+    pub(super) fn has_half() -> bool {
+        std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("vpclmulqdq")
+    }
+
+    /// Copies a multiple of 256 bytes that is not 0; their remainder.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions, and `out` is so long.
+    pub(super) unsafe fn run(self, addr: u64, out: &[AtomicU8]) -> Result<u32, Fault> {
+        let (to, from, mut remainder) = (out.as_ptr().cast_mut().cast(), addr as *const c_void, 0);
+        let (len, by) = (out.len(), (&raw const FOLD).cast());
+        debug_assert!(len > 0 && len.is_multiple_of(BLOCK));
+        // SAFETY: `out` is valid for its length, a multiple of 256 that is not 0; the caller's
+        // promise; the rest as in `read`.
+        let rc = unsafe {
+            match self {
+                Self::Wide => roxe_guard_fold(to, from, len, &raw mut remainder, by),
+                Self::Half => roxe_guard_fold_256(to, from, len, &raw mut remainder, by),
+            }
+        };
+        if rc == 0 { Ok(remainder) } else { Err(Fault) }
+    }
+}
+
 pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     let len = out.len() - out.len() % BLOCK;
     let Ok(blocks) = u8::try_from(len / BLOCK) else { return read(addr, out).map(|()| None) };
-    if len < WORTH_SUMMING || !can_fold() {
-        return read(addr, out).map(|()| None);
-    }
+    let Some(fold) = Fold::best().filter(|_| len >= WORTH_SUMMING) else { return read(addr, out).map(|()| None) };
     let (start, rest) = out.split_at(len);
-    let mut remainder = 0;
-    // SAFETY: `start` is valid for its length, a multiple of 256 that is not 0; the processor has
-    // the instructions; the rest as in `read`.
-    let rc = unsafe {
-        roxe_guard_fold(
-            start.as_ptr().cast_mut().cast(),
-            addr as *const c_void,
-            len,
-            &raw mut remainder,
-            (&raw const FOLD).cast(),
-        )
-    };
-    if rc != 0 {
-        return Err(Fault);
-    }
+    // SAFETY: the processor has this one, and `start` is a multiple of 256 and not empty.
+    let remainder = unsafe { fold.run(addr, start)? };
     if !rest.is_empty() {
         read(addr.wrapping_add(len as u64), rest)?;
     }
