@@ -435,3 +435,28 @@ fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
     post(&mut s.p, A, 56, write(), &[s.mr.sge(0, 64)]);
     assert!(!may_coalesce(&s), "few are under way");
 }
+
+#[test]
+fn behind_its_first_request_all_may_wait_of_a_program_that_has_had_many_under_way() {
+    let mut s = Script::new(Setup::default());
+    let (mut id, mut psn) = (0, 100);
+    // Whether the second of `count` requests may wait behind the first; then all are acknowledged.
+    let mut burst = |s: &mut Script, count: u32| {
+        let mut may_wait = None;
+        for n in 1..=count {
+            post(&mut s.p, A, id, write_to(FAR), &[s.mr.sge(0, 64)]);
+            may_wait = may_wait.or((n == 2).then(|| s.p.ends[0].qp.may_coalesce()));
+            s.p.transmit(A);
+            (id, psn) = (id + 1, psn + 1);
+        }
+        s.answer(psn - 1, ack(), &[]);
+        may_wait
+    };
+    assert_eq!(burst(&mut s, 31), Some(false));
+    assert_eq!(burst(&mut s, 32), Some(false), "31 were not many");
+    let later: Vec<_> = (0..6).map(|_| burst(&mut s, 2).unwrap()).collect();
+    assert_eq!(later, [true, true, true, true, false, false]);
+    assert_eq!(burst(&mut s, 32), Some(false));
+    assert_eq!(burst(&mut s, 1), None, "one alone leaves");
+    assert_eq!(burst(&mut s, 2), Some(true));
+}
