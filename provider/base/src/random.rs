@@ -7,7 +7,8 @@
 use std::cell::Cell;
 use std::io;
 
-/// Numbers fetched at a time: as many as one call gives without being interrupted (`man getrandom`).
+/// Numbers fetched at a time: as many as one call gives without being interrupted (`man
+/// getrandom`).
 const BLOCK: usize = 32;
 
 thread_local! {

@@ -19,6 +19,7 @@
 
 mod admission;
 mod attr;
+mod coalescing;
 mod completer;
 mod congestion;
 mod congestion_notice;

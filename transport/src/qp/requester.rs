@@ -16,6 +16,7 @@
 
 use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
 use crate::qp::attr::QpState;
+use crate::qp::coalescing::Depth;
 use crate::qp::error::PostError;
 use crate::qp::in_flight::InFlight;
 use crate::qp::retry::{Exhausted, Retry, Timer};
@@ -42,25 +43,6 @@ const MIN_WINDOW: i32 = 64;
 /// most, see `segment`) and these must fit the receive buffer of our own socket, which drops
 /// silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
-
-/// A request that is posted while this many are under way may wait for others to leave with: a
-/// program that keeps that much under way is after throughput, and acknowledgements are sure to
-/// come soon and to take along what waits.
-const MIN_UNDER_WAY: u32 = 16;
-
-/// A program that lets so many be under way at a time does so again: behind its first request, which
-/// brings an acknowledgement, the others may wait. Without that 16 of every 100 messages of
-/// `ib_write_bw`, which posts the next 100 when those have completed, left alone: it sent 19 times
-/// for 100 messages of 64 bytes, and sends 5 times.
-const DEEP: u32 = 32;
-
-/// Times in a row that fewer were under way until the program is not believed to do that any more.
-const SHALLOW_TIMES: u8 = 4;
-
-/// As many requests, and as many bytes in messages as long as the newest, wait for each other at
-/// most: they fit one segmented send.
-const MAX_COALESCED: u32 = 32;
-const MAX_COALESCED_BYTES: u32 = 60 << 10;
 
 /// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,27 +116,6 @@ pub(crate) struct Requester {
     pub(super) unanswered: Option<u32>,
 }
 
-/// How many requests a program lets be under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Depth {
-    /// The most since there were none.
-    most: u32,
-    /// Not 0: they were many not long ago.
-    deep_times: u8,
-}
-
-impl Depth {
-    /// There are so many now, after one was posted.
-    #[inline]
-    fn note(&mut self, count: u32) {
-        if count == 1 {
-            self.deep_times = if self.most >= DEEP { SHALLOW_TIMES } else { self.deep_times.saturating_sub(1) };
-            self.most = 0;
-        }
-        self.most = self.most.max(count);
-    }
-}
-
 impl Requester {
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
@@ -190,12 +151,8 @@ impl Requester {
     pub(crate) fn may_coalesce(&self) -> bool {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
-        let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1));
-        let is_many = under_way >= MIN_UNDER_WAY || under_way > 0 && self.depth.deep_times > 0;
-        is_many
-            && waiting < MAX_COALESCED
-            && self.cursor.packet == 0
-            && newest.is_some_and(|wqe| wqe.length.saturating_mul(waiting) < MAX_COALESCED_BYTES)
+        let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1)).map(|wqe| wqe.length);
+        self.cursor.packet == 0 && newest.is_some_and(|length| self.depth.may_wait(under_way, waiting, length))
     }
 
     /// Forgets up to `count` of the newest requests, but none that was started.

@@ -445,7 +445,7 @@ fn behind_its_first_request_all_may_wait_of_a_program_that_has_had_many_under_wa
         let mut may_wait = None;
         for n in 1..=count {
             post(&mut s.p, A, id, write_to(FAR), &[s.mr.sge(0, 64)]);
-            may_wait = may_wait.or((n == 2).then(|| s.p.ends[0].qp.may_coalesce()));
+            may_wait = may_wait.or_else(|| (n == 2).then(|| s.p.ends[0].qp.may_coalesce()));
             s.p.transmit(A);
             (id, psn) = (id + 1, psn + 1);
         }

@@ -105,6 +105,33 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
     }
 }
 
+/// Processors with the wider instructions use those, and have the others.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[test]
+fn sums_of_256_bits_at_once_are_exact_and_so_are_the_copies() {
+    use super::x86::Fold;
+    super::install();
+    if !Fold::has_half() {
+        return eprintln!("skipped: this processor has no AVX2 or no VPCLMULQDQ");
+    }
+    let pages = Pages::new(3);
+    let data: Vec<u8> = (0..8192u32).map(|i| (i * 13 + i / 256) as u8).collect();
+    arch::write(pages.addr(), &data).unwrap();
+    for len in (1..=32).map(|blocks| blocks * BLOCK) {
+        let mut out = vec![0xaa; len];
+        // SAFETY: the processor has the instructions, and this is a multiple of 256.
+        let remainder = unsafe { Fold::Half.run(pages.addr(), own_cells(&mut out)) };
+        assert_eq!(remainder, Ok(Tables::update(0, &data[..len])), "{len}");
+        assert_eq!(out, data[..len], "{len}");
+    }
+    pages.unmap(1, 1);
+    // SAFETY: as above.
+    let faults = [256, 512].map(|before| unsafe {
+        Fold::Half.run(pages.addr() + PAGE - before, own_cells(&mut vec![0; 4096])) == Err(Fault)
+    });
+    assert_eq!(faults, [true; 2]);
+}
+
 #[test]
 fn a_hole_is_a_fault_wherever_it_begins() {
     let pages = Pages::new(3);
