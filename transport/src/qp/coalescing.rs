@@ -1,5 +1,5 @@
-//! Which requests wait for others to leave with, so that posting one by one costs a part of a system
-//! call.
+//! Which requests wait for others to leave with, so that posting one by one costs a part of a
+//! system call.
 //!
 //! Pure: told what is under way and what waits. What waits is taken along by the next
 //! acknowledgement, which is why something must be under way, and by the next poll.
