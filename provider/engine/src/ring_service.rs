@@ -25,7 +25,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-/// Beyond this many, they are small.
+/// Beyond this many that the process writes, they are small.
 const FEW: usize = 16;
 /// The same for one whose mailbox was full.
 const BUSY: Duration = Duration::from_millis(5);
@@ -47,7 +47,11 @@ impl Engine {
     }
 
     fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
-        let size = if self.rings.out.lock().len() <= FEW { shm::SIZE } else { shm::SMALL };
+        let size = match shm::written() {
+            0..FEW => shm::SIZE,
+            FEW..MAX_RINGS => shm::SMALL,
+            _ => return Err(io::ErrorKind::QuotaExceeded.into()),
+        };
         let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
         poller.watch_line(offer.control.fd())?;
@@ -59,8 +63,7 @@ impl Engine {
     /// Another process offers a ring. Without it, it goes on using the socket.
     pub(crate) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
         let size = size as usize;
-        let is_wanted =
-            self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && self.rings.inbound.read().len() < MAX_RINGS;
+        let is_wanted = self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && shm::read() < MAX_RINGS;
         if let (true, Ok(poller)) = (is_wanted, self.poller()) {
             // What cannot be mapped or watched is let go of, which the other process notices.
             let _ = uncancelled(|| self.open_inbound(size, descriptors, &poller));

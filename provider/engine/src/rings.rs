@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-/// Rings of one process in each direction; with more peers than that, the others are reached by the
-/// socket. Each costs two descriptors and the memory of a ring.
+/// Rings of one process in each direction, whichever of its engines has them; with more peers than
+/// that, the others are reached by the socket. Each costs two descriptors and the memory of a ring.
 pub(crate) const MAX_RINGS: usize = 128;
 /// How soon a process that did not want a ring, or was not there, is asked again.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);

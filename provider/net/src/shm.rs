@@ -16,11 +16,13 @@
 //!
 //! Knows no queue pairs and no engine.
 
+mod count;
 #[allow(unsafe_code)]
 mod memory;
 mod ring;
 mod wakeup;
 
+pub use count::{read, written};
 #[cfg(any(test, feature = "fuzz"))]
 pub use ring::check_ring;
 pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};

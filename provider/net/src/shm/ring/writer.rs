@@ -1,5 +1,6 @@
 //! The half of a ring that writes: builds records where the reader will find them.
 
+use super::super::count::Counted;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{ADDRESSES, ALIGN, HEADER_LEN, Heading, LINE, MAX_RUN, RecordHeader, STAGED, record_len, start};
@@ -59,6 +60,7 @@ pub struct Writer {
     pub(super) cleared: u64,
     /// The record that is being built, if it is small.
     staged: Box<[u8; STAGED]>,
+    _counted: Counted,
 }
 
 impl Writer {
@@ -66,7 +68,8 @@ impl Writer {
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
         let staged = Box::new([0; STAGED]);
-        Ok((Self { memory, tail: 0, head: 0, open: None, addresses: None, cleared: 0, staged }, fd))
+        let (open, addresses, _counted) = (None, None, Counted::writer());
+        Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
 
     /// Whether there is room for a packet of `len` bytes with its ICRC.
