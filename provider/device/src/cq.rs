@@ -88,7 +88,6 @@ impl Context {
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
         let id = ObjectId::next();
         let engine = self.engine().of_this_thread();
-        init.channel.iter().for_each(|channel| channel.engines().add(&engine));
         let channel = init.channel.as_ref().map(|channel| channel.id());
         let tracked = Tracked::new(id, || Made::Cq { context: self.id(), channel, capacity: init.cqe });
         Ok(Arc::new_cyclic(|me| Cq {
@@ -342,7 +341,8 @@ impl Cq {
         self.uses.hold()
     }
 
-    /// The engine for the queue pairs that complete here.
+    /// The engine for the queue pairs that complete here: that of the first one, or of the thread
+    /// that made the queue.
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         self.engines.main()

@@ -4,32 +4,34 @@
 
 use roxe_base::lock::{RwLock, rank};
 use roxe_engine::engine::Engine;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Those of the queue pairs of a completion queue, or of the completion queues of a channel.
 #[derive(Debug)]
 pub(crate) struct EngineSet {
-    main: Arc<Engine>,
+    /// What stands for the main one as long as there is none.
+    usual: Arc<Engine>,
+    main: OnceLock<Arc<Engine>>,
     has_others: AtomicBool,
     others: RwLock<rank::EngineSet, Vec<Arc<Engine>>>,
 }
 
 impl EngineSet {
-    /// `main` alone.
-    pub(crate) fn new(main: Arc<Engine>) -> Self {
-        Self { main, has_others: AtomicBool::new(false), others: RwLock::default() }
+    /// None yet. Whoever asks for the main one gets `usual` until one is added.
+    pub(crate) fn new(usual: Arc<Engine>) -> Self {
+        Self { usual, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
     }
 
-    /// The one that is always there.
+    /// The one that was added first.
     #[inline]
     pub(crate) fn main(&self) -> &Arc<Engine> {
-        &self.main
+        self.main.get().unwrap_or(&self.usual)
     }
 
     /// `engine` is one of them from now on.
     pub(crate) fn add(&self, engine: &Arc<Engine>) {
-        if Arc::ptr_eq(engine, &self.main) {
+        if Arc::ptr_eq(engine, self.main.get_or_init(|| Arc::clone(engine))) {
             return;
         }
         let mut others = self.others.write();
