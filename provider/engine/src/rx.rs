@@ -57,10 +57,8 @@ impl Engine {
     pub(crate) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
+        let by_rings = self.rings().is_on() && self.receive_by_rings(sources, buf, state, now);
         let mut found = false;
-        if self.rings().is_on() {
-            found |= self.receive_by_rings(sources, buf, state, now);
-        }
         // What others have sent on is older than what comes by itself now.
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, now);
@@ -78,6 +76,8 @@ impl Engine {
         if state.frames.is_some() {
             found |= self.drain_frames(state, now);
         }
+        state.note_look(all, found);
+        found |= by_rings;
         if let Some(interceptor) = self.interceptor() {
             found |= self.release_held(interceptor, state, now, now);
         }

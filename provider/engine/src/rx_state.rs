@@ -26,6 +26,9 @@ pub(crate) const COLD: u32 = 16;
 /// While packets come by rings, or before timers run, all sockets are looked at this often: a look
 /// costs three system calls, as much as a message takes from one process to another and back.
 pub(crate) const BESIDE_RINGS: Duration = Duration::from_micros(20);
+/// Beside rings, after each look that found nothing, the next one comes twice as late, up to this:
+/// so often the looks were a third of what the average of a ping-pong was above its median.
+pub(crate) const SELDOM: Duration = Duration::from_micros(80);
 /// Visits that find packets before timers run all the same: what was there when these became due
 /// has been taken by then.
 pub(crate) const MAX_OVERDUE: u32 = 256;
@@ -80,6 +83,8 @@ pub(crate) struct RxState {
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
     /// When all sockets were looked at last.
     pub(crate) looked_at: Instant,
+    /// What is added to [`BESIDE_RINGS`] until the next look.
+    pub(crate) looks_later: Duration,
     /// Slots of this process with their mailboxes.
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
@@ -147,8 +152,10 @@ impl RxState {
     /// 10,000 queue pairs one is due every 7 us.
     pub(crate) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
-        let is_time = if self.prefers_rings || is_due {
+        let is_time = if is_due {
             now.since(self.looked_at) >= BESIDE_RINGS
+        } else if self.prefers_rings {
+            now.since(self.looked_at) >= BESIDE_RINGS + self.looks_later
         } else {
             self.visits.is_multiple_of(COLD)
         };
@@ -156,6 +163,16 @@ impl RxState {
             self.looked_at = now;
         }
         is_time
+    }
+
+    /// All sockets, or some of them, were looked at, and `found` something.
+    #[inline]
+    pub(crate) fn note_look(&mut self, all: bool, found: bool) {
+        if found {
+            self.looks_later = Duration::ZERO;
+        } else if all {
+            self.looks_later = (2 * self.looks_later + BESIDE_RINGS).min(SELDOM);
+        }
     }
 
     /// Whether something is left from earlier visits that other processes are to get, or filters
@@ -221,5 +238,20 @@ mod tests {
         let looks =
             (0..1000).filter(|at| state.takes_turn_of_sockets(true, start.after(Duration::from_nanos(100) * *at)));
         assert_eq!(looks.count(), 5);
+    }
+
+    #[test]
+    fn beside_rings_empty_sockets_are_looked_at_less_and_less_often_until_one_has_something() {
+        let (mut state, start) = (RxState { prefers_rings: true, ..RxState::default() }, clock::now());
+        let mut looks = |found: bool, micros: std::ops::Range<u32>| {
+            let is_look = |at: &u32| {
+                let takes_turn = state.takes_turn_of_sockets(false, start.after(Duration::from_micros(1) * *at));
+                state.note_look(takes_turn, takes_turn && found);
+                takes_turn
+            };
+            micros.filter(is_look).collect::<Vec<_>>()
+        };
+        assert_eq!(looks(false, 0..500), [0, 40, 120, 220, 320, 420]);
+        assert_eq!(looks(true, 500..601), [520, 540, 560, 580, 600]);
     }
 }
