@@ -25,8 +25,7 @@
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
 //!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
-//!   engines of further threads: [`further`]; why
-//!   nobody answers: [`reachability`], [`reasons`].
+//!   engines of further threads: [`further`]; why nobody answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
 //!

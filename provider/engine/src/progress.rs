@@ -237,7 +237,7 @@ impl Engine {
             }
             None => {}
         }
-        if files.is_behind(&self.adapter.counters()) {
+        if files.is_behind(|| self.adapter.counters()) {
             self.set(Task::CounterFiles, Some(now.after(files.pause())));
         }
     }
