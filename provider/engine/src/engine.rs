@@ -79,8 +79,6 @@ pub(crate) struct Ears {
 
 /// The engine: the fabric, the receive side, and the queue pairs by number.
 pub struct Engine {
-    /// Which engine of its device it is; 0 is the first one.
-    number: usize,
     pub(crate) fabric: Fabric,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
@@ -108,7 +106,7 @@ impl Deref for Engine {
 impl Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut text = f.debug_struct("Engine");
-        text.field("device", &self.adapter.name()).field("number", &self.number).finish_non_exhaustive()
+        text.field("device", &self.adapter.name()).field("number", &self.number()).finish_non_exhaustive()
     }
 }
 
@@ -118,12 +116,11 @@ impl Engine {
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
-        Ok(Arc::new_cyclic(|me| Self::new(0, Fabric::new(Arc::clone(adapter), 0, config, interceptor), services, me)))
+        Ok(Arc::new_cyclic(|me| Self::new(Fabric::new(Arc::clone(adapter), 0, config, interceptor), services, me)))
     }
 
-    pub(crate) fn new(number: usize, fabric: Fabric, services: Arc<dyn Services>, me: &Weak<Self>) -> Self {
+    pub(crate) fn new(fabric: Fabric, services: Arc<dyn Services>, me: &Weak<Self>) -> Self {
         Self {
-            number,
             fabric,
             started: AtomicBool::new(false),
             starting: Mutex::default(),
@@ -137,12 +134,12 @@ impl Engine {
 
     /// Which engine of its device it is.
     pub fn number(&self) -> usize {
-        self.number
+        self.fabric.number
     }
 
     /// Whether it is the first one.
     pub fn is_first(&self) -> bool {
-        self.number == 0
+        self.number() == 0
     }
 
     /// What packets leave by.

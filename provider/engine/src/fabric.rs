@@ -26,6 +26,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Fabric {
     pub(crate) adapter: Arc<Adapter>,
+    /// Which engine of its device it is of; 0 is the first one.
+    pub(crate) number: usize,
     counters: Arc<Counters>,
     pub(crate) config: &'static Config,
     pub(crate) scheduler: Scheduler,
@@ -61,6 +63,7 @@ impl Fabric {
         Self {
             counters: adapter.counters_of(number),
             adapter,
+            number,
             config,
             links: Links::default(),
             flows: Flows::new(flag(Ready::QUEUE_PAIRS), flag(Ready::CREDITS)),

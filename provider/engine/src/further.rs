@@ -94,7 +94,7 @@ impl Engine {
     fn another(self: &Arc<Self>, number: usize) -> Arc<Self> {
         let fabric = Fabric::new(Arc::clone(&self.adapter), number, self.config, None);
         let services = Arc::new(ToFirst(Arc::downgrade(self)));
-        Arc::new_cyclic(|me| Self::new(number, fabric, services, me))
+        Arc::new_cyclic(|me| Self::new(fabric, services, me))
     }
 
     /// The engines of the device beside this one, if this is the first.

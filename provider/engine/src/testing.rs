@@ -34,7 +34,7 @@ pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
 
 fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
     let adapter = Arc::new(Adapter::new(0, netdev));
-    Arc::new_cyclic(|me| Engine::new(0, Fabric::new(adapter, 0, config, None), Arc::new(Nobody), me))
+    Arc::new_cyclic(|me| Engine::new(Fabric::new(adapter, 0, config, None), Arc::new(Nobody), me))
 }
 
 /// Takes nothing.
