@@ -28,6 +28,14 @@ fn row(line: &str) -> Option<Row> {
     Some(Row { size, figures: figures.to_vec() })
 }
 
+/// Whether `row` of `output` has rates or times, not only zeros. perftest prints zeros, too, where it
+/// has not learned the rate of the clock, and says "Correlation coefficient r^2: 0.51 < 0.9" then:
+/// one sample that another process interrupts between the two clocks is enough. Such zeros say
+/// nothing about the messages.
+pub fn is_measured(row: &Row, output: &str) -> bool {
+    output.contains("Correlation coefficient") || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
+}
+
 /// The library to preload to `program`, if that is one of perftest, so that it need not learn how
 /// fast the processor's clock is: `tests/clients/perftest/clock.c`.
 pub(crate) fn clock(program: &str) -> Option<&'static Path> {
@@ -44,6 +52,14 @@ pub(crate) fn clock(program: &str) -> Option<&'static Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zeros_are_no_measurement_unless_the_clock_was_not_learned() {
+        let zeros = " 1024       50               0.00               0.00   \t\t   0.000000\n";
+        let rows = rows(zeros);
+        assert!(!is_measured(&rows[0], zeros));
+        assert!(is_measured(&rows[0], &format!("Correlation coefficient r^2: 0.513067 < 0.9\n{zeros}")));
+    }
 
     #[test]
     fn finds_the_numbers_and_nothing_else() {

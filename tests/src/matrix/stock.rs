@@ -4,7 +4,7 @@ use super::run::{self, Runner};
 use super::{Condition, Direction, Ending, Ip, capture};
 use crate::guest::sides::{self, Side};
 use crate::pair::{self, KILLED, Outcome};
-use crate::perftest;
+use crate::perftest::{self, Row};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -191,19 +191,19 @@ fn iterations(output: &str) -> Result<(), String> {
 
 /// perftest on this host prints one line with a speed.
 fn figures(output: &str) -> Result<(), String> {
-    one_line(output, |figures| figures.iter().skip(1).any(|figure| *figure > 0.0))
+    one_line(output, |row| perftest::is_measured(row, output))
 }
 
 /// In the guest it prints the line too when all its messages have gone, their number first; but
 /// 0.00 as speed where it could not tell how fast its clock goes, as when the guest was kept from
 /// running meanwhile.
 fn messages(output: &str) -> Result<(), String> {
-    one_line(output, |figures| figures.first().is_some_and(|count| *count > 0.0))
+    one_line(output, |row| row.figures.first().is_some_and(|count| *count > 0.0))
 }
 
-fn one_line(output: &str, is_good: impl Fn(&[f64]) -> bool) -> Result<(), String> {
+fn one_line(output: &str, is_good: impl Fn(&Row) -> bool) -> Result<(), String> {
     match perftest::rows(output).as_slice() {
-        [row] if is_good(&row.figures) => Ok(()),
+        [row] if is_good(row) => Ok(()),
         rows => Err(format!("one line of figures was expected, not {rows:?}")),
     }
 }
