@@ -58,14 +58,18 @@ impl Engine {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
         let by_rings = self.rings().is_on() && self.receive_by_rings(sources, buf, state, now);
+        if all {
+            state.look(&sources.links);
+        }
         let mut found = false;
         // What others have sent on is older than what comes by itself now.
         if all || state.mail_visits > 0 || self.flows.is_starved() {
-            found |= self.drain_mailboxes(buf, state, now);
+            found |= self.drain_mailboxes(buf, state, all, now);
         }
-        let skips_sockets = state.prefers_rings && !all;
-        for link in sources.links.iter().filter(|link| all || link.is_hot() && !skips_sockets) {
-            if self.drain_link(link, Way::Address, buf, state, now) {
+        let skips_sockets = state.prefers_rings;
+        for link in &sources.links {
+            let may_have = if all { state.readiness.has(link.fd()) } else { link.is_hot() && !skips_sockets };
+            if may_have && self.drain_link(link, Way::Address, buf, state, now) {
                 found = true;
                 state.prefers_rings = false;
             }
@@ -156,7 +160,7 @@ impl Engine {
             && links.iter().fold(false, |found, link| self.drain_link(link, Way::Address, buf, state, now) | found)
         {
         }
-        self.drain_mailboxes(buf, state, now);
+        self.drain_mailboxes(buf, state, false, now);
     }
 
     /// Receives from the sockets of all groups.
@@ -166,7 +170,7 @@ impl Engine {
             let mut next = 0;
             while let Some(link) = state.groups.get(at).and_then(|group| group.links.get(next)).map(Arc::clone) {
                 next += 1;
-                if all || link.is_hot() {
+                if if all { state.readiness.has(link.fd()) } else { link.is_hot() } {
                     found |= self.drain_link(&link, Way::Group(at), buf, state, now);
                 }
             }
@@ -174,17 +178,17 @@ impl Engine {
         found
     }
 
-    /// Reads the frames that other processes sent us.
+    /// Reads the frames that other processes sent us. `looked`: only where the last look has seen
+    /// something.
     #[inline]
-    fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+    fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, looked: bool, now: Instant) -> bool {
         let mut found = false;
         self.flows.set_starved(false);
         state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() {
             for _ in 0..BUDGET {
-                let Some(Ok(Some((len, fds)))) =
-                    state.slots.get(at).map(|socket| socket.recv_with(buf, &mut state.control))
-                else {
+                let slot = state.slots.get(at).filter(|slot| !looked || state.readiness.has(slot.fd()));
+                let Some(Ok(Some((len, fds)))) = slot.map(|socket| socket.recv_with(buf, &mut state.control)) else {
                     break;
                 };
                 found = true;
@@ -196,9 +200,8 @@ impl Engine {
         }
         for at in 0..state.services.len() {
             for _ in 0..BUDGET {
-                let Some(Ok(Some(len))) =
-                    state.services.get(at).map(|socket| socket.recv_with(buf, &mut state.control))
-                else {
+                let service = state.services.get(at).filter(|service| !looked || state.readiness.has(service.fd()));
+                let Some(Ok(Some(len))) = service.map(|socket| socket.recv_with(buf, &mut state.control)) else {
                     break;
                 };
                 found = true;

@@ -79,4 +79,4 @@ pub mod udp_table;
 use roxe_base::sync;
 
 pub use cmsg::Control;
-pub use sys::{SendRoom, wake};
+pub use sys::{Readiness, SendRoom, wake};

@@ -52,6 +52,34 @@ impl SendRoom {
     }
 }
 
+/// Which of several sockets have something to read.
+#[derive(Debug, Default)]
+pub struct Readiness(Vec<libc::pollfd>);
+
+impl Readiness {
+    /// Looks at sockets, all with one call that does not wait. Where that fails, each may have
+    /// something.
+    pub fn look(&mut self, fds: impl Iterator<Item = RawFd>) {
+        self.0.clear();
+        self.0.extend(fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let (mask, mask_len) = (std::ptr::null::<libc::sigset_t>(), 0_usize);
+        // SAFETY: there are as many entries as the call is told; it reads and writes them, and
+        // reads `now`, which is on this frame. It gets no signal mask.
+        let rc = unsafe {
+            libc::syscall(libc::SYS_ppoll, self.0.as_mut_ptr(), self.0.len(), &raw const now, mask, mask_len)
+        };
+        if rc < 0 {
+            self.0.iter_mut().for_each(|entry| entry.revents = libc::POLLIN);
+        }
+    }
+
+    /// Whether this one had something, or an error, at the last look. Nothing is known of others.
+    pub fn has(&self, fd: RawFd) -> bool {
+        self.0.iter().any(|entry| entry.fd == fd && entry.revents != 0)
+    }
+}
+
 /// Most datagrams that [`discard`] takes at once.
 pub(super) const MAX_DISCARDED: usize = 16;
 
