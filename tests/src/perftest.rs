@@ -28,10 +28,10 @@ fn row(line: &str) -> Option<Row> {
     Some(Row { size, figures: figures.to_vec() })
 }
 
-/// Whether `row` of `output` has rates or times, not only zeros. perftest prints zeros, too, where it
-/// has not learned the rate of the clock, and says "Correlation coefficient r^2: 0.51 < 0.9" then:
-/// one sample that another process interrupts between the two clocks is enough. Such zeros say
-/// nothing about the messages.
+/// Whether `row` of `output` has rates or times, not only zeros. perftest prints zeros, too, where
+/// it has not learned the rate of the clock, and says "Correlation coefficient r^2: 0.51 < 0.9"
+/// then: one sample that another process interrupts between the two clocks is enough. Such zeros
+/// say nothing about the messages.
 pub fn is_measured(row: &Row, output: &str) -> bool {
     output.contains("Correlation coefficient") || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
 }
