@@ -1,5 +1,5 @@
-//! Two network namespaces that a veth pair joins: this process's own, and a second one. Touches
-//! child processes; root only.
+//! Two network namespaces that a veth pair joins, or a bridge in a third: this process's own, and a
+//! second one. Touches child processes; root only.
 
 use crate::pair::LOOK;
 use std::fs;
@@ -20,23 +20,46 @@ pub struct End {
     pub addresses: Vec<String>,
 }
 
-/// The second namespace, which a process keeps that ends with this one.
+/// A process that keeps a network namespace, and ends with this one.
+#[derive(Debug)]
+struct Keeper(Child);
+
+impl Keeper {
+    fn start() -> io::Result<Self> {
+        // It reads until our end of the pipe is gone.
+        let keeper = Self(Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?);
+        while namespace(keeper.0.id())? == namespace(std::process::id())? {
+            thread::sleep(LOOK);
+        }
+        Ok(keeper)
+    }
+
+    /// A command that leads into the namespace.
+    fn prefix(&self) -> Vec<String> {
+        ["nsenter", "--net", "--target", &self.0.id().to_string(), "--"].map(str::to_owned).to_vec()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // It may have ended; then there is nothing left to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The second namespace.
 #[derive(Debug)]
 pub struct Veth {
-    keeper: Child,
+    keeper: Keeper,
 }
 
 impl Veth {
     /// Makes the second namespace and a link to it, and waits until both ends are up. The caller
     /// has called [`isolate`](crate::guest::link::isolate).
     pub fn build(here: &End, there: &End) -> io::Result<Self> {
-        // It reads until our end of the pipe is gone.
-        let keeper = Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?;
-        let veth = Self { keeper };
+        let veth = Self { keeper: Keeper::start()? };
         let pid = veth.keeper();
-        while namespace(pid)? == namespace(std::process::id())? {
-            thread::sleep(LOOK);
-        }
         let (a, b) = (here, there);
         ip(
             &[],
@@ -62,20 +85,54 @@ impl Veth {
 
     /// A process in the second namespace.
     pub fn keeper(&self) -> u32 {
-        self.keeper.id()
+        self.keeper.0.id()
     }
 
     /// A command that leads into the second namespace.
     pub fn prefix(&self) -> Vec<String> {
-        ["nsenter", "--net", "--target", &self.keeper().to_string(), "--"].map(str::to_owned).to_vec()
+        self.keeper.prefix()
     }
 }
 
-impl Drop for Veth {
-    fn drop(&mut self) {
-        // It may have ended; then there is nothing left to do.
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
+/// A bridge in a namespace of its own, with a port for each of the two of a [`Veth`].
+#[derive(Debug)]
+pub struct Bridge {
+    keeper: Keeper,
+}
+
+/// Names of the ports: of the first namespace, of the second.
+const PORTS: [&str; 2] = ["port0", "port1"];
+
+impl Bridge {
+    /// Gives both namespaces another interface, behind which is the bridge, and waits until they
+    /// are up.
+    pub fn build(veth: &Veth, ends: [&End; 2]) -> io::Result<Self> {
+        let bridge = Self { keeper: Keeper::start()? };
+        let (pid, at) = (bridge.keeper.0.id(), bridge.keeper.prefix());
+        ip(&at, "link add bridge0 type bridge")?;
+        ip(&at, "link set bridge0 up")?;
+        let prefixes = [Vec::new(), veth.prefix()];
+        for ((end, prefix), port) in ends.iter().zip(&prefixes).zip(PORTS) {
+            let (name, mac) = (end.name, end.mac);
+            ip(prefix, &format!("link add {name} address {mac} type veth peer name {port} netns {pid}"))?;
+            ip(&at, &format!("link set {port} master bridge0 up"))?;
+            raise(prefix, end)?;
+        }
+        for (end, prefix) in ends.iter().zip(&prefixes) {
+            while !is_up(prefix, end)? {
+                thread::sleep(LOOK);
+            }
+        }
+        Ok(bridge)
+    }
+
+    /// Gives both ends, the ports and the bridge this MTU, bytes of an IP packet.
+    pub fn set_mtu(&self, veth: &Veth, ends: [&End; 2], mtu: u32) -> io::Result<()> {
+        for ((end, prefix), port) in ends.iter().zip([Vec::new(), veth.prefix()]).zip(PORTS) {
+            ip(&self.keeper.prefix(), &format!("link set dev {port} mtu {mtu}"))?;
+            ip(&prefix, &format!("link set dev {} mtu {mtu}", end.name))?;
+        }
+        ip(&self.keeper.prefix(), &format!("link set dev bridge0 mtu {mtu}")).map(drop)
     }
 }
 

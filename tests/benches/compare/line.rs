@@ -57,7 +57,11 @@ impl fmt::Display for Link {
     }
 }
 
-/// A program of perftest and how it runs.
+/// The program of the tests that has many connections, a few of them busy, and sleeps on the
+/// server's side: `tests/clients/busy`.
+pub(crate) const BUSY: &str = "busy_connections";
+
+/// A program of perftest, or [`BUSY`], and how it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verbs {
     /// Its name; those that end with "_lat" take times.
@@ -68,6 +72,8 @@ pub(crate) struct Verbs {
     pub(crate) qps: u32,
     /// Whether it sleeps until an event tells of a completion.
     pub(crate) events: bool,
+    /// Processes on each side, each with so many queue pairs; their rates are added up.
+    pub(crate) processes: u32,
     /// The link.
     pub(crate) link: Link,
     /// Whether the build before this one runs it, that of `--against`.
@@ -77,7 +83,7 @@ pub(crate) struct Verbs {
 impl Verbs {
     /// One queue pair, MTU 4096, polling.
     pub(crate) const fn new(tool: &'static str, link: Link) -> Self {
-        Self { tool, mtu: 4096, qps: 1, events: false, link, before: false }
+        Self { tool, mtu: 4096, qps: 1, events: false, processes: 1, link, before: false }
     }
 
     /// With another path MTU.
@@ -93,6 +99,11 @@ impl Verbs {
     /// Waiting for events.
     pub(crate) const fn events(self) -> Self {
         Self { events: true, ..self }
+    }
+
+    /// With more processes on each side.
+    pub(crate) const fn processes(self, processes: u32) -> Self {
+        Self { processes, ..self }
     }
 
     /// By the build before this one.
@@ -118,6 +129,9 @@ impl fmt::Display for Verbs {
         if self.events {
             write!(f, ", events")?;
         }
+        if self.processes != 1 {
+            write!(f, ", {} processes", self.processes)?;
+        }
         if self.before { f.write_str(", before") } else { Ok(()) }
     }
 }
@@ -139,8 +153,8 @@ pub(crate) enum Work {
     Yardstick(usize),
     /// Datagrams one way, with or without segmentation offload.
     UdpStream(bool),
-    /// A datagram there and back.
-    UdpLatency,
+    /// So many datagrams there and as many back: two are a WRITE and an acknowledgement.
+    UdpLatency(usize),
     /// A TCP connection one way.
     TcpStream,
     /// A TCP connection there and back.
@@ -163,7 +177,8 @@ impl fmt::Display for Work {
             Self::Yardstick(mtu) => write!(f, "yardstick, MTU {mtu}"),
             Self::UdpStream(false) => f.write_str("raw UDP, a call each"),
             Self::UdpStream(true) => f.write_str("raw UDP, GSO and GRO"),
-            Self::UdpLatency => f.write_str("raw UDP"),
+            Self::UdpLatency(1) => f.write_str("raw UDP"),
+            Self::UdpLatency(count) => write!(f, "raw UDP, {count} datagrams each"),
             Self::TcpStream | Self::TcpLatency => f.write_str("TCP"),
             Self::RingStream | Self::RingLatency => f.write_str("shared ring"),
         }
@@ -204,6 +219,11 @@ pub(crate) enum Network {
         /// Over IPv6.
         v6: bool,
     },
+    /// The same, but each has its veth pair to a bridge in a third one.
+    Bridge {
+        /// Bytes of an IP packet.
+        mtu: u32,
+    },
 }
 
 impl fmt::Display for Network {
@@ -211,6 +231,7 @@ impl fmt::Display for Network {
         match self {
             Self::Loopback => Ok(()),
             Self::Veth { mtu, v6 } => write!(f, ", veth {mtu}{}", if *v6 { ", IPv6" } else { "" }),
+            Self::Bridge { mtu } => write!(f, ", bridge {mtu}"),
         }
     }
 }

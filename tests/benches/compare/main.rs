@@ -4,7 +4,8 @@
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
-//!   --veth        between two network namespaces instead, beside TCP; root
+//!   --veth        between two network namespaces instead, by a veth pair and over a bridge, beside
+//!                 TCP; root
 //!   --against F   against another build of roxe instead, whose program is F, a full path
 //!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time
@@ -36,10 +37,11 @@ mod sys;
 mod work;
 mod yardstick;
 
-use line::{Line, Link, Work};
+use line::{BUSY, Line, Link, Work};
 use network::Namespaces;
 use rounds::{Measured, Rounds};
 use roxe_tests::build;
+use roxe_tests::cc;
 use roxe_tests::guest::link;
 use roxe_tests::measure::pin;
 use roxe_tests::pair;
@@ -173,6 +175,7 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
     lines.retain(|line| options.words.iter().all(|word| line.to_string().contains(word)));
     let has_links = has_links()?;
     let missing = |line: &Line| match &line.work {
+        Work::Verbs(verbs) if verbs.tool == BUSY => cc::missing().map(|why| format!("{BUSY}: {why}")),
         Work::Verbs(verbs) if !pair::installed(verbs.tool) => {
             Some(format!("{}: perftest is not installed", verbs.tool))
         }

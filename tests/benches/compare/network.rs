@@ -1,25 +1,31 @@
 //! Where the two programs of a line are: beside each other, or in two network namespaces with a
-//! veth pair between them, as two containers have it.
+//! veth pair or a bridge between them, as two containers have it.
 
 use crate::line::Network;
 use roxe_tests::measure::pin;
-use roxe_tests::veth::{self, Veth};
+use roxe_tests::veth::{self, Bridge, Veth};
 use std::io;
 
-/// The interface, which has the same name in both namespaces.
+/// The interface of the veth pair, which has the same name in both namespaces.
 const NETDEV: &str = "veth0";
 const HERE: [&str; 2] = ["10.78.0.1", "fd78::1"];
 const LOOPBACK: &str = "127.0.0.1";
 const THERE: [&str; 2] = ["10.78.0.2", "fd78::2"];
+/// The same of the way over the bridge.
+const BRIDGED: &str = "bridged0";
+const BRIDGED_HERE: &str = "10.78.1.1";
+const BRIDGED_THERE: &str = "10.78.1.2";
 
-/// Both namespaces. This process and all servers are in the first.
+/// Both namespaces, and the bridge's. This process and all servers are in the first.
 pub(crate) struct Namespaces {
     ends: [veth::End; 2],
     veth: Veth,
+    bridged_ends: [veth::End; 2],
+    bridge: Bridge,
 }
 
 impl Namespaces {
-    /// Makes the second; the caller is alone in the first.
+    /// Makes the others; the caller is alone in the first.
     pub(crate) fn build() -> io::Result<Self> {
         let end = |mac, [v4, v6]: [&str; 2]| veth::End {
             name: NETDEV,
@@ -28,7 +34,10 @@ impl Namespaces {
         };
         let ends = [end("02:00:00:00:78:01", HERE), end("02:00:00:00:78:02", THERE)];
         let veth = Veth::build(&ends[0], &ends[1])?;
-        Ok(Self { ends, veth })
+        let bridged = |mac, v4| veth::End { name: BRIDGED, mac, addresses: vec![format!("{v4}/24")] };
+        let bridged_ends = [bridged("02:00:00:00:78:03", BRIDGED_HERE), bridged("02:00:00:00:78:04", BRIDGED_THERE)];
+        let bridge = Bridge::build(&veth, [&bridged_ends[0], &bridged_ends[1]])?;
+        Ok(Self { ends, veth, bridged_ends, bridge })
     }
 }
 
@@ -55,8 +64,13 @@ impl Site {
             (Network::Loopback, _) => {
                 Ok(Self { host: LOOPBACK, meet: LOOPBACK, gid: 0, far: LOOPBACK, netdev: None, client: Vec::new() })
             }
-            (Network::Veth { .. }, None) => Err(io::Error::other("there are no namespaces")),
-            (Network::Veth { mtu, v6 }, Some(Namespaces { ends: [here, there], veth })) => {
+            (Network::Veth { .. } | Network::Bridge { .. }, None) => Err(io::Error::other("there are no namespaces")),
+            (Network::Bridge { mtu }, Some(Namespaces { veth, bridged_ends: [here, there], bridge, .. })) => {
+                bridge.set_mtu(veth, [here, there], mtu)?;
+                let (host, far) = (BRIDGED_HERE, BRIDGED_THERE);
+                Ok(Self { host, meet: host, gid: 0, far, netdev: Some(BRIDGED), client: veth.prefix() })
+            }
+            (Network::Veth { mtu, v6 }, Some(Namespaces { ends: [here, there], veth, .. })) => {
                 veth.set_mtu(here, there, mtu)?;
                 // The table has IPv4 addresses, then those of IPv6, the link-local one last.
                 let gid = u32::from(v6);

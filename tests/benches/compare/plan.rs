@@ -1,6 +1,6 @@
 //! Which lines a run has: those that the Shows quote, or all.
 
-use crate::line::{Line, Link, Network, Unit, Verbs, Work};
+use crate::line::{BUSY, Line, Link, Network, Unit, Verbs, Work};
 
 /// The group of what moves bytes one way without perftest.
 const WRITE_BW: &str = "ib_write_bw";
@@ -42,7 +42,8 @@ pub(crate) fn quick() -> Vec<Line> {
         stream(MB, Work::Ucx("tag_bw", "tcp")),
         stream(MB, Work::Ucx("tag_bw", "posix,cma")),
         rate(64, Work::Yardstick(4096)),
-        latency(8, Work::UdpLatency),
+        latency(8, Work::UdpLatency(1)),
+        latency(8, Work::UdpLatency(2)),
         latency(8, Work::RingLatency),
         latency(8, Work::Ucx("tag_lat", "tcp")),
         latency(8, Work::Ucx("tag_lat", "posix,cma")),
@@ -98,10 +99,12 @@ pub(crate) fn whole() -> Vec<Line> {
 }
 
 /// Networks of two namespaces, with the path MTU that fits.
-pub(crate) const VETHS: [(Network, u32); 3] = [
+pub(crate) const VETHS: [(Network, u32); 5] = [
     (Network::Veth { mtu: 1500, v6: false }, 1024),
     (Network::Veth { mtu: 9000, v6: false }, 4096),
     (Network::Veth { mtu: 9000, v6: true }, 4096),
+    (Network::Bridge { mtu: 1500 }, 1024),
+    (Network::Bridge { mtu: 9000 }, 4096),
 ];
 
 /// What two containers have.
@@ -115,10 +118,13 @@ pub(crate) fn veth() -> Vec<Line> {
             stream(MB, Work::Yardstick(mtu as usize)),
             stream(64 << 10, Work::Yardstick(mtu as usize)),
             rate(64, Work::Yardstick(mtu as usize)),
-            latency(8, Work::UdpLatency),
+            latency(8, Work::UdpLatency(1)),
+            latency(8, Work::UdpLatency(2)),
             latency(8, Work::Ucx("tag_lat", "tcp")),
             verbs(MB, new(WRITE_BW)),
             verbs(64 << 10, new(WRITE_BW)),
+            verbs(64 << 10, new(WRITE_BW).processes(2)),
+            verbs(64 << 10, new(WRITE_BW).processes(4)),
             verbs(64, new(WRITE_BW)),
             verbs(8, new(WRITE_LAT)),
             verbs(8, new("ib_send_lat").events()),
@@ -140,16 +146,18 @@ pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     both.flatten().collect()
 }
 
-/// More queue pairs, another MTU, events.
+/// More queue pairs, processes, connections, another MTU, events.
 fn variations(link: Link) -> Vec<Line> {
     let new = |tool| Verbs::new(tool, link);
     let mut lines = Vec::new();
     for size in [64, 4 << 10, 64 << 10, MB] {
         lines.extend([4, 16].map(|qps| verbs(size, new(WRITE_BW).qps(qps))));
+        lines.extend([2, 4].map(|processes| verbs(size, new(WRITE_BW).processes(processes))));
         lines.push(verbs(size, new(WRITE_BW).mtu(1024)));
         lines.push(verbs(size, new("ib_send_bw").events()));
     }
     lines.push(verbs(4 << 10, new("ib_send_lat").events()));
+    lines.push(verbs(64, new(BUSY).qps(1000).events()));
     lines
 }
 

@@ -21,13 +21,16 @@ const BUFFER: usize = 4 << 20;
 /// Bytes of a message that goes there and back.
 const SMALL: usize = 8;
 
-/// Half the median round trip of an 8-byte datagram, microseconds; both sides spin.
-pub(crate) fn udp_latency(site: &Site, time: Duration) -> io::Result<Sample> {
+/// Half the median round trip of so many 8-byte datagrams, each with a call, microseconds; both
+/// sides spin.
+pub(crate) fn udp_latency(site: &Site, datagrams: usize, time: Duration) -> io::Result<Sample> {
     let peer = FarPeer::start(site, &["udp-echo"])?;
     let socket = peer.socket()?;
     half_round_trip(time, || {
-        socket.send(&[7; SMALL])?;
-        while would_block(socket.recv(&mut [0; 64]))?.is_none() {}
+        (0..datagrams).try_for_each(|_| socket.send(&[7; SMALL]).map(drop))?;
+        for _ in 0..datagrams {
+            while would_block(socket.recv(&mut [0; 64]))?.is_none() {}
+        }
         Ok(())
     })
 }

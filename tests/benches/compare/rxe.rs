@@ -12,6 +12,7 @@ use roxe_tests::build;
 use roxe_tests::guest::sides::{Process, Side};
 use roxe_tests::guest::{Guest, kernel::Kernel, link};
 use roxe_tests::measure::pin::{self, End};
+use roxe_tests::perftest;
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,11 +23,6 @@ const INSIDE: &str = "ip netns exec roxe ";
 const PROCESSORS: u32 = 2;
 /// Longest time for a pair of programs; emulated ones start slowly.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What perftest says when it could not compare its two clocks, and then has no figures. On an
-/// emulated processor that has a busy machine below it happens.
-const NO_CLOCK: &str = "Correlation coefficient";
-/// How often such a run is repeated.
-const TRIES: usize = 4;
 /// How long one figure takes. An emulated processor needs a while to translate what it runs.
 const EACH: Duration = Duration::from_secs(2);
 
@@ -87,12 +83,8 @@ fn once(guest: &Guest, line: &Line, messages: u64) -> Result<work::Sample, Strin
         let ready = format!("{inside}grep -qs ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
         pair(guest, &command(End::Server), &format!("{} {host}", command(End::Client)), &ready)
     };
-    let mut output = run()?;
-    for _ in 1..TRIES {
-        if output.contains(NO_CLOCK) {
-            output = run()?;
-        }
-    }
+    // On an emulated processor with a busy machine below it the clock is not always learned.
+    let output = perftest::with_clock(run)?;
     if let Work::Verbs(verbs) = &line.work {
         work::went_by(verbs.link, &output)?;
     }

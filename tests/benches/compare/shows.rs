@@ -83,7 +83,7 @@ fn udp(figures: &Figures<'_>) -> Vec<Show> {
     let of = |size, verbs| figures.verbs(size, verbs);
     let (bw, lat) = (Verbs::new(WRITE_BW, Link::Udp), Verbs::new(WRITE_LAT, Link::Udp));
     let yardstick = figures.find(WRITE_BW, MB, &Work::Yardstick(4096));
-    let raw = figures.find(WRITE_LAT, 8, &Work::UdpLatency);
+    let [raw, raw_with_ack] = [1, 2].map(|datagrams| figures.find(WRITE_LAT, 8, &Work::UdpLatency(datagrams)));
     let (ucx_bw, ucx_lat) = (Work::Ucx("tag_bw", "tcp"), Work::Ucx("tag_lat", "tcp"));
     vec![
         figures.at_least("udp: write 1 MB >= 0.75 yardstick, GB/s", of(MB, bw.clone()), 0.75, yardstick),
@@ -101,6 +101,12 @@ fn udp(figures: &Figures<'_>) -> Vec<Show> {
             of(MB, bw.clone()),
         ),
         figures.at_most("udp: write latency 8 B <= 1.4 raw UDP, us", of(8, lat.clone()), 1.4, raw),
+        figures.at_most(
+            "udp: write latency 8 B <= 1.3 raw UDP with as many datagrams, us",
+            of(8, lat.clone()),
+            1.3,
+            raw_with_ack,
+        ),
         figures.at_most("udp: write latency 8 B <= UCX tcp, us", of(8, lat), 1.0, figures.find(WRITE_LAT, 8, &ucx_lat)),
         figures.at_least("udp: messages of 64 B, M/s", of(64, bw), 1.0, Some((0.5, false))),
     ]

@@ -1,14 +1,17 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
-use crate::line::{Line, Link, Unit, Verbs, Work};
+use crate::line::{BUSY, Line, Link, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
 use crate::{raw, ring, yardstick};
+use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
 use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
 use std::time::Duration;
 
 /// How long the work itself takes where that is ours to say.
@@ -19,6 +22,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const STEP: f64 = 20.0;
 /// A run that takes so many times what it should, with starting and ending, had too many messages.
 const TOO_LONG: f64 = 8.0;
+/// Busy connections of [`BUSY`].
+const BUSY_ONES: u32 = 10;
 /// perftest and UCX count in MiB.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
@@ -63,7 +68,7 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
         Work::Yardstick(_) if unit == Unit::MillionsPerSecond => own(yardstick::messages(&site, size, TIME)),
         Work::Yardstick(mtu) => own(yardstick::stream(&site, size, *mtu, TIME)),
         Work::UdpStream(segmented) => own(raw::udp_stream(*segmented, TIME)),
-        Work::UdpLatency => timed(raw::udp_latency(&site, TIME)),
+        Work::UdpLatency(datagrams) => timed(raw::udp_latency(&site, *datagrams, TIME)),
         Work::TcpStream => own(raw::tcp_stream(TIME)),
         Work::TcpLatency => timed(raw::tcp_latency(TIME)),
         Work::RingStream => own(ring::stream(TIME)),
@@ -108,15 +113,42 @@ pub(crate) fn port() -> u16 {
 }
 
 fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], unit: Unit) -> Result<Sample, String> {
-    let port = port();
     let roxe = world.before.clone().filter(|_| verbs.before);
     let mut place = Place { envs: verbs.link.envs(), roxe, ..Place::default() };
     place.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
-    let args = format!("-x {} -p {port} {}", site.gid, arguments(verbs, size, messages));
-    // They meet over IPv4; the GID decides over what they talk.
-    let output = run(site, [&args, &format!("{args} {}", site.meet)], verbs.tool, &place, port)?;
-    went_by(verbs.link, &output)?;
-    figure(&output, size, unit)
+    let (program, args) = match verbs.tool {
+        BUSY => (busy()?, format!("-c {} -b {BUSY_ONES} -n {messages}", verbs.qps)),
+        tool => (tool, format!("-x {} {}", site.gid, arguments(verbs, size, messages))),
+    };
+    let programs = || {
+        let port = port();
+        let args = format!("-p {port} {args}");
+        // They meet over IPv4; the GID decides over what they talk.
+        run(site, [&args, &format!("{args} {}", site.meet)], program, &place, port)
+    };
+    let once = || {
+        let output = perftest::with_clock(programs)?;
+        went_by(verbs.link, &output)?;
+        figure(&output, size, unit)
+    };
+    if verbs.processes == 1 { once() } else { beside(verbs.processes, once) }
+}
+
+/// The sum of the rates of so many pairs of programs that run beside each other.
+fn beside(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Result<Sample, String> {
+    thread::scope(|scope| {
+        let runs: Vec<_> = (0..pairs).map(|_| scope.spawn(&once)).collect();
+        let died = |_| Err("the thread of a pair died".to_owned());
+        let sum = runs.into_iter().map(|run| run.join().unwrap_or_else(died).map(|sample| sample.figure)).sum();
+        Result::<f64, String>::map(sum, Sample::from)
+    })
+}
+
+/// The path of [`BUSY`].
+fn busy() -> Result<&'static str, String> {
+    static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
+    let build = || cc::kept(&[], "busy/busy_connections.c", &["ibverbs"]).map(|path| path.to_string_lossy().into());
+    BUILT.get_or_init(build).as_deref().map_err(Clone::clone)
 }
 
 /// Whether the packets went by the link that they should: roxe falls back to UDP without a word.

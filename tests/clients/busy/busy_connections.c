@@ -1,0 +1,277 @@
+/*
+ * A server that sleeps until events tell of messages, with many RC connections of which a few are
+ * busy: busy_connections -p PORT -c CONNECTIONS -b BUSY -n MESSAGES [SERVER]
+ *
+ * Each connection of the server has a completion queue of its own, all on one channel. The client
+ * polls one completion queue, keeps one SEND under way on each busy connection, and goes on with
+ * the answer. It prints a line as perftest does: bytes, messages, 0, 0, million messages a second
+ * in each direction.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <getopt.h>
+#include <infiniband/verbs.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BYTES 64
+/* Slots of a queue, and of receive buffers that each connection has. */
+#define DEPTH 4
+
+/* Where the other end of a connection is. */
+struct address {
+	union ibv_gid gid;
+	uint32_t qpn;
+	uint32_t psn;
+};
+
+struct connection {
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+};
+
+static int port = 18515, connections = 1000, busy = 10;
+static long messages = 10000;
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_comp_channel *channel;
+static struct ibv_cq *send_cq;
+static struct ibv_mr *mr;
+static char *memory;
+static struct connection *all;
+
+static void die(const char *what)
+{
+	fprintf(stderr, "busy_connections: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void check(int bad, const char *what)
+{
+	if (bad)
+		die(what);
+}
+
+/* A connected socket to the other end. */
+static int meet(const char *server)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+	int one = 1, sock = socket(AF_INET, SOCK_STREAM, 0), peer;
+
+	check(sock < 0, "socket");
+	if (server) {
+		check(inet_pton(AF_INET, server, &at.sin_addr) != 1, server);
+		check(connect(sock, (struct sockaddr *)&at, sizeof(at)), "connect");
+		return sock;
+	}
+	check(setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), "SO_REUSEADDR");
+	check(bind(sock, (struct sockaddr *)&at, sizeof(at)), "bind");
+	check(listen(sock, 1), "listen");
+	peer = accept(sock, NULL, NULL);
+	check(peer < 0, "accept");
+	close(sock);
+	return peer;
+}
+
+static void whole(int sock, void *data, size_t bytes, int sends)
+{
+	char *at = data;
+
+	while (bytes) {
+		ssize_t done = sends ? write(sock, at, bytes) : read(sock, at, bytes);
+
+		check(done <= 0, sends ? "write" : "read");
+		at += done;
+		bytes -= done;
+	}
+}
+
+static void post_receive(int index)
+{
+	struct ibv_sge sge = { (uintptr_t)memory + (size_t)index * BYTES, BYTES, mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = index, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	check(ibv_post_recv(all[index].qp, &wr, &bad), "ibv_post_recv");
+}
+
+/* Sends a message, and takes what has completed of those before. */
+static void post_send(int index)
+{
+	struct ibv_sge sge = { (uintptr_t)memory, BYTES, mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = index, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_wc wc[DEPTH];
+	int count, at;
+
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+	check(ibv_post_send(all[index].qp, &wr, &bad), "ibv_post_send");
+	count = ibv_poll_cq(send_cq, DEPTH, wc);
+	check(count < 0, "ibv_poll_cq");
+	for (at = 0; at < count; at++)
+		check(wc[at].status, ibv_wc_status_str(wc[at].status));
+}
+
+static void make(int index, int events)
+{
+	struct ibv_qp_init_attr init = { .send_cq = send_cq, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+
+	all[index].cq = events || !index ? ibv_create_cq(context, events ? DEPTH : connections * DEPTH, NULL,
+							 events ? channel : NULL, 0)
+					 : all[0].cq;
+	check(!all[index].cq, "ibv_create_cq");
+	init.recv_cq = all[index].cq;
+	init.cap = (struct ibv_qp_cap){ DEPTH, DEPTH, 1, 1, BYTES };
+	all[index].qp = ibv_create_qp(pd, &init);
+	check(!all[index].qp, "ibv_create_qp");
+	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			    IBV_QP_ACCESS_FLAGS), "ibv_modify_qp to INIT");
+	for (int slot = 0; slot < DEPTH; slot++)
+		post_receive(index);
+	if (events)
+		check(ibv_req_notify_cq(all[index].cq, 0), "ibv_req_notify_cq");
+}
+
+static void join(int index, const struct address *own, const struct address *peer)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+				    .min_rnr_timer = 12, .max_dest_rd_atomic = 1 };
+
+	attr.dest_qp_num = peer->qpn;
+	attr.rq_psn = peer->psn;
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.grh.dgid = peer->gid;
+	attr.ah_attr.grh.hop_limit = 64;
+	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			    IBV_QP_MIN_RNR_TIMER), "ibv_modify_qp to RTR");
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+				     .rnr_retry = 7, .max_rd_atomic = 1 };
+	attr.sq_psn = own->psn;
+	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
+			    IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC),
+	      "ibv_modify_qp to RTS");
+}
+
+/* Takes what is in the queue, and answers it. How many messages that were. */
+static int answer(struct ibv_cq *cq)
+{
+	struct ibv_wc wc[DEPTH];
+	int count = ibv_poll_cq(cq, DEPTH, wc);
+
+	check(count < 0, "ibv_poll_cq");
+	for (int at = 0; at < count; at++) {
+		check(wc[at].status, ibv_wc_status_str(wc[at].status));
+		post_receive(wc[at].wr_id);
+		post_send(wc[at].wr_id);
+	}
+	return count;
+}
+
+static void serve(void)
+{
+	long done = 0;
+
+	while (done < messages) {
+		struct ibv_cq *cq;
+		void *nothing;
+
+		check(ibv_get_cq_event(channel, &cq, &nothing), "ibv_get_cq_event");
+		ibv_ack_cq_events(cq, 1);
+		check(ibv_req_notify_cq(cq, 0), "ibv_req_notify_cq");
+		done += answer(cq);
+	}
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static void ask(void)
+{
+	double begun = seconds();
+	long sent = 0, done = 0;
+	struct ibv_wc wc[DEPTH];
+
+	/* The busy ones are far from each other. */
+	for (; sent < busy && sent < messages; sent++)
+		post_send(sent * (connections / busy));
+	while (done < messages) {
+		int count = ibv_poll_cq(all[0].cq, DEPTH, wc);
+
+		check(count < 0, "ibv_poll_cq");
+		for (int at = 0; at < count; at++, done++) {
+			check(wc[at].status, ibv_wc_status_str(wc[at].status));
+			post_receive(wc[at].wr_id);
+			if (sent < messages) {
+				post_send(wc[at].wr_id);
+				sent++;
+			}
+		}
+	}
+	printf("%d %ld 0 0 %.6f\n", BYTES, messages, messages / (seconds() - begun) / 1e6);
+}
+
+int main(int argc, char **argv)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct address *own, *peers;
+	const char *server;
+	int option, sock;
+	char ready = 0;
+
+	while ((option = getopt(argc, argv, "p:c:b:n:")) != -1) {
+		switch (option) {
+		case 'p': port = atoi(optarg); break;
+		case 'c': connections = atoi(optarg); break;
+		case 'b': busy = atoi(optarg); break;
+		case 'n': messages = atol(optarg); break;
+		default: return 2;
+		}
+	}
+	server = argv[optind];
+	check(!devices || !devices[0], "no device");
+	context = ibv_open_device(devices[0]);
+	check(!context, "ibv_open_device");
+	pd = ibv_alloc_pd(context);
+	channel = ibv_create_comp_channel(context);
+	send_cq = ibv_create_cq(context, connections * DEPTH, NULL, NULL, 0);
+	memory = calloc(connections, BYTES);
+	all = calloc(connections, sizeof(*all));
+	own = calloc(connections, sizeof(*own));
+	peers = calloc(connections, sizeof(*peers));
+	check(!pd || !channel || !send_cq || !memory || !all || !own || !peers, "set-up");
+	mr = ibv_reg_mr(pd, memory, (size_t)connections * BYTES, IBV_ACCESS_LOCAL_WRITE);
+	check(!mr, "ibv_reg_mr");
+	for (int index = 0; index < connections; index++) {
+		make(index, !server);
+		check(ibv_query_gid(context, 1, 0, &own[index].gid), "ibv_query_gid");
+		own[index].qpn = all[index].qp->qp_num;
+		own[index].psn = index;
+	}
+	sock = meet(server);
+	whole(sock, own, connections * sizeof(*own), 1);
+	whole(sock, peers, connections * sizeof(*peers), 0);
+	for (int index = 0; index < connections; index++)
+		join(index, &own[index], &peers[index]);
+	whole(sock, &ready, 1, 1);
+	whole(sock, &ready, 1, 0);
+	if (server)
+		ask();
+	else
+		serve();
+	/* Nobody goes before the last answer is there. */
+	whole(sock, &ready, 1, 1);
+	whole(sock, &ready, 1, 0);
+	return 0;
+}
