@@ -131,6 +131,7 @@ impl Engine {
             since_poll: self.presence.age(now),
             is_receiving: self.rx.is_locked(),
             waiter_receives: self.presence.waiters.receive(now),
+            is_muted: self.presence.muting.is_muted(),
         }
     }
 

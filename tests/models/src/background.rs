@@ -14,7 +14,9 @@ fn a_program_that_goes_to_sleep_wakes_the_muted_thread_or_keeps_it_from_being_mu
         let program = Arc::clone(&muting);
         let program = thread::spawn(move || program.hand_over());
         let is_muted = muting.mute();
-        assert!(program.join().unwrap() || !is_muted, "both sleep");
+        let is_woken = program.join().unwrap();
+        assert!(is_woken || !is_muted, "both sleep");
+        assert!(!(is_woken && muting.is_muted()), "it has not heard that it was woken");
     });
 }
 

@@ -164,6 +164,7 @@ fn replay_background(events: &[Event<'_>]) -> Wakeups {
             since_poll: last.map_or(Duration::MAX, |(_, until)| now.since(*until)),
             is_receiving: false,
             waiter_receives: false,
+            is_muted: muted_until.is_some(),
         };
         let arrived = packets.iter().skip(served).take_while(|(at, _)| *at <= now);
         let course = policy.course(&seen, || last.is_some_and(|(_, until)| now <= *until));

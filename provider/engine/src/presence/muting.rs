@@ -46,6 +46,11 @@ impl Muting {
         self.score.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether the thread is muted, and nobody has handed over.
+    pub(crate) fn is_muted(&self) -> bool {
+        self.muted.load(Ordering::Relaxed)
+    }
+
     /// The thread is not muted any more.
     pub(crate) fn unmute(&self) {
         self.muted.store(false, Ordering::SeqCst);
