@@ -28,15 +28,16 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Version of what processes send each other by these sockets: those who speak another one are not
 /// met.
 const VERSION: u32 = 2;
 /// Random names that are tried before giving up: a sweep may take one away before it is bound.
 const ATTEMPTS: u32 = 8;
-/// How often, and after which pause, a claim tries again while another process removes a dead name.
-const RETRIES: (u32, Duration) = (50, Duration::from_millis(1));
+/// For how long a claim tries again while another process removes dead names, and after which
+/// pauses. One of low priority was kept from the processor for more than 50 ms meanwhile.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 
 /// The names of one network namespace in the folder of this process, and in the common one.
 #[derive(Clone, Debug)]
@@ -100,16 +101,17 @@ pub struct NamedSocket {
 impl NamedSocket {
     /// Binds `name` to a new socket that says who sends to it. EADDRINUSE: somebody has it.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
-        let mut retries = 0..RETRIES.0;
+        let (limit, pause) = PATIENCE;
+        let begun = Instant::now();
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
                     // The process that had the name has died.
-                    if retries.next().is_none() {
+                    if begun.elapsed() > limit {
                         return Err(e);
                     }
                     if !RuntimeDir::get()?.sweep() {
-                        thread::sleep(RETRIES.1);
+                        thread::sleep(pause);
                     }
                 }
                 result => return result,
@@ -254,6 +256,21 @@ mod tests {
             let refused = claims.iter().filter_map(|claim| claim.as_ref().err());
             assert!(refused.into_iter().all(|e| e.kind() == io::ErrorKind::AddrInUse));
         }
+    }
+
+    #[test]
+    fn a_claim_waits_while_another_process_takes_long_to_sweep() {
+        let name = unused();
+        drop(UnixDatagram::bind(path_of(&name)).unwrap());
+        let sweeper = RuntimeDir::get().unwrap().open_lock().unwrap();
+        sweeper.lock().unwrap();
+        thread::scope(|scope| {
+            let claim = scope.spawn(|| NamedSocket::bind(&name));
+            // As long as a process that others keep from the processor may hold it.
+            thread::sleep(Duration::from_millis(200));
+            sweeper.unlock().unwrap();
+            claim.join().unwrap().unwrap();
+        });
     }
 
     #[test]

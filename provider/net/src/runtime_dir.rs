@@ -202,7 +202,8 @@ impl RuntimeDir {
         true
     }
 
-    fn open_lock(&self) -> io::Result<File> {
+    /// What a process has locked while it sweeps.
+    pub(super) fn open_lock(&self) -> io::Result<File> {
         let flags = libc::O_NOFOLLOW;
         File::options().create(true).write(true).mode(0o600).custom_flags(flags).open(self.path.join(SWEEPER))
     }
