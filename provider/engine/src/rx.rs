@@ -66,10 +66,9 @@ impl Engine {
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, all, now);
         }
-        let skips_sockets = state.prefers_rings;
+        let skips_sockets = state.prefers_rings && !all;
         for link in &sources.links {
-            let may_have = if all { state.readiness.has(link.fd()) } else { link.is_hot() && !skips_sockets };
-            if may_have && self.drain_link(link, Way::Address, buf, state, now) {
+            if !skips_sockets && state.reads(link, all) && self.drain_link(link, Way::Address, buf, state, now) {
                 found = true;
                 state.prefers_rings = false;
             }
@@ -170,7 +169,7 @@ impl Engine {
             let mut next = 0;
             while let Some(link) = state.groups.get(at).and_then(|group| group.links.get(next)).map(Arc::clone) {
                 next += 1;
-                if if all { state.readiness.has(link.fd()) } else { link.is_hot() } {
+                if state.reads(&link, all) {
                     found |= self.drain_link(&link, Way::Group(at), buf, state, now);
                 }
             }

@@ -175,6 +175,12 @@ impl RxState {
         self.readiness.look(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
     }
 
+    /// Whether a visit reads the socket of `link`: where something was seen if it looks at `all` of
+    /// them, or else where traffic is.
+    pub(crate) fn reads(&self, link: &UdpLink, all: bool) -> bool {
+        if all { self.readiness.has(link.fd()) } else { link.is_hot() }
+    }
+
     /// All sockets, or some of them, were looked at, and `found` something.
     #[inline]
     pub(crate) fn note_look(&mut self, all: bool, found: bool) {

@@ -359,3 +359,30 @@ fn errno() -> c_int {
 fn check(rc: isize) -> io::Result<usize> {
     usize::try_from(rc).map_err(|_| io::Error::last_os_error())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn one_look_tells_which_of_several_sockets_have_something_to_read() {
+        let (a, b) = UnixDatagram::pair().unwrap();
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let fds = [a.as_raw_fd(), b.as_raw_fd(), udp.as_raw_fd()];
+        let mut readiness = Readiness::default();
+        let mut seen = || {
+            readiness.look(fds.into_iter());
+            fds.map(|fd| readiness.has(fd))
+        };
+        assert_eq!(seen(), [false; 3]);
+        a.send(b"x").unwrap();
+        assert_eq!(seen(), [false, true, false]);
+        udp.send_to(b"x", udp.local_addr().unwrap()).unwrap();
+        assert_eq!(seen(), [false, true, true]);
+        b.recv(&mut [0; 8]).unwrap();
+        udp.recv(&mut [0; 8]).unwrap();
+        assert_eq!(seen(), [false; 3], "it is over with what was seen before");
+    }
+}
