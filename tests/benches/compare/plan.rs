@@ -99,7 +99,7 @@ pub(crate) fn whole() -> Vec<Line> {
 }
 
 /// Networks of two namespaces, with the path MTU that fits.
-pub(crate) const VETHS: [(Network, u32); 5] = [
+pub(crate) const NETWORKS: [(Network, u32); 5] = [
     (Network::Veth { mtu: 1500, v6: false }, 1024),
     (Network::Veth { mtu: 9000, v6: false }, 4096),
     (Network::Veth { mtu: 9000, v6: true }, 4096),
@@ -109,7 +109,7 @@ pub(crate) const VETHS: [(Network, u32); 5] = [
 
 /// What two containers have.
 pub(crate) fn veth() -> Vec<Line> {
-    let lines = VETHS.into_iter().flat_map(|(network, mtu)| {
+    let lines = NETWORKS.into_iter().flat_map(|(network, mtu)| {
         let new = |tool| Verbs::new(tool, Link::Udp).mtu(mtu);
         let lines = [
             stream(MB, Work::Iperf),

@@ -150,7 +150,7 @@ fn shm(figures: &Figures<'_>) -> Vec<Show> {
 /// The verdicts on two namespaces.
 pub(crate) fn over_veth(all: &[Measured]) -> Vec<Show> {
     let figures = Figures(all);
-    let shows = plan::VETHS.into_iter().flat_map(|(network, mtu)| {
+    let shows = plan::NETWORKS.into_iter().flat_map(|(network, mtu)| {
         let roxe = |tool, size| {
             let work = Work::Verbs(Verbs::new(tool, Link::Udp).mtu(mtu));
             figures.find_at(network, tool, size, &work)
