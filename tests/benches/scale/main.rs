@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [rounds=N] [WORD...]]
-//!   WORD   only "qps", "busy", "mrs" or "threads"
+//!   WORD   only "qps", "busy", "mrs", "threads" or "pairs"
 //! ```
 //!
 //! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of
@@ -10,23 +10,27 @@
 //! - `busy`: the same, and every queue pair always has four messages under way.
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
+//! - `pairs`: two processes; every thread has a queue pair and a completion queue of its own, and
+//!   sends to another thread of the other process, which polls. Not pinned: a pair of threads wants
+//!   two processors.
 //!
 //! What is compared is interleaved in rounds, medians and ratios count, and it is told how many
 //! figures others disturbed. `ROXE_*` variables reach all of it.
 
+mod fleet;
+
+use fleet::{Fleet, Server, serve};
 use roxe::{
-    Access, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteAddr, Sge,
-    WorkCompletion, WorkRequest,
+    Access, CompletionQueue, Context, ProtectionDomain, QueuePair, RemoteAddr, Sge, WorkCompletion, WorkRequest,
 };
 use roxe_tests::guest::link;
 use roxe_tests::measure::Series;
 use roxe_tests::measure::load::Interval;
-use roxe_tests::measure::pin::{self, End};
+use roxe_tests::measure::pin;
 use std::error::Error;
-use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,7 +53,10 @@ const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let result = match words.first().map(String::as_str) {
-        Some("serve") => serve(words.get(1).and_then(|word| word.parse().ok()).unwrap_or(FEW)),
+        Some("serve") => {
+            let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
+            serve(number(1).unwrap_or(FEW), number(2).unwrap_or(1))
+        }
         _ => link::isolate().map_err(Into::into).and_then(|()| Options::read(&words).run()),
     };
     match result {
@@ -86,20 +93,23 @@ impl Options {
         if wants("threads") {
             threads(self.threads, self.rounds)?;
         }
+        if wants("pairs") {
+            pairs(self.threads, self.rounds)?;
+        }
         if wants("mrs") {
             regions(self.mrs, self.rounds)?;
         }
         // The last: from then on this process has one processor, and its servers have another.
         if wants("qps") || wants("busy") {
             pin::begin(true)?;
-            let mut fleets = [Fleet::launch(FEW)?, Fleet::launch(self.qps)?];
+            let mut both = [Served::launch(FEW)?, Served::launch(self.qps)?];
             if wants("qps") {
                 println!("WRITEs round all queue pairs of two processes, {UNDER_WAY} under way");
-                queue_pairs(&mut fleets, |_| UNDER_WAY, self.rounds)?;
+                queue_pairs(&mut both, |_| UNDER_WAY, self.rounds)?;
             }
             if wants("busy") {
                 println!("WRITEs on all queue pairs of two processes, {EACH} under way on each");
-                queue_pairs(&mut fleets, |fleet| EACH * fleet.qps.len(), self.rounds)?;
+                queue_pairs(&mut both, |fleet| EACH * fleet.qps.len(), self.rounds)?;
             }
         }
         Ok(())
@@ -132,88 +142,39 @@ fn compare(
     Ok(medians)
 }
 
-/// The server process of a number of connected queue pairs, with the client's ends.
-struct Fleet {
-    qps: Vec<QueuePair>,
-    cq: CompletionQueue,
-    region: MemoryRegion,
-    target: RemoteAddr,
-    /// Which queue pair is next.
-    turn: usize,
-    /// Bytes that the process occupied before.
+/// A server of one thread, with a number of connected queue pairs.
+struct Served {
+    server: Server,
+    fleet: Fleet,
+    /// Bytes that this process occupied before.
     resident: usize,
-    server: Child,
-    /// A line to the server: poll, or stop polling.
-    input: ChildStdin,
 }
 
-impl Fleet {
+impl Served {
     fn launch(count: usize) -> Result<Self> {
         let (begun, resident) = (Instant::now(), resident()?);
-        let mut words = pin::prefix(End::Server);
-        words.extend([std::env::current_exe()?.to_string_lossy().into_owned(), "serve".to_owned(), count.to_string()]);
-        let mut server =
-            Command::new(&words[0]).args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (mut input, output) = (server.stdin.take().ok_or("no input")?, server.stdout.take().ok_or("no output")?);
-        let (_, pd, cq) = open(EACH * count)?;
-        let region = pd.alloc_mr(LONGEST, REMOTE)?;
-        let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
-        let target = meet(&qps, &mut input, output)?;
-        let fleet = Self { qps, cq, region, target, turn: 0, resident, server, input };
+        let mut server = Server::launch(count, 1)?;
+        let fleet = Fleet::connect(count, &mut server)?;
+        let served = Self { server, fleet, resident };
         println!(
             "{count} queue pairs connected in {:.1} s, {} bytes each",
             begun.elapsed().as_secs_f32(),
-            fleet.each()?
+            served.each()?
         );
-        Ok(fleet)
+        Ok(served)
     }
 
     /// Bytes that each queue pair has added to what this process occupies.
     fn each(&self) -> Result<usize> {
-        Ok(resident()?.saturating_sub(self.resident) / self.qps.len())
+        Ok(resident()?.saturating_sub(self.resident) / self.fleet.qps.len())
     }
 
-    /// Million messages per second that go round all queue pairs. The server is awake meanwhile.
+    /// Million messages per second, while the server is awake.
     fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
-        writeln!(self.input)?;
-        let rate = self.go_round(size, under_way);
-        writeln!(self.input)?;
+        self.server.toggle(&self.fleet)?;
+        let rate = self.fleet.rate(size, under_way);
+        self.server.toggle(&self.fleet)?;
         rate
-    }
-
-    /// Only what completes in the time counts, as with many under way the end of the last takes
-    /// long.
-    fn go_round(&mut self, size: usize, under_way: usize) -> Result<f64> {
-        let source = [self.region.slice(..size)?];
-        let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
-        let mut out = [WorkCompletion::default(); UNDER_WAY];
-        while rate.is_none() || posted > done {
-            let taken = begun.elapsed();
-            if taken >= TIME && rate.is_none() {
-                rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
-            }
-            // No more than a few between two looks at what is done.
-            let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
-            for _ in 0..room.min(UNDER_WAY) {
-                let qp = &self.qps[self.turn % self.qps.len()];
-                qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
-                self.turn += 1;
-                posted += 1;
-            }
-            for completion in self.cq.poll(&mut out)? {
-                completion.ok()?;
-                done += 1;
-            }
-        }
-        rate.ok_or_else(|| "the time never passed".into())
-    }
-}
-
-impl Drop for Fleet {
-    fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
     }
 }
 
@@ -236,82 +197,26 @@ fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> 
     Ok(pd.create_qp(cq, cq).max_send_wr(UNDER_WAY as u32).max_recv_wr(1).build()?)
 }
 
-/// Connects all queue pairs with those of the server, which tells them on a line each, and its
-/// memory on the first.
-fn meet(qps: &[QueuePair], input: &mut ChildStdin, output: ChildStdout) -> Result<RemoteAddr> {
-    let mut lines = BufReader::new(output).lines();
-    let mut line = || lines.next().ok_or("the server ended early")?.map_err(Box::<dyn Error>::from);
-    let target = line()?.parse()?;
-    let peers = qps.iter().map(|_| Ok(line()?.parse()?)).collect::<Result<Vec<Endpoint>>>()?;
-    for (qp, peer) in qps.iter().zip(&peers) {
-        writeln!(input, "{}", qp.endpoint())?;
-        qp.connect(peer)?;
-    }
-    input.flush()?;
-    // "connected".
-    line()?;
-    Ok(target)
-}
-
-/// The passive side: its queue pairs and memory, until killed.
-fn serve(count: usize) -> Result<()> {
-    let (_context, pd, cq) = open(0)?;
-    let region = pd.alloc_mr(LONGEST, REMOTE)?;
-    let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    writeln!(out, "{}", region.remote())?;
-    qps.iter().try_for_each(|qp| writeln!(out, "{}", qp.endpoint()))?;
-    out.flush()?;
-    let mut lines = io::stdin().lock().lines();
-    for qp in &qps {
-        qp.connect(&lines.next().ok_or("the client ended early")??.parse()?)?;
-    }
-    writeln!(out, "connected")?;
-    out.flush()?;
-    drop(out);
-    // Every line starts or stops polling, which is what a busy server does; idle ones are not in
-    // the way of the others.
-    let polls = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let poller = scope.spawn(|| poll_while(&polls, &cq));
-        for _line in lines {
-            polls.fetch_xor(true, Ordering::Relaxed);
-            poller.thread().unpark();
-        }
-        // The client is gone.
-        std::process::exit(0);
-    })
-}
-
-/// Polls whenever it is to; what comes out is of no interest, but an error ends the process.
-fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
-    let mut completions = [WorkCompletion::default(); 4];
-    loop {
-        if !polls.load(Ordering::Relaxed) {
-            thread::park();
-        } else if let Err(e) = cq.poll(&mut completions) {
-            eprintln!("scale: {e}");
-            std::process::exit(1);
-        }
-    }
-}
-
-fn queue_pairs(fleets: &mut [Fleet; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
+fn queue_pairs(both: &mut [Served; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
     // The first messages of a queue pair reserve its memory.
-    for fleet in fleets.iter_mut() {
-        let all = fleet.qps.len();
-        while fleet.turn < EACH * all {
-            fleet.rate(SIZES[0], under_way(fleet))?;
+    for served in both.iter_mut() {
+        let all = served.fleet.qps.len();
+        while served.fleet.turn < EACH * all {
+            served.rate(SIZES[0], under_way(&served.fleet))?;
         }
     }
-    let [_, many] = &*fleets;
-    println!("  {} queue pairs take {} bytes each once they have sent {EACH} messages", many.qps.len(), many.each()?);
+    let [_, many] = &*both;
+    println!(
+        "  {} queue pairs take {} bytes each once they have sent {EACH} messages",
+        many.fleet.qps.len(),
+        many.each()?
+    );
     for size in SIZES {
         println!(" {size} bytes");
         let names =
-            fleets.each_ref().map(|fleet| (format!("{} queue pairs", fleet.qps.len()), Some(fleet.server.id())));
-        let under_way = fleets.each_ref().map(&under_way);
-        let medians = compare(&names, rounds, |index| fleets[index].rate(size, under_way[index]))?;
+            both.each_ref().map(|served| (format!("{} queue pairs", served.fleet.qps.len()), Some(served.server.id())));
+        let under_way = both.each_ref().map(|served| under_way(&served.fleet));
+        let medians = compare(&names, rounds, |index| both[index].rate(size, under_way[index]))?;
         let ratio = medians[1] / medians[0];
         println!("  show: {ratio:.2} of {FEW} (0.80 promised): {}", if ratio >= 0.8 { "ok" } else { "MISSED" });
     }
@@ -392,29 +297,76 @@ fn threads(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every thread with queues of its own; the sum of all threads");
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let measure = |start: &Receiver<()>, told: &Sender<std::result::Result<f64, String>>| -> Result<()> {
-        let (pair, region) = (Pair::new(&pd, &context)?, pd.alloc_mr(4096, REMOTE)?);
-        let ends = ([region.slice(..64)?], region.remote());
-        while start.recv().is_ok() {
-            told.send(pair.rate(|| &ends).map_err(|e| e.to_string()))?;
+    let (context, pd) = (&context, &pd);
+    let worker = || {
+        let (pair, region) = (Pair::new(pd, context)?, pd.alloc_mr(4096, REMOTE)?);
+        Ok(move |size| {
+            let ends = ([region.slice(..size)?], region.remote());
+            pair.rate(|| &ends)
+        })
+    };
+    let counts: Vec<usize> = (1..=most).collect();
+    side_by_side(&counts, rounds, &[64], worker)
+}
+
+/// Every thread sends to a thread of the other process.
+fn pairs(most: usize, rounds: usize) -> Result<()> {
+    println!("WRITEs from threads to threads of another process, each with queues of its own; the sum of all threads");
+    let server = Mutex::new(Server::launch(1, most)?);
+    let server = || server.lock().map_err(|_| "another thread has failed");
+    let worker = || {
+        let mut fleet = Fleet::connect(1, &mut *server()?)?;
+        Ok(move |size| {
+            server()?.toggle(&fleet)?;
+            let rate = fleet.rate(size, UNDER_WAY);
+            server()?.toggle(&fleet)?;
+            rate
+        })
+    };
+    let counts: Vec<usize> = (0..).map(|doubled| 1 << doubled).take_while(|count| *count <= most).collect();
+    side_by_side(&counts, rounds, &SIZES, worker)
+}
+
+/// Measures this many threads beside each other, each of which calls `worker` once, with messages
+/// of each of the sizes.
+fn side_by_side<R: FnMut(usize) -> Result<f64>>(
+    counts: &[usize],
+    rounds: usize,
+    sizes: &[usize],
+    worker: impl Fn() -> Result<R> + Sync,
+) -> Result<()> {
+    let work = |sizes: &Receiver<usize>, told: &Sender<std::result::Result<f64, String>>| -> Result<()> {
+        let mut rate = worker()?;
+        // It is ready.
+        told.send(Ok(0.0))?;
+        while let Ok(size) = sizes.recv() {
+            told.send(rate(size).map_err(|e| e.to_string()))?;
         }
         Ok(())
     };
-    let names: Vec<_> = (1..=most).map(|count| (format!("{count} threads"), None)).collect();
+    let names: Vec<_> = counts.iter().map(|count| (format!("{count} threads"), None)).collect();
+    let sum = |told: &[(Sender<usize>, Receiver<_>)]| -> Result<f64> {
+        let rates = told.iter().map(|(_, told)| told.recv().map_err(|e| e.to_string())?);
+        Ok(rates.collect::<std::result::Result<Vec<f64>, String>>()?.iter().sum())
+    };
     thread::scope(|scope| {
-        let spawn = || {
+        let spawn = |_| {
             let ((start, starts), (tells, told)) = (channel(), channel());
-            let measure = &measure;
-            scope.spawn(move || measure(&starts, &tells).inspect_err(|e| eprintln!("scale: {e}")).is_ok());
+            let work = &work;
+            scope.spawn(move || work(&starts, &tells).inspect_err(|e| eprintln!("scale: {e}")).is_ok());
             (start, told)
         };
-        let workers: Vec<_> = (0..most).map(|_| spawn()).collect();
-        compare(&names, rounds, |index| {
-            let working = &workers[..=index];
-            working.iter().try_for_each(|(start, _)| start.send(()).map_err(|e| e.to_string()))?;
-            let rates = working.iter().map(|(_, told)| told.recv().map_err(|e| e.to_string())?);
-            Ok(rates.collect::<std::result::Result<Vec<f64>, String>>()?.iter().sum())
-        })
-    })?;
-    Ok(())
+        let workers: Vec<_> = (0..counts.iter().copied().max().unwrap_or(0)).map(spawn).collect();
+        // All of them are ready before any of them begins.
+        sum(&workers)?;
+        for size in sizes {
+            println!(" {size} bytes");
+            compare(&names, rounds, |index| {
+                let working = &workers[..counts[index]];
+                working.iter().try_for_each(|(start, _)| start.send(*size).map_err(|e| e.to_string()))?;
+                sum(working)
+            })?;
+        }
+        Ok(())
+    })
 }

@@ -1,0 +1,181 @@
+//! Queue pairs towards the threads of another process.
+
+use super::{EACH, LONGEST, REMOTE, Result, TIME, UNDER_WAY, open, queue_pair};
+use roxe::{CompletionQueue, Endpoint, MemoryRegion, QueuePair, RemoteAddr, WorkCompletion, WorkRequest};
+use roxe_tests::measure::pin::{self, End};
+use std::io::{self, BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Instant;
+
+/// A process of the passive side, each of whose threads has as many queue pairs.
+pub(crate) struct Server {
+    child: Child,
+    /// The endpoints of our queue pairs, then numbers of threads that are to poll or to stop it.
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+    /// Its threads whose queue pairs are connected.
+    met: usize,
+}
+
+impl Server {
+    pub(crate) fn launch(queue_pairs: usize, threads: usize) -> Result<Self> {
+        let mut words = pin::prefix(End::Server);
+        words.extend([std::env::current_exe()?.to_string_lossy().into_owned(), "serve".to_owned()]);
+        words.extend([queue_pairs.to_string(), threads.to_string()]);
+        let mut child =
+            Command::new(&words[0]).args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (input, output) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
+        Ok(Self { child, input, output: BufReader::new(output).lines(), met: 0 })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn line(&mut self) -> Result<String> {
+        Ok(self.output.next().ok_or("the server ended early")??)
+    }
+
+    /// Connects all queue pairs with those of the server's next thread, which tells them on a line
+    /// each, and its memory on the first.
+    fn meet(&mut self, qps: &[QueuePair]) -> Result<RemoteAddr> {
+        let target = self.line()?.parse()?;
+        let peers = qps.iter().map(|_| Ok(self.line()?.parse()?)).collect::<Result<Vec<Endpoint>>>()?;
+        for (qp, peer) in qps.iter().zip(&peers) {
+            writeln!(self.input, "{}", qp.endpoint())?;
+            qp.connect(peer)?;
+        }
+        self.input.flush()?;
+        // "connected".
+        self.line()?;
+        self.met += 1;
+        Ok(target)
+    }
+
+    /// The fleet's thread begins to poll, or ends it.
+    pub(crate) fn toggle(&mut self, fleet: &Fleet) -> Result<()> {
+        Ok(writeln!(self.input, "{}", fleet.thread)?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A number of queue pairs that are connected with those of a thread of a server.
+pub(crate) struct Fleet {
+    pub(crate) qps: Vec<QueuePair>,
+    cq: CompletionQueue,
+    region: MemoryRegion,
+    target: RemoteAddr,
+    /// The number of the thread at the other end.
+    thread: usize,
+    /// Which queue pair is next.
+    pub(crate) turn: usize,
+}
+
+impl Fleet {
+    pub(crate) fn connect(count: usize, server: &mut Server) -> Result<Self> {
+        let (_, pd, cq) = open(EACH * count)?;
+        let region = pd.alloc_mr(LONGEST, REMOTE)?;
+        let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
+        let thread = server.met;
+        let target = server.meet(&qps)?;
+        Ok(Self { qps, cq, region, target, thread, turn: 0 })
+    }
+
+    /// Million messages per second that go round all queue pairs. Only what completes in the time
+    /// counts, as with many under way the end of the last takes long.
+    pub(crate) fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
+        let source = [self.region.slice(..size)?];
+        let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
+        let mut out = [WorkCompletion::default(); UNDER_WAY];
+        while rate.is_none() || posted > done {
+            let taken = begun.elapsed();
+            if taken >= TIME && rate.is_none() {
+                rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
+            }
+            // No more than a few between two looks at what is done.
+            let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
+            for _ in 0..room.min(UNDER_WAY) {
+                let qp = &self.qps[self.turn % self.qps.len()];
+                qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
+                self.turn += 1;
+                posted += 1;
+            }
+            for completion in self.cq.poll(&mut out)? {
+                completion.ok()?;
+                done += 1;
+            }
+        }
+        rate.ok_or_else(|| "the time never passed".into())
+    }
+}
+
+/// The passive side: threads with as many queue pairs and memory each, until killed.
+pub(crate) fn serve(count: usize, threads: usize) -> Result<()> {
+    thread::scope(|scope| {
+        let mut polls = Vec::new();
+        for _ in 0..threads {
+            let (ready, is_ready) = channel();
+            let flag = Arc::new(AtomicBool::new(false));
+            let theirs = flag.clone();
+            let poller = scope.spawn(move || {
+                let connected = accept(count).inspect_err(|e| eprintln!("scale: {e}"));
+                let Ok((_qps, _region, cq)) = connected else { std::process::exit(1) };
+                // Whoever waits for it waits until then.
+                let _ = ready.send(());
+                poll_while(&theirs, &cq)
+            });
+            is_ready.recv()?;
+            polls.push((flag, poller));
+        }
+        for line in io::stdin().lock().lines() {
+            let thread: usize = line?.parse()?;
+            let (flag, poller) = polls.get(thread).ok_or("there is no such thread")?;
+            flag.fetch_xor(true, Ordering::Relaxed);
+            poller.thread().unpark();
+        }
+        // The client is gone.
+        std::process::exit(0);
+    })
+}
+
+/// Queue pairs of this thread that are connected with those of a client.
+fn accept(count: usize) -> Result<(Vec<QueuePair>, MemoryRegion, CompletionQueue)> {
+    let (_context, pd, cq) = open(0)?;
+    let region = pd.alloc_mr(LONGEST, REMOTE)?;
+    let qps = (0..count).map(|_| queue_pair(&pd, &cq)).collect::<Result<Vec<_>>>()?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    writeln!(out, "{}", region.remote())?;
+    qps.iter().try_for_each(|qp| writeln!(out, "{}", qp.endpoint()))?;
+    out.flush()?;
+    let mut lines = io::stdin().lock().lines();
+    for qp in &qps {
+        qp.connect(&lines.next().ok_or("the client ended early")??.parse()?)?;
+    }
+    writeln!(out, "connected")?;
+    out.flush()?;
+    Ok((qps, region, cq))
+}
+
+/// Polls whenever it is to; what comes out is of no interest, but an error ends the process.
+fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
+    let mut completions = [WorkCompletion::default(); 4];
+    loop {
+        if !polls.load(Ordering::Relaxed) {
+            thread::park();
+        } else if let Err(e) = cq.poll(&mut completions) {
+            eprintln!("scale: {e}");
+            std::process::exit(1);
+        }
+    }
+}
