@@ -208,6 +208,11 @@ impl Connection {
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
     }
 
+    /// Whether its TimeWait has passed.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.state == State::TimeWait && self.timer.due.is_some_and(|due| due <= now)
+    }
+
     /// The peer whose death ends the connection, once that is accepted.
     pub(super) fn peer(&self) -> Option<Peer> {
         let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);

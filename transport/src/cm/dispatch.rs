@@ -16,6 +16,7 @@ use super::outbox::{Origin, Outbox};
 use super::passive;
 use super::settings::Settings;
 use super::terms::{AlternateAnswer, Resolution, Route};
+use crate::time::Instant;
 use roxe_wire::PathMtu;
 use roxe_wire::cm::{
     Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId,
@@ -219,7 +220,8 @@ impl Cm {
         if req.local_comm_id == CommId::NONE || req.local_ca_guid == Guid(0) {
             return Err(Ignored::Malformed);
         }
-        if let Some(id) = self.table.by_remote_id(route.remote, req.local_ca_guid, req.local_comm_id) {
+        let known = self.table.by_remote_id(route.remote, req.local_ca_guid, req.local_comm_id);
+        if let Some(id) = known.filter(|id| !self.ends_time_wait(cx.now, *id)) {
             let id = self.find(route, id, req.local_comm_id)?;
             let is_flooded = self.table.is_flooded();
             return self.hand(id, |conn, settings, out| {
@@ -239,6 +241,17 @@ impl Cm {
                 Err(if reason == RejReason::StaleConnection { Ignored::Stale } else { Ignored::Refused })
             }
         }
+    }
+
+    /// Whether the connection was in TimeWait and is over now. The peer, which came there later, may
+    /// have named a new connection as it named that one before anybody here looked at the timer.
+    // clause: CM-TIMEWAIT
+    fn ends_time_wait(&mut self, now: Instant, id: CommId) -> bool {
+        let is_over = self.table.get(id).is_some_and(|conn| conn.is_over(now));
+        if is_over {
+            self.act_on_timer(now, id);
+        }
+        is_over
     }
 
     /// Whether a new REQ may become a connection, and of which listener; else what to answer.

@@ -296,13 +296,18 @@ impl Cm {
 impl Cm {
     /// Acts on every timer that is due; does nothing if none is.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { table, listeners, settings, out, sidr, closed } = self;
-        while let Some(id) = table.due(now) {
-            table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
-            let is_flooded = table.is_flooded();
-            table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
+        while let Some(id) = self.table.due(now) {
+            self.act_on_timer(now, id);
         }
-        sidr.handle_timeout(now, out);
+        self.sidr.handle_timeout(now, &mut self.out);
+    }
+
+    /// The timer of connection `id` is due.
+    pub(super) fn act_on_timer(&mut self, now: Instant, id: CommId) {
+        let Self { table, listeners, settings, out, closed, .. } = self;
+        table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
+        let is_flooded = table.is_flooded();
+        table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
     }
 
     /// The next message to send.

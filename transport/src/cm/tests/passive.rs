@@ -95,6 +95,23 @@ fn a_repeated_req_is_one_connection() {
     assert_eq!(node.takes(req()), Ok(()), "the name is free again");
 }
 
+// clause: CM-TIMEWAIT
+#[test]
+fn a_name_is_free_when_its_time_has_passed_though_nobody_has_looked_at_the_timers() {
+    let mut node = Node::listening();
+    let old = node.established();
+    assert_eq!(node.takes(dreq(old)), Ok(()));
+    node.disconnect(old).unwrap();
+    (node.events(), node.names());
+    let due = node.cm.poll_timeout().unwrap();
+    node.now = Instant(due.0 - 1);
+    assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
+    node.now = due;
+    assert_eq!((node.takes(req()), node.names()), (Ok(()), vec![]));
+    assert_eq!((node.cm.poll_event().unwrap().id, node.state(old)), (old, State::Idle), "the end of the old one");
+    assert!(matches!(node.events()[..], [EventKind::ConnectRequest(..)]));
+}
+
 // clause: CM-STALE
 #[test]
 fn the_queue_pair_of_a_connection_that_is_over_may_connect_again() {
