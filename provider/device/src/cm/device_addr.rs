@@ -12,9 +12,9 @@ use roxe_base::error::Error;
 use roxe_engine::port::Netdev;
 use roxe_net::link::{HOP_LIMIT, ROCE_PORT};
 use roxe_wire::Gid;
-use socket2::SockRef;
+use socket2::{Domain, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 /// A device, and an address of it.
@@ -144,20 +144,21 @@ impl HostRoute {
 
 /// The source address and hop limit of packets to `to`.
 fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
-    let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let scope = if let SocketAddr::V6(v6) = to { v6.scope_id() } else { 0 };
-    let mut from = SocketAddr::new(source.unwrap_or(any), 0);
-    if let SocketAddr::V6(v6) = &mut from {
-        v6.set_scope_id(scope);
-    }
     let mut to = to;
     to.set_port(ROCE_PORT);
-    let socket = UdpSocket::bind(from)?;
-    socket.connect(to)?;
-    let socket_ref = SockRef::from(&socket);
-    let hops = if to.is_ipv4() { socket_ref.ttl_v4() } else { socket_ref.unicast_hops_v6() };
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
+    if let Some(source) = source {
+        let mut from = SocketAddr::new(source, 0);
+        if let (SocketAddr::V6(from), SocketAddr::V6(to)) = (&mut from, to) {
+            from.set_scope_id(to.scope_id());
+        }
+        socket.bind(&from.into())?;
+    }
+    socket.connect(&to.into())?;
+    let hops = if to.is_ipv4() { socket.ttl_v4() } else { socket.unicast_hops_v6() };
     let hop_limit = hops.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(HOP_LIMIT);
-    Ok((socket.local_addr()?.ip(), hop_limit))
+    let local = socket.local_addr()?.as_socket();
+    Ok((local.ok_or(io::ErrorKind::AddrNotAvailable)?.ip(), hop_limit))
 }
 
 /// How many connections and lookups of `device` this process has, those included that are over but
