@@ -311,11 +311,11 @@ pub trait TxBatch {
     /// the BTH to the end of the pad. The batch adds the ICRC behind it when it is closed. `note`
     /// says where the packet comes from; at most the UDP port that it leaves by depends on it.
     /// `None`: the batch is full, send it and ask again.
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>>;
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>>;
 
     /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may
     /// be looked at again. `None`: the batch is full, or one for packets only.
-    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (_, _) = (len, note);
         None
     }

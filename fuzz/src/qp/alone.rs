@@ -201,14 +201,14 @@ impl Sent {
 }
 
 impl TxBatch for Sent {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         if self.packets.len() >= self.room {
             return None;
         }
         let start = self.bytes.len();
         // Not zero, so that what a queue pair forgets to write is seen.
         self.bytes.resize(start + len + icrc::LEN, 0xa5);
-        self.packets.push((note, start..self.bytes.len()));
+        self.packets.push((*note, start..self.bytes.len()));
         self.bytes.get_mut(start..start + len).map(TxRoom::Own)
     }
 

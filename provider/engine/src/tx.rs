@@ -158,7 +158,7 @@ impl Batch {
     }
 
     /// Room for a packet of `len` bytes to `to`, or a frame, along `av`; `None`: the batch is full.
-    pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         let same_way = self.avs.last() == Some(av);
         let continues = same_way && self.continues_run(total);
@@ -173,7 +173,7 @@ impl Batch {
             self.avs.push(*av);
         }
         let (av, owner) = (self.avs.len() - 1, Slot::of(to));
-        self.packets.push(Entry { start, len: total, av, owner, note, summed: None });
+        self.packets.push(Entry { start, len: total, av, owner, note: *note, summed: None });
         self.used += total;
         self.bytes.get_mut(start..start + len)
     }
@@ -328,11 +328,11 @@ fn numbered(net: &NetHeader, index: usize) -> NetHeader {
 }
 
 impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         self.room(av, to, len, note).map(TxRoom::Own)
     }
 
-    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         self.room(&Av::default(), Qpn::default(), len, note)
     }
 
@@ -371,7 +371,7 @@ mod tests {
     }
 
     fn push(batch: &mut Batch, av: &Av, qpn: u32, len: usize) {
-        batch.room(av, Qpn::new(qpn), len, NOTE).unwrap().fill(0);
+        batch.room(av, Qpn::new(qpn), len, &NOTE).unwrap().fill(0);
     }
 
     fn runs(batch: &Batch, max: usize) -> Vec<Range<usize>> {
@@ -404,7 +404,7 @@ mod tests {
     fn a_batch_is_full_with_a_whole_run_or_without_room_for_one() {
         let mut batch = Batch::new();
         let fill =
-            |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), QPN, len, NOTE).is_some()).count();
+            |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), QPN, len, &NOTE).is_some()).count();
         assert_eq!(fill(4108, &mut batch), 15);
         batch.clear();
         push(&mut batch, &av(1), 0x1000, 4124);
@@ -415,7 +415,7 @@ mod tests {
         for at in 0..2 {
             push(&mut batch, &av(at), 0x1000, MAX_BYTES - icrc::LEN);
         }
-        assert!(batch.room(&av(2), QPN, 1, NOTE).is_none());
+        assert!(batch.room(&av(2), QPN, 1, &NOTE).is_none());
     }
 
     #[test]
@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(*first, ROCE_PORT);
         assert!(own[0] != ROCE_PORT && own.iter().all(|port| *port == own[0]), "{own:?}");
         let mut batch = Batch::new();
-        batch.room(&to_av, Qpn::new(0x1000), 16, ACK).unwrap().fill(0);
+        batch.room(&to_av, Qpn::new(0x1000), 16, &ACK).unwrap().fill(0);
         assert_eq!(batch.send_from(0, &link, &to_av, &Counters::default()), 1);
         let meta = link.recv(&mut buf).unwrap().unwrap();
         assert_eq!(meta.src_port, ROCE_PORT, "an acknowledgement is believed when its sender is gone");

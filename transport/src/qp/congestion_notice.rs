@@ -40,7 +40,7 @@ impl Qp {
         let av = Av { traffic_class: congestion::cnp_class(sh.path.traffic_class), ..sh.path };
         let note = PacketNote::answer(sh.config.qpn, TxReason::Cnp);
         let Some(form) = header.form(0) else { return TxState::Drained };
-        let Some(slot) = tx.slot(&av, bth.dest_qpn, form.len(), note) else { return TxState::BatchFull };
+        let Some(slot) = tx.slot(&av, bth.dest_qpn, form.len(), &note) else { return TxState::BatchFull };
         // The slot is as long as the header.
         let _ = slot.put_header(&header, &form);
         sh.congestion.on_notice_sent();

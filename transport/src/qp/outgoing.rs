@@ -123,7 +123,7 @@ impl Departing<'_> {
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;
-        let Some(slot) = tx.slot(av, header.bth.dest_qpn, form.len(), *note) else { return Put::Full };
+        let Some(slot) = tx.slot(av, header.bth.dest_qpn, form.len(), note) else { return Put::Full };
         let written = slot.put_header(header, form).is_some_and(|room| payload.read(memory, offset, room));
         if written {
             return Put::Done;

@@ -80,7 +80,7 @@ impl Requester {
             return self.stop_with(sh, host, WcStatus::LocLenErr);
         }
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
-        let Some(frame) = tx.frame(len as usize, note) else { return Step::BatchFull };
+        let Some(frame) = tx.frame(len as usize, &note) else { return Step::BatchFull };
         if !payload.read(host, 0, TxRoom::Own(frame)) {
             tx.retract();
             return self.stop_with(sh, host, WcStatus::LocProtErr);

@@ -31,20 +31,26 @@ impl Requester {
         };
         let cost = packet.cost::<H>();
         let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
-        let mut header = self.header(sh, wqe, &packet);
-        let fits_same_send = |count| tx.fits_same_send(header.padded_len(packet.len as usize), count);
+        // Built where it is read: whoever copies what was just written waits for all that was written
+        // before, up to the ring, whose memory the other processor has.
+        let mut departing = Departing {
+            av: &sh.path,
+            header: self.header(sh, wqe, &packet),
+            payload: self.sq.payload(self.cursor.wqe, wqe),
+            note: self.note(sh, wqe),
+        };
+        let fits_same_send = |count| tx.fits_same_send(departing.header.padded_len(packet.len as usize), count);
         let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
         if room == Room::None {
             return Step::Stop;
         }
         // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
-        header.bth.ack_req = packet.asks_ack
+        let asks_ack = packet.asks_ack
             || room == Room::First
             || self.unasked.is_enough(cost, self.window)
             || sh.congestion.pauses_after(host.now(), packet.len);
-        let note = self.note(sh, wqe);
-        let payload = self.sq.payload(self.cursor.wqe, wqe);
-        match (Departing { av: &sh.path, header, payload, note }).put(host, tx, &packet) {
+        departing.header.bth.ack_req = asks_ack;
+        match departing.put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             // clause: SEND-LOCAL-FAULT
@@ -53,7 +59,7 @@ impl Requester {
         self.reads_out += u32::from(wqe.awaits_response());
         self.bytes_due += packet.brings;
         self.in_flight.on_sent(cost);
-        self.unasked.add(1, cost, header.bth.ack_req);
+        self.unasked.add(1, cost, asks_ack);
         self.advance(packet.span);
         self.retry.on_sent(&sh.attr, host.now());
         Step::Sent(packet.len)

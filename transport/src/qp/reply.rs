@@ -404,5 +404,5 @@ fn slot<'t, T: TxBatch>(
     let header = Header { bth, kind };
     let note = PacketNote::answer(sh.config.qpn, reason);
     let form = header.form(len)?;
-    tx.slot(&sh.path, bth.dest_qpn, form.len(), note)?.put_header(&header, &form)
+    tx.slot(&sh.path, bth.dest_qpn, form.len(), &note)?.put_header(&header, &form)
 }

@@ -86,7 +86,8 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
 /// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
 /// `None`: nothing of a local operation leaves.
 // clause: SEND-TAIL
-#[inline]
+// Inlined for the same reason as [`Outgoing::of`](super::outgoing::Outgoing::of).
+#[inline(always)]
 pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request> {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
     Some(match *op {

@@ -134,14 +134,14 @@ impl Drop for OpenBatch<'_> {
 }
 
 impl TxBatch for OpenBatch<'_> {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         self.part();
         if self.batch.packets.len() >= self.batch.room {
             return None;
         }
         let mut bytes = self.pool.take();
         bytes.resize(len + icrc::LEN, POISON);
-        self.batch.packets.push((*av, note, bytes));
+        self.batch.packets.push((*av, *note, bytes));
         let (.., bytes) = self.batch.packets.last_mut()?;
         bytes.get_mut(..len).map(TxRoom::Own)
     }

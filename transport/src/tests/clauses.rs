@@ -108,7 +108,7 @@ struct Counter {
 }
 
 impl TxBatch for Counter {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: &PacketNote) -> Option<TxRoom<'_>> {
         self.sent += 1;
         self.slot.resize(len, 0);
         Some(TxRoom::Own(&mut self.slot))

@@ -25,8 +25,8 @@ type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 struct Noted(Vec<(Av, PacketNote, Vec<u8>)>);
 
 impl TxBatch for Noted {
-    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
-        self.0.push((*av, note, vec![0; len + icrc::LEN]));
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
+        self.0.push((*av, *note, vec![0; len + icrc::LEN]));
         self.0.last_mut()?.2.get_mut(..len).map(TxRoom::Own)
     }
 

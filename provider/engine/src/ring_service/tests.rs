@@ -273,12 +273,12 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
         let mut cache = TxCache::default();
         let mut tx_path = TxPath::new(&writer, &mut cache, Qpn::new(7), false);
         let note = PacketNote::answer(Qpn::new(7), TxReason::First);
-        let is_first_written = tx_path.slot(&av, to_a, 100, note).is_some();
+        let is_first_written = tx_path.slot(&av, to_a, 100, &note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
         // The same batch goes on with a datagram for another process, whose ring is looked up in
         // the list.
-        let _ = tx_path.slot(&av, to_b, 100, note);
+        let _ = tx_path.slot(&av, to_b, 100, &note);
         tx_path.flush(7);
         done.send("writer").unwrap();
     });

@@ -353,7 +353,7 @@ impl<'a> TxPath<'a> {
 
 impl TxBatch for TxPath<'_> {
     #[inline]
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
         if self.fabric.rings().is_on() && !self.choose(av, to) {
             return None;
         }
@@ -376,7 +376,7 @@ impl TxBatch for TxPath<'_> {
         open.sender.place(&heading, total)?.first(len)
     }
 
-    fn frame(&mut self, len: usize, note: PacketNote) -> Option<&mut [u8]> {
+    fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         self.batch().frame(len, note)
     }
 

@@ -102,7 +102,7 @@ fn a_name_is_free_when_its_time_has_passed_though_nobody_has_looked_at_the_timer
     let old = node.established();
     assert_eq!(node.takes(dreq(old)), Ok(()));
     node.disconnect(old).unwrap();
-    (node.events(), node.names());
+    assert_eq!((node.events().len(), node.names()), (1, vec!["DREP"]));
     let due = node.cm.poll_timeout().unwrap();
     node.now = Instant(due.0 - 1);
     assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));

@@ -13,11 +13,11 @@ const MAX_FRAME: u32 = 1518;
 struct Frames(Vec<Vec<u8>>);
 
 impl TxBatch for Frames {
-    fn slot(&mut self, _: &Av, _: Qpn, _: usize, _: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, _: &Av, _: Qpn, _: usize, _: &PacketNote) -> Option<TxRoom<'_>> {
         None
     }
 
-    fn frame(&mut self, len: usize, _: PacketNote) -> Option<&mut [u8]> {
+    fn frame(&mut self, len: usize, _: &PacketNote) -> Option<&mut [u8]> {
         self.0.push(vec![0xa5; len]);
         self.0.last_mut().map(Vec::as_mut_slice)
     }

@@ -34,7 +34,7 @@ struct Outbox {
 }
 
 impl TxBatch for Outbox {
-    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: PacketNote) -> Option<TxRoom<'_>> {
+    fn slot(&mut self, _av: &Av, _to: Qpn, len: usize, _note: &PacketNote) -> Option<TxRoom<'_>> {
         if self.packets.len() == self.room {
             return None;
         }
