@@ -243,8 +243,8 @@ impl Cm {
         }
     }
 
-    /// Whether the connection was in TimeWait and is over now. The peer, which came there later, may
-    /// have named a new connection as it named that one before anybody here looked at the timer.
+    /// Whether the connection was in TimeWait and is over now. The peer, which came there later,
+    /// may have named a new connection as it named that one before anybody looked at the timer.
     // clause: CM-TIMEWAIT
     fn ends_time_wait(&mut self, now: Instant, id: CommId) -> bool {
         let is_over = self.table.get(id).is_some_and(|conn| conn.is_over(now));

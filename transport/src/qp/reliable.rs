@@ -31,8 +31,8 @@ impl Requester {
         };
         let cost = packet.cost::<H>();
         let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
-        // Built where it is read: whoever copies what was just written waits for all that was written
-        // before, up to the ring, whose memory the other processor has.
+        // Built where it is read: whoever copies what was just written in small pieces waits until
+        // all that was written before is there, also in a ring that the other processor has.
         let mut departing = Departing {
             av: &sh.path,
             header: self.header(sh, wqe, &packet),
