@@ -184,6 +184,9 @@ impl Engine {
                 governor.note_find();
             }
             self.tell_counters(now);
+            if self.rings().are_answers_due(now) {
+                self.tend_rings();
+            }
             match found {
                 _ if self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event() => Look::Enough,
                 true => Look::Found,

@@ -42,7 +42,7 @@ impl Engine {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
                 Err(_) => Out::Refused(now.after(ASK_AGAIN)),
             };
-            self.rings.set(slot, what);
+            self.rings.set(slot, what, now);
         }
     }
 
@@ -110,6 +110,7 @@ impl Engine {
             // One event may stand for both of what a line can say.
             changed.extend((0..2).map_while(|_| what.hear(&mut gone)).map(|receiver| (*slot, receiver)));
         }
+        self.rings.note_answers(&out);
         if !changed.is_empty() {
             // Before anybody hears of a ring: who sends without end because there is one must know
             // that it has to use it.

@@ -20,7 +20,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// Rings of one process in each direction, whichever of its engines has them; with more peers than
@@ -154,6 +154,39 @@ pub(crate) struct Rings {
     pub(crate) has_full: ReadyFlag,
     /// Whether the background thread sleeps, and nobody else looks for room.
     pub(crate) sleeps: AtomicBool,
+    answers: Answers,
+}
+
+/// When to look whether an offered ring was accepted, for a background thread that keeps looking
+/// for packets: only one that sleeps hears of it. Of 64-byte READs from a process that only
+/// answers, every fifth run went by the socket for long or to its end, at three times the latency.
+#[derive(Debug, Default)]
+struct Answers {
+    /// When the last ring was offered.
+    offered: AtomicU64,
+    /// 0: none is.
+    due: AtomicU64,
+}
+
+impl Answers {
+    /// Who answers at all mostly does so within this time.
+    const FIRST: Duration = Duration::from_micros(20);
+
+    fn expect(&self, now: Instant) {
+        self.offered.store(now.0, Ordering::Relaxed);
+        self.due.store(now.after(Self::FIRST).0, Ordering::Relaxed);
+    }
+
+    /// Whether it is time; the next time is when it has taken twice as long.
+    fn are_due(&self, now: Instant) -> bool {
+        let due = self.due.load(Ordering::Relaxed);
+        let is_due = due != 0 && due <= now.0;
+        if is_due {
+            let taken = now.since(Instant(self.offered.load(Ordering::Relaxed)));
+            self.due.store(now.after(taken.max(Self::FIRST)).0, Ordering::Relaxed);
+        }
+        is_due
+    }
 }
 
 impl Rings {
@@ -209,8 +242,25 @@ impl Rings {
         self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
     }
 
-    pub(crate) fn set(&self, slot: Slot, what: Out) {
-        self.out.lock().insert(slot, what);
+    pub(crate) fn set(&self, slot: Slot, what: Out, now: Instant) {
+        let mut out = self.out.lock();
+        if matches!(what, Out::Offered(..)) {
+            self.answers.expect(now);
+        }
+        out.insert(slot, what);
+    }
+
+    /// Whether it is time to look if an offered ring was accepted.
+    #[inline]
+    pub(crate) fn are_answers_due(&self, now: Instant) -> bool {
+        self.answers.are_due(now)
+    }
+
+    /// `out` was looked at: what is offered still.
+    pub(crate) fn note_answers(&self, out: &HashMap<Slot, Out>) {
+        if !out.values().any(|what| matches!(what, Out::Offered(..))) {
+            self.answers.due.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`. Whether the

@@ -165,6 +165,18 @@ pub(crate) enum Work {
     RingLatency,
 }
 
+impl Work {
+    /// How many pairs of programs each do as many messages as they are told to; `None`: these go on
+    /// for a time.
+    pub(crate) const fn counting_pairs(&self) -> Option<u64> {
+        match self {
+            Self::Verbs(verbs) => Some(verbs.processes as u64),
+            Self::Ucx(..) | Self::Iperf | Self::Fabric(..) => Some(1),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -16,8 +16,8 @@ pub(crate) fn text(all: &[Measured]) -> String {
     for group in groups {
         _ = writeln!(
             text,
-            "\n{group:<14} {:<44} {:>10}      {:^24} {:>9} {:>9} {:>9} runs  others",
-            "", "median", "least .. most", "average", "99 %", "99.9 %"
+            "\n{group:<14} {:<44} {:>10}      {:^24} {:>9} {:>9} {:>9} {:>9} runs  others",
+            "", "median", "least .. most", "average", "99 %", "99.9 %", "CPU us"
         );
         for measured in all.iter().filter(|m| m.line.group == group) {
             text.push_str(&row(measured));
@@ -31,12 +31,13 @@ fn row(measured: &Measured) -> String {
     let head = format!("{:>14} {:<44}", human(line.size), line.who());
     let series = measured.counting();
     let of = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
-    let [average, p99, p999] = [&measured.averages, &measured.tails[0], &measured.tails[1]].map(of);
+    let [average, p99, p999, cost] =
+        [&measured.averages, &measured.tails[0], &measured.tails[1], &measured.costs].map(of);
     let mark = if measured.is_disturbed() { "  disturbed" } else { "" };
     match (series.median(), series.range()) {
         _ if !failures.is_empty() => format!("{head}     FAILED\n"),
         (Some(median), Some((least, most))) => format!(
-            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {p99:>9} {p999:>9} {:>4} {:>5.0} %{mark}\n",
+            "{head} {median:>10.3} {:<4} [{least:>9.3} .. {most:>9.3}] {average:>9} {p99:>9} {p999:>9} {cost:>9} {:>4} {:>5.0} %{mark}\n",
             line.unit.to_string(),
             series.len(),
             foreign * 100.0
@@ -71,7 +72,7 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
         .iter()
         .map(|m| {
             format!(
-                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"average\":{},\"p99\":{},\"p99.9\":{},\"figures\":{:?},\"disturbed\":{:?},\
+                "{{\"group\":\"{}\",\"size\":{},\"who\":\"{}\",\"unit\":\"{}\",\"median\":{},\"average\":{},\"p99\":{},\"p99.9\":{},\"cpu_us\":{},\"figures\":{:?},\"disturbed\":{:?},\
                  \"others\":{:.3},\"failures\":{}}}",
                 m.line.group,
                 m.line.size,
@@ -81,6 +82,7 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
                 number(m.averages.median()),
                 number(m.tails[0].median()),
                 number(m.tails[1].median()),
+                number(m.costs.median()),
                 m.clean.figures(),
                 m.disturbed.figures(),
                 m.foreign,

@@ -41,19 +41,24 @@ pub(crate) struct Measured {
     pub(crate) averages: Series,
     /// What 99 and 99.9 of a hundred times were not above, likewise.
     pub(crate) tails: [Series; 2],
+    /// What a message cost the processors, microseconds: both sides, in the programs and in the
+    /// system.
+    pub(crate) costs: Series,
     /// The most that others took during a figure that counts.
     pub(crate) foreign: f64,
     /// What went wrong, each time.
     pub(crate) failures: Vec<String>,
     messages: u64,
+    /// Messages of the first run, and the seconds of the processors that it used.
+    first: Option<(u64, f64)>,
 }
 
 impl Measured {
     fn new(line: Line) -> Self {
         let messages = work::first_guess(&line);
-        let [clean, disturbed, averages, p99, p999] = [const { Series::new() }; 5];
-        let tails = [p99, p999];
-        Self { line, clean, disturbed, averages, tails, foreign: 0.0, failures: Vec::new(), messages }
+        let [clean, disturbed, averages, p99, p999, costs] = [const { Series::new() }; 6];
+        let (tails, failures) = ([p99, p999], Vec::new());
+        Self { line, clean, disturbed, averages, tails, costs, foreign: 0.0, failures, messages, first: None }
     }
 
     /// The figures that count: those that nobody disturbed, or all if there are none.
@@ -79,6 +84,7 @@ impl Measured {
         });
         match measured {
             Ok((sample, foreign)) => {
+                self.note_cost(foreign.own);
                 self.messages = work::messages(&self.line, sample, (self.messages, begun.elapsed()), rounds.each);
                 Some((sample, foreign))
             }
@@ -89,6 +95,18 @@ impl Measured {
                 self.messages = (self.messages / 8).max(64);
                 None
             }
+        }
+    }
+
+    /// Programs that start and end cost as much as many messages, so what one costs is told by the
+    /// difference to the first run, which had few.
+    fn note_cost(&mut self, seconds: f64) {
+        let Some(pairs) = self.line.work.counting_pairs() else { return };
+        let (fewest, least) = *self.first.get_or_insert((self.messages, seconds));
+        if self.messages >= 2 * fewest {
+            #[expect(clippy::cast_precision_loss, reason = "five million at most, of a few pairs")]
+            let more = (pairs * (self.messages - fewest)) as f64;
+            self.costs.push((seconds - least) * 1e6 / more);
         }
     }
 

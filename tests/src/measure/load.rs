@@ -17,7 +17,7 @@ pub const OTHERS: f64 = 0.08;
 /// Up to this share of the time our processes may wait for a processor, all together.
 pub const WAITING: f64 = 0.05;
 
-/// What others took during an interval.
+/// What others took during an interval, and what was ours.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Foreign {
     /// Other processes: share of the time of all processors.
@@ -26,6 +26,8 @@ pub struct Foreign {
     pub stolen: f64,
     /// How long our processes waited for a processor: share of the interval.
     pub waited: f64,
+    /// What our own processes used of the processors, seconds.
+    pub own: f64,
 }
 
 impl Foreign {
@@ -86,11 +88,12 @@ impl Interval {
         let now = Machine::now()?;
         let seconds = self.begun.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
-        let others = (now.busy - self.machine.busy) - (ours(self.beside)? - self.ours);
+        let own = ours(self.beside)? - self.ours;
+        let others = (now.busy - self.machine.busy) - own;
         let stolen = now.stolen - self.machine.stolen;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
         let waited = Self::waited(self.beside).saturating_sub(self.waited) as f64 / 1e9;
-        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds })
+        Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
     /// What the children, this process's first thread and the process `beside` have waited,
@@ -184,12 +187,12 @@ mod tests {
         let before = ours(None).unwrap();
         while ours(None).unwrap() == before {}
         let foreign = interval.end().unwrap();
-        assert!(foreign.used >= 0.0 && foreign.stolen >= 0.0, "{foreign:?}");
+        assert!(foreign.used >= 0.0 && foreign.stolen >= 0.0 && foreign.own > 0.0, "{foreign:?}");
     }
 
     #[test]
     fn others_disturb_only_who_waits() {
-        let foreign = |used, stolen, waited| Foreign { used, stolen, waited };
+        let foreign = |used, stolen, waited| Foreign { used, stolen, waited, own: 0.0 };
         assert!(foreign(0.3, 0.0, 0.2).disturbs() && foreign(0.0, 0.2, 0.0).disturbs());
         assert!(!foreign(0.3, 0.0, 0.01).disturbs() && !foreign(0.0, 0.0, 0.4).disturbs());
     }

@@ -129,6 +129,28 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
     assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");
 }
 
+#[test]
+fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() {
+    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
+    let at = |us: u64| Instant(1_000_000_000 + us * 1000);
+    assert!(!rings.are_answers_due(at(0)), "nothing is offered");
+    let slot = Slot::of(Qpn::new(0x5000));
+    let offer = Offer::new(shm::SIZE).unwrap();
+    let poller = Poller::new().unwrap();
+    let descriptors = carry(&offer.descriptors(poller.doorbell()));
+    rings.set(slot, Out::Offered(offer.writer, offer.control), at(0));
+    let due: Vec<u64> = (0..1000).filter(|us| rings.are_answers_due(at(*us))).collect();
+    assert_eq!(due, [20, 40, 80, 160, 320, 640]);
+    rings.note_answers(&rings.out.lock());
+    assert!(rings.are_answers_due(at(1_000_000)), "it is offered still");
+    let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
+    let mut out = rings.out.lock();
+    let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new()));
+    assert_eq!(heard, Some(Receiver::Ring));
+    rings.note_answers(&out);
+    assert!(!rings.are_answers_due(at(100_000_000)));
+}
+
 /// Looks until there is something.
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = time::Instant::now();
@@ -264,7 +286,7 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     let (writer, control) = keep(offer);
     let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
     let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
-    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control));
+    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control), clock::now());
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, ..Av::default() };
     let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());
