@@ -158,8 +158,8 @@ pub(crate) struct Rings {
 }
 
 /// When to look whether an offered ring was accepted, for a background thread that keeps looking
-/// for packets: only one that sleeps hears of it. Of 64-byte READs from a process that only
-/// answers, every fifth run went by the socket for long or to its end, at three times the latency.
+/// for packets: only one that sleeps hears of it. Without that, the answers of a process that only
+/// answers went by the socket in 4 of 14 runs of `ib_read_lat`, at three times the latency.
 #[derive(Debug, Default)]
 struct Answers {
     /// When the last ring was offered.
@@ -183,7 +183,7 @@ impl Answers {
         let is_due = due != 0 && due <= now.0;
         if is_due {
             let taken = now.since(Instant(self.offered.load(Ordering::Relaxed)));
-            self.due.store(now.after(taken.max(Self::FIRST)).0, Ordering::Relaxed);
+            self.due.store(now.after(taken).0, Ordering::Relaxed);
         }
         is_due
     }
