@@ -57,11 +57,13 @@ impl fmt::Display for Link {
     }
 }
 
-/// The program of the tests that has many connections, a few of them busy, and sleeps on the
-/// server's side: `tests/clients/busy`.
+/// The program in `tests/clients/rates` that has many connections, a few of them busy, and sleeps on
+/// the server's side.
 pub(crate) const BUSY: &str = "busy_connections";
+/// The one there whose threads stream WRITEs, over a queue pair each.
+pub(crate) const THREADS: &str = "write_threads";
 
-/// A program of perftest, or [`BUSY`], and how it runs.
+/// A program of perftest, [`BUSY`] or [`THREADS`], and how it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verbs {
     /// Its name; those that end with "_lat" take times.
@@ -111,6 +113,11 @@ impl Verbs {
         Self { before: true, ..self }
     }
 
+    /// Whether it is no program of perftest.
+    pub(crate) fn is_own(&self) -> bool {
+        [BUSY, THREADS].contains(&self.tool)
+    }
+
     /// Whether it takes times.
     pub(crate) fn is_latency(&self) -> bool {
         self.tool.ends_with("_lat")
@@ -123,8 +130,10 @@ impl fmt::Display for Verbs {
         if self.mtu != 4096 {
             write!(f, ", MTU {}", self.mtu)?;
         }
-        if self.qps != 1 {
-            write!(f, ", {} QPs", self.qps)?;
+        match self.qps {
+            threads if self.tool == THREADS => write!(f, ", {threads} threads")?,
+            1 => {}
+            qps => write!(f, ", {qps} QPs")?,
         }
         if self.events {
             write!(f, ", events")?;

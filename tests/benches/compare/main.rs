@@ -37,7 +37,7 @@ mod sys;
 mod work;
 mod yardstick;
 
-use line::{BUSY, Line, Link, Work};
+use line::{Line, Link, Work};
 use network::Namespaces;
 use rounds::{Measured, Rounds};
 use roxe_tests::build;
@@ -175,7 +175,7 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
     lines.retain(|line| options.words.iter().all(|word| line.to_string().contains(word)));
     let has_links = has_links()?;
     let missing = |line: &Line| match &line.work {
-        Work::Verbs(verbs) if verbs.tool == BUSY => cc::missing().map(|why| format!("{BUSY}: {why}")),
+        Work::Verbs(verbs) if verbs.is_own() => cc::missing().map(|why| format!("{}: {why}", verbs.tool)),
         Work::Verbs(verbs) if !pair::installed(verbs.tool) => {
             Some(format!("{}: perftest is not installed", verbs.tool))
         }

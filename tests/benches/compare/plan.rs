@@ -1,6 +1,6 @@
 //! Which lines a run has: those that the Shows quote, or all.
 
-use crate::line::{BUSY, Line, Link, Network, Unit, Verbs, Work};
+use crate::line::{BUSY, Line, Link, Network, THREADS, Unit, Verbs, Work};
 
 /// The group of what moves bytes one way without perftest.
 const WRITE_BW: &str = "ib_write_bw";
@@ -14,7 +14,7 @@ const MB: usize = 1 << 20;
 pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
     let unit = match verbs.is_latency() {
         true => Unit::Microseconds,
-        false if size <= 64 => Unit::MillionsPerSecond,
+        false if size <= 64 || verbs.tool == THREADS => Unit::MillionsPerSecond,
         false => Unit::GigabytesPerSecond,
     };
     Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs), network: Network::Loopback }
@@ -146,7 +146,7 @@ pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     both.flatten().collect()
 }
 
-/// More queue pairs, processes, connections, another MTU, events.
+/// More queue pairs, processes, threads, connections, another MTU, events.
 fn variations(link: Link) -> Vec<Line> {
     let new = |tool| Verbs::new(tool, link);
     let mut lines = Vec::new();
@@ -157,6 +157,9 @@ fn variations(link: Link) -> Vec<Line> {
         lines.push(verbs(size, new("ib_send_bw").events()));
     }
     lines.push(verbs(4 << 10, new("ib_send_lat").events()));
+    for size in [64, 4 << 10] {
+        lines.extend([1, 2, 4, 8].map(|threads| verbs(size, new(THREADS).qps(threads))));
+    }
     lines.push(verbs(64, new(BUSY).qps(1000).events()));
     lines
 }

@@ -1,15 +1,16 @@
 //! Doing the work of a line once: starts both programs, waits for them, reads the figure.
 
-use crate::line::{BUSY, Line, Link, Unit, Verbs, Work};
+use crate::line::{BUSY, Line, Link, THREADS, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
 use crate::{raw, ring, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::perftest;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -117,14 +118,15 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
     let mut place = Place { envs: verbs.link.envs(), roxe, ..Place::default() };
     place.envs.extend(site.netdev.map(|name| ("ROXE_NETDEV".to_owned(), name.to_owned())));
     let (program, args) = match verbs.tool {
-        BUSY => (busy()?, format!("-c {} -b {BUSY_ONES} -n {messages}", verbs.qps)),
-        tool => (tool, format!("-x {} {}", site.gid, arguments(verbs, size, messages))),
+        BUSY => (own(BUSY)?, format!("-c {} -b {BUSY_ONES} -n {messages}", verbs.qps)),
+        THREADS => (own(THREADS)?, format!("-t {} -s {size} -n {messages}", verbs.qps)),
+        tool => (tool.to_owned(), format!("-x {} {}", site.gid, arguments(verbs, size, messages))),
     };
     let programs = || {
         let port = port();
         let args = format!("-p {port} {args}");
         // They meet over IPv4; the GID decides over what they talk.
-        run(site, [&args, &format!("{args} {}", site.meet)], program, &place, port)
+        run(site, [&args, &format!("{args} {}", site.meet)], &program, &place, port)
     };
     let once = || {
         let output = perftest::with_clock(programs)?;
@@ -144,11 +146,15 @@ fn beside(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Resul
     })
 }
 
-/// The path of [`BUSY`].
-fn busy() -> Result<&'static str, String> {
-    static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
-    let build = || cc::kept(&[], "busy/busy_connections.c", &["ibverbs"]).map(|path| path.to_string_lossy().into());
-    BUILT.get_or_init(build).as_deref().map_err(Clone::clone)
+/// The path of one of the programs in `tests/clients/rates`.
+fn own(tool: &'static str) -> Result<String, String> {
+    static BUILT: Mutex<BTreeMap<&str, Result<String, String>>> = Mutex::new(BTreeMap::new());
+    let build = || {
+        let built = cc::kept(&["-O2"], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
+        built.map(|path| path.to_string_lossy().into())
+    };
+    let mut built = BUILT.lock().map_err(|_| "a thread of the benchmark died".to_owned())?;
+    built.entry(tool).or_insert_with(build).clone()
 }
 
 /// Whether the packets went by the link that they should: roxe falls back to UDP without a word.

@@ -7,28 +7,13 @@
  * the answer. It prints a line as perftest does: bytes, messages, 0, 0, million messages a second
  * in each direction.
  */
-#include <arpa/inet.h>
-#include <errno.h>
+#define _GNU_SOURCE
+#include "endpoint.h"
 #include <getopt.h>
-#include <infiniband/verbs.h>
-#include <netinet/in.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #define BYTES 64
 /* Slots of a queue, and of receive buffers that each connection has. */
 #define DEPTH 4
-
-/* Where the other end of a connection is. */
-struct address {
-	union ibv_gid gid;
-	uint32_t qpn;
-	uint32_t psn;
-};
 
 struct connection {
 	struct ibv_qp *qp;
@@ -44,52 +29,6 @@ static struct ibv_cq *send_cq;
 static struct ibv_mr *mr;
 static char *memory;
 static struct connection *all;
-
-static void die(const char *what)
-{
-	fprintf(stderr, "busy_connections: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static void check(int bad, const char *what)
-{
-	if (bad)
-		die(what);
-}
-
-/* A connected socket to the other end. */
-static int meet(const char *server)
-{
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
-	int one = 1, sock = socket(AF_INET, SOCK_STREAM, 0), peer;
-
-	check(sock < 0, "socket");
-	if (server) {
-		check(inet_pton(AF_INET, server, &at.sin_addr) != 1, server);
-		check(connect(sock, (struct sockaddr *)&at, sizeof(at)), "connect");
-		return sock;
-	}
-	check(setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), "SO_REUSEADDR");
-	check(bind(sock, (struct sockaddr *)&at, sizeof(at)), "bind");
-	check(listen(sock, 1), "listen");
-	peer = accept(sock, NULL, NULL);
-	check(peer < 0, "accept");
-	close(sock);
-	return peer;
-}
-
-static void whole(int sock, void *data, size_t bytes, int sends)
-{
-	char *at = data;
-
-	while (bytes) {
-		ssize_t done = sends ? write(sock, at, bytes) : read(sock, at, bytes);
-
-		check(done <= 0, sends ? "write" : "read");
-		at += done;
-		bytes -= done;
-	}
-}
 
 static void post_receive(int index)
 {
@@ -119,7 +58,6 @@ static void post_send(int index)
 static void make(int index, int events)
 {
 	struct ibv_qp_init_attr init = { .send_cq = send_cq, .qp_type = IBV_QPT_RC };
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	all[index].cq = events || !index ? ibv_create_cq(context, events ? DEPTH : connections * DEPTH, NULL,
 							 events ? channel : NULL, 0)
@@ -129,34 +67,11 @@ static void make(int index, int events)
 	init.cap = (struct ibv_qp_cap){ DEPTH, DEPTH, 1, 1, BYTES };
 	all[index].qp = ibv_create_qp(pd, &init);
 	check(!all[index].qp, "ibv_create_qp");
-	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-			    IBV_QP_ACCESS_FLAGS), "ibv_modify_qp to INIT");
+	to_init(all[index].qp, 0);
 	for (int slot = 0; slot < DEPTH; slot++)
 		post_receive(index);
 	if (events)
 		check(ibv_req_notify_cq(all[index].cq, 0), "ibv_req_notify_cq");
-}
-
-static void join(int index, const struct address *own, const struct address *peer)
-{
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
-				    .min_rnr_timer = 12, .max_dest_rd_atomic = 1 };
-
-	attr.dest_qp_num = peer->qpn;
-	attr.rq_psn = peer->psn;
-	attr.ah_attr.is_global = 1;
-	attr.ah_attr.port_num = 1;
-	attr.ah_attr.grh.dgid = peer->gid;
-	attr.ah_attr.grh.hop_limit = 64;
-	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-			    IBV_QP_MIN_RNR_TIMER), "ibv_modify_qp to RTR");
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
-				     .rnr_retry = 7, .max_rd_atomic = 1 };
-	attr.sq_psn = own->psn;
-	check(ibv_modify_qp(all[index].qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
-			    IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC),
-	      "ibv_modify_qp to RTS");
 }
 
 /* Takes what is in the queue, and answers it. How many messages that were. */
@@ -189,14 +104,6 @@ static void serve(void)
 	}
 }
 
-static double seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec + now.tv_nsec / 1e9;
-}
-
 static void ask(void)
 {
 	double begun = seconds();
@@ -219,7 +126,7 @@ static void ask(void)
 			}
 		}
 	}
-	printf("%d %ld 0 0 %.6f\n", BYTES, messages, messages / (seconds() - begun) / 1e6);
+	tell(BYTES, messages, begun);
 }
 
 int main(int argc, char **argv)
@@ -228,7 +135,6 @@ int main(int argc, char **argv)
 	struct address *own, *peers;
 	const char *server;
 	int option, sock;
-	char ready = 0;
 
 	while ((option = getopt(argc, argv, "p:c:b:n:")) != -1) {
 		switch (option) {
@@ -259,19 +165,16 @@ int main(int argc, char **argv)
 		own[index].qpn = all[index].qp->qp_num;
 		own[index].psn = index;
 	}
-	sock = meet(server);
-	whole(sock, own, connections * sizeof(*own), 1);
-	whole(sock, peers, connections * sizeof(*peers), 0);
+	sock = meet(server, port);
+	swap(sock, own, peers, connections * sizeof(*own));
 	for (int index = 0; index < connections; index++)
-		join(index, &own[index], &peers[index]);
-	whole(sock, &ready, 1, 1);
-	whole(sock, &ready, 1, 0);
+		to_rts(all[index].qp, IBV_MTU_1024, &own[index], &peers[index]);
+	wait_for_peer(sock);
 	if (server)
 		ask();
 	else
 		serve();
 	/* Nobody goes before the last answer is there. */
-	whole(sock, &ready, 1, 1);
-	whole(sock, &ready, 1, 0);
+	wait_for_peer(sock);
 	return 0;
 }
