@@ -101,7 +101,8 @@ impl QueuePair for QpCore {
     }
 
     fn takes_shared_payload(&self) -> bool {
-        self.resources.service == Service::Rc && self.resources.srq.is_none()
+        let matches_tags = self.resources.srq.as_ref().is_some_and(|srq| srq.matches_tags());
+        self.resources.service == Service::Rc && !matches_tags
     }
 
     fn receive_shared(

@@ -4,6 +4,7 @@ use super::*;
 use crate::cq::{Cq, CqInit};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
+use crate::srq::{Srq, SrqInit, TagInit};
 use crate::testing::{self, PAGE, Pages};
 use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::run::IdentGuess;
@@ -15,13 +16,33 @@ use std::sync::Arc;
 
 const QKEY: Qkey = Qkey(7);
 
+fn completions(pd: &Arc<Pd>) -> Arc<Cq> {
+    pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap()
+}
+
 /// A queue pair in RESET, and the queue of its completions.
 fn create(pd: &Arc<Pd>, service: Service) -> (Arc<Qp>, Arc<Cq>) {
-    let cq = pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap();
+    create_with(pd, service, None)
+}
+
+fn create_with(pd: &Arc<Pd>, service: Service, srq: Option<Arc<Srq>>) -> (Arc<Qp>, Arc<Cq>) {
+    let cq = completions(pd);
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+    let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user: 0 };
     (pd.create_qp(init).unwrap(), cq)
+}
+
+#[test]
+fn rc_looks_at_no_payload_but_where_a_shared_queue_matches_tags() {
+    let pd = testing::pd();
+    let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 0 };
+    let plain = pd.create_srq(init()).unwrap();
+    let tags = pd.create_tag_srq(init(), &completions(&pd), TagInit { max_tags: 1, max_ops: 1 }).unwrap();
+    let takes = |service, srq| create_with(&pd, service, srq).0.core.takes_shared_payload();
+    assert!(takes(Service::Rc, None) && takes(Service::Rc, Some(plain)));
+    assert!(!takes(Service::Rc, Some(tags)));
+    assert!(!takes(Service::Uc, None) && !takes(Service::Ud, None), "their packets may wait");
 }
 
 /// A datagram queue pair that receives, and the queue where it says so.
