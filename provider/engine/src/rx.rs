@@ -244,7 +244,7 @@ impl Engine {
             return self.hand_to_group(state, at, qpn, run, now);
         }
         if run.bytes.first() == Some(&steer::PROBE) {
-            return self.answer_probes(state, run);
+            return self.answer_probes(state, run, now);
         }
         match self.table.find(qpn) {
             Lookup::Found(qp) => {
@@ -273,10 +273,14 @@ impl Engine {
 
     /// Answers probes, which count as nothing; what only begins like one is malformed.
     #[cold]
-    fn answer_probes(&self, state: &RxState, run: Run<'_>) {
+    fn answer_probes(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         for (index, bytes) in run.packets() {
-            if !steer::answer(bytes, run.meta, &state.slots) {
-                self.count_dropped(Run { bytes, index, ..run }, &self.counters().malformed);
+            match steer::answer(bytes, run.meta, &state.slots) {
+                None => self.count_dropped(Run { bytes, index, ..run }, &self.counters().malformed),
+                Some(is_told) => {
+                    let steering = state.steering.iter_mut().find(|steering| is_told && steering.gid() == run.meta.dst);
+                    steering.into_iter().for_each(|steering| steering.note_probed(now));
+                }
             }
         }
     }

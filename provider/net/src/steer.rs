@@ -11,14 +11,18 @@
 //! ```text
 //! session: bind a name that is the builder's (so there is one at a time)
 //!          → count the sockets in /proc/net/udp
-//!          → send probe 0..n → collect answers in a mailbox of its own → attach the program
+//!          → send probe 0..n, a few at a time → collect answers in a mailbox of its own
+//!          → attach the program
 //! ```
 //!
 //! The first round relies on the program that is already attached. If one process answers for two
 //! numbers, or nobody for any (there was no program, and the kernel chose by hash), a program with
 //! the probe rule is attached and the round repeated. The slots of processes that do not answer are
 //! left out: what is for them goes to one that does. A session runs when a process joins, when
-//! packets for others keep arriving, and when packets of this process are not answered.
+//! packets for others keep arriving, and when packets of this process are not answered; but who was
+//! asked by another process meanwhile is in that one's program, and does without. Where there are
+//! many, a session also waits a little before it counts. So processes that start together are
+//! measured together: with a session for each, a thousand took minutes.
 //!
 //! While all processes run this is only about speed, because the engine forwards what it gets for
 //! others. A stopped process forwards nothing, and what is for a slot or a number that the program
@@ -33,7 +37,7 @@ use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETU
 use crate::cmsg::Control;
 use crate::forward::Frame;
 use crate::link::{ROCE_PORT, RxMeta, TxMeta};
-use crate::named::NamedSocket;
+use crate::named::{NamedSocket, Probe};
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};
 use crate::udp::UdpLink;
@@ -51,11 +55,24 @@ use std::time::Duration;
 pub const PROBE: u8 = 0xfe;
 /// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
-/// How long a session waits for answers in each of its two rounds.
+/// How long a session waits for the next answer, in each of its two rounds.
 const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
-/// How long to wait when another process is building, and how often: it may have been stopped in
-/// the middle.
-const RETRY: (Duration, u32) = (Duration::from_millis(10), 40);
+/// The same once some numbers have not answered.
+const NEXT_ANSWER_WAIT: Duration = Duration::from_millis(10);
+/// Probes without an answer at a time. A mailbox takes 10 datagrams in a new network namespace
+/// (`net.unix.max_dgram_qlen`), and answers that find it full are lost.
+const WINDOW: usize = 8;
+/// From so many sockets on a session waits for others that join, and for how long for each socket:
+/// as long as it takes to ask them all.
+const GATHERING: (usize, Duration) = (32, Duration::from_micros(100));
+/// Pauses between looks whether another process still builds: the first four, and the longest ones,
+/// as many may look.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
+/// For how long: the builder may have been stopped in the middle. Where many join there may be
+/// several before it is this one's turn.
+const YIELDS: Duration = Duration::from_secs(2);
+/// What a session has measured before it stood still for so long holds no more.
+const STALE: Duration = Duration::from_millis(400);
 /// Shortest and longest pause between sessions that packets for other processes cause.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 /// Shortest pause before a session that packets without an answer cause: what a queue pair waits at
@@ -75,14 +92,22 @@ pub struct Steering {
     ifindex: u32,
     /// When to start a session.
     due: Option<Instant>,
-    /// Times in a row that another process was building.
-    retries: u32,
+    /// Looks in a row that found another process building.
+    looks: u32,
+    /// Until when it is waited for.
+    yields_until: Instant,
     session: Option<Session>,
+    /// The name of the builder, of a session that begins when it is due.
+    builder: Option<NamedSocket>,
     backoff: Duration,
     /// Packets for other processes before this instant start no session.
     quiet_until: Instant,
     /// Packets without an answer before this instant start no session.
     patient_until: Instant,
+    /// When there was last a reason for a session.
+    wanted: Instant,
+    /// When another process's session last asked this one.
+    probed: Option<Instant>,
 }
 
 /// One measurement of the numbers.
@@ -96,6 +121,10 @@ struct Session {
     nonce: u64,
     /// By number: the slots of the process that answered.
     answers: Vec<Vec<Slot>>,
+    /// Numbers below this one were asked in this round.
+    asked: usize,
+    /// So many of them are not waited for any more.
+    given_up: usize,
     /// 1, or 2 once this session has attached its own probe rule.
     round: u8,
     deadline: Instant,
@@ -109,11 +138,15 @@ impl Steering {
             link,
             ifindex,
             due: Some(now),
-            retries: 0,
+            looks: 0,
+            yields_until: now.after(YIELDS),
             session: None,
+            builder: None,
             backoff: BACKOFF.0,
             quiet_until,
             patient_until,
+            wanted: now,
+            probed: None,
         }
     }
 
@@ -124,6 +157,7 @@ impl Steering {
 
     /// A packet for another process arrived here. Whether that changed [`Steering::deadline`].
     pub fn note_forwarded(&mut self, now: Instant) -> bool {
+        self.wanted = now;
         let is_idle = self.due.is_none() && self.session.is_none();
         if is_idle {
             self.due = Some(now.max(self.quiet_until));
@@ -135,12 +169,24 @@ impl Steering {
     /// of a process that does not run, where nobody forwards them. Whether that changed
     /// [`Steering::deadline`].
     pub fn note_unanswered(&mut self, now: Instant) -> bool {
+        self.wanted = now;
         let at = now.max(self.quiet_until.min(self.patient_until));
         let is_news = self.session.is_none() && self.due.is_none_or(|due| at < due);
         if is_news {
             self.due = Some(at);
         }
         is_news
+    }
+
+    /// A session of another process has asked this one, and was answered.
+    pub fn note_probed(&mut self, now: Instant) {
+        self.probed = Some(now);
+    }
+
+    /// Whether a session of another process does for what this one is wanted for. It attaches its
+    /// program a little later than it has asked.
+    fn is_covered(&self) -> bool {
+        self.probed.is_some_and(|probed| self.wanted <= probed.after(MAX_ANSWER_WAIT))
     }
 
     /// The mailbox of the session under way, to wait on.
@@ -161,16 +207,19 @@ impl Steering {
         } else if self.due.is_some_and(|due| due <= now) {
             self.due = None;
             self.patient_until = now.after(UNANSWERED);
-            match Session::begin(&self.link, self.ifindex, self.retries < RETRY.1, now) {
+            match self.begin(now) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                    self.due = Some(now.after(RETRY.0));
-                    self.retries += 1;
+                    if self.looks == 0 {
+                        self.yields_until = now.after(YIELDS);
+                    }
+                    self.due = Some(now.after((RETRY.0 * (1 << (self.looks / 4).min(8))).min(RETRY.1)));
+                    self.looks += 1;
                 }
                 // On an error (no /proc, no descriptors left) forwarding does the work.
                 result => {
                     self.session = result.ok().flatten();
-                    self.retries = 0;
-                    if self.session.is_none() {
+                    self.looks = 0;
+                    if self.session.is_none() && self.builder.is_none() {
                         self.quiet_until = self.quiet_until.max(self.patient_until);
                     }
                 }
@@ -178,12 +227,39 @@ impl Steering {
         }
     }
 
+    /// Becomes the builder and starts a session, or says when. `None`: not now, or there is no need,
+    /// as there is nobody to tell apart, or another's session does. `EADDRINUSE`: another process is
+    /// the builder, and is waited for.
+    fn begin(&mut self, now: Instant) -> io::Result<Option<Session>> {
+        if let Some(builder) = self.builder.take() {
+            let count = count_bound(self.link.gid())?;
+            return Session::begin(&self.link, count, Some(builder), now).map(Some);
+        }
+        let (name, yields) =
+            (Builder { ifindex: self.ifindex, gid: self.link.gid() }, self.looks == 0 || now < self.yields_until);
+        if yields && Probe::new()?.finds(&name) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        if self.is_covered() {
+            return Ok(None);
+        }
+        let builder = match slot::mailbox(&name) {
+            Err(e) if yields => return Err(e),
+            result => result.ok(),
+        };
+        let count = count_bound(self.link.gid())?;
+        if count > GATHERING.0 && builder.is_some() {
+            self.due = Some(now.after(GATHERING.1 * count as u32));
+            self.builder = builder;
+            return Ok(None);
+        }
+        if count < 2 { Ok(None) } else { Session::begin(&self.link, count, builder, now).map(Some) }
+    }
+
     /// Waits on, asks again, or attaches what is known and ends the session.
     fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
         let (complete, late) = (session.is_complete(), now >= session.deadline);
-        if now >= session.deadline.after(RETRY.0 * RETRY.1) {
-            // This process stood still for so long that others have gone ahead: what was measured
-            // before holds no more.
+        if now >= session.deadline.after(STALE) {
             self.due = Some(now);
             return None;
         }
@@ -191,11 +267,14 @@ impl Steering {
             // There was no program: the kernel chose one process for all probes, and that may be a
             // stopped one.
             self.link.attach_steering(&mut program(&session.map())).ok()?;
-            session.round = 2;
+            session.begin_round(2);
             session.ask(&self.link, now);
             return Some(session);
         }
-        if !complete && !late {
+        if late {
+            session.given_up = session.asked - session.answered();
+        }
+        if !complete && (session.ask(&self.link, now) || !late) {
             return Some(session);
         }
         let _ = self.link.attach_steering(&mut program(&session.map()));
@@ -207,35 +286,42 @@ impl Steering {
 }
 
 impl Session {
-    /// Becomes the builder and sends the first round of probes; `None` if there is nobody to tell
-    /// apart. `EADDRINUSE`: another process is the builder, and `yields` says to wait until it is
-    /// done.
-    fn begin(link: &UdpLink, ifindex: u32, yields: bool, now: Instant) -> io::Result<Option<Self>> {
-        let count = count_bound(link.gid())?;
-        if count < 2 {
-            return Ok(None);
-        }
-        let builder = match slot::mailbox(&Builder { ifindex, gid: link.gid() }) {
-            Err(e) if yields => return Err(e),
-            result => result.ok(),
-        };
+    /// Sends the first probes to the sockets of `link`, of which there are `count`.
+    fn begin(link: &UdpLink, count: usize, builder: Option<NamedSocket>, now: Instant) -> io::Result<Self> {
         let nonce = getrandom::u64().map_err(io::Error::other)?;
         let mailbox = slot::mailbox(&Answers { nonce })?;
-        let answers = vec![Vec::new(); count];
-        let mut session = Self { _builder: builder, mailbox, nonce, answers, round: 1, deadline: now };
+        let (answers, deadline) = (vec![Vec::new(); count], now);
+        let (asked, given_up, round) = (0, 0, 1);
+        let mut session = Self { _builder: builder, mailbox, nonce, answers, asked, given_up, round, deadline };
         session.ask(link, now);
-        Ok(Some(session))
+        Ok(session)
     }
 
-    /// Sends a probe to every number.
-    fn ask(&mut self, link: &UdpLink, now: Instant) {
-        self.deadline = now.after(MAX_ANSWER_WAIT);
+    /// From now on all numbers are asked anew.
+    fn begin_round(&mut self, round: u8) {
+        self.answers.iter_mut().for_each(Vec::clear);
+        (self.round, self.asked, self.given_up) = (round, 0, 0);
+    }
+
+    /// How many numbers have answered in this round.
+    fn answered(&self) -> usize {
+        self.answers.iter().filter(|slots| !slots.is_empty()).count()
+    }
+
+    /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
+    fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
         let to = TxMeta { dst: link.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
-        for index in 0..self.answers.len() {
-            self.answers[index].clear();
+        let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
+        let next = self.asked..end;
+        for index in next.clone() {
             // A lost probe is a missing answer, which the session handles.
             let _ = link.send(&to, &probe(self.round, index as u32, self.nonce), PROBE_LEN);
         }
+        if !next.is_empty() {
+            self.asked = end;
+            self.deadline = now.after(if self.given_up > 0 { NEXT_ANSWER_WAIT } else { MAX_ANSWER_WAIT });
+        }
+        !next.is_empty()
     }
 
     /// Takes the answers that have arrived.
@@ -327,21 +413,22 @@ fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     bytes
 }
 
-/// Answers `packet` if it is a probe that a process on this address sent. Whether it was one.
-pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> bool {
+/// Answers `packet` if it is a probe that a process on this address sent: whether the answer left.
+/// `None`: it is something else.
+pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> Option<bool> {
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
-        return false;
+        return None;
     };
     if meta.src != meta.dst || meta.src_port != ROCE_PORT {
-        return false;
+        return None;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
     let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
-    if let Some(first) = mine.first() {
-        // A builder that is gone or busy does without us.
-        let _ = first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body);
-    }
-    true
+    // A builder that is gone or busy does without us.
+    let tell = |first: &SlotSocket| {
+        first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body).is_ok()
+    };
+    Some(mine.first().is_some_and(tell))
 }
 
 /// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`]. What is for
@@ -439,9 +526,10 @@ mod tests {
     }
 
     fn session(answers: &[&[u16]]) -> Session {
-        let answers = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
+        let answers: Vec<_> = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
         let mailbox = slot::mailbox(&Answers { nonce: getrandom::u64().unwrap() }).unwrap();
-        Session { _builder: None, mailbox, nonce: 1, answers, round: 1, deadline: Instant(0) }
+        let (asked, given_up, round, deadline) = (answers.len(), 0, 1, Instant(0));
+        Session { _builder: None, mailbox, nonce: 1, answers, asked, given_up, round, deadline }
     }
 
     #[test]
@@ -461,29 +549,93 @@ mod tests {
         assert!(!Session { round: 2, ..session(&[&[7], &[]]) }.is_complete());
     }
 
+    type Member = (Arc<UdpLink>, [SlotSocket; 1]);
+
+    /// Sockets of one group, each playing a process.
+    fn members(gid: Gid, ifindex: u32, count: usize) -> Vec<Member> {
+        let link = || Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
+        (0..count).map(|_| (link(), [SlotSocket::claim(ifindex).unwrap()])).collect()
+    }
+
+    /// Each answers the probes that it has got: how many, and how many of the answers left.
+    fn answer_all(members: &[Member]) -> [usize; 2] {
+        let mut buf = vec![0; 65_536];
+        let mut answers = Vec::new();
+        for (link, mine) in members {
+            while let Some(meta) = link.recv(&mut buf).unwrap() {
+                answers.extend(buf[..meta.len].chunks(meta.segment).map(|packet| answer(packet, &meta, mine).unwrap()));
+            }
+        }
+        [answers.len(), answers.iter().filter(|is_told| **is_told).count()]
+    }
+
+    #[test]
+    fn no_answer_of_many_processes_finds_a_full_mailbox() {
+        const NOWHERE: u32 = 0x7000_0015;
+        let members = members(Ipv4Addr::new(127, 78, 0, 6).into(), NOWHERE, 3 * WINDOW);
+        let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
+        steering.step(Instant(0));
+        // No time passes for it, so it ends with the last answer. A datagram may take its time: the
+        // kernel is free to deliver it a little later.
+        let limit = std::time::Instant::now() + Duration::from_secs(20);
+        while steering.deadline().is_some() {
+            let [probes, answers] = answer_all(&members);
+            assert_eq!((probes <= WINDOW, answers), (true, probes));
+            assert!(std::time::Instant::now() < limit, "{steering:?}");
+            steering.step(Instant(0));
+        }
+    }
+
+    #[test]
+    fn where_there_are_many_a_session_waits_for_those_that_join() {
+        const NOWHERE: u32 = 0x7000_0016;
+        let gid = Ipv4Addr::new(127, 78, 0, 7).into();
+        let mut all = members(gid, NOWHERE, GATHERING.0 + 1);
+        let mut steering = Steering::new(Arc::clone(&all[0].0), NOWHERE, Instant(0));
+        steering.step(Instant(0));
+        let begins = steering.deadline().unwrap();
+        // Sockets that others open and close meanwhile may be counted twice.
+        assert!(steering.fd().is_none() && begins >= Instant(0).after(GATHERING.1 * all.len() as u32));
+        let mut joins = Steering::new(Arc::clone(&all[1].0), NOWHERE, Instant(0));
+        joins.step(Instant(0));
+        assert!(joins.deadline().is_some_and(|due| due > Instant(0)) && joins.fd().is_none(), "one at a time");
+        all.extend(members(gid, NOWHERE, 3));
+        steering.step(begins);
+        assert!(steering.session.is_some_and(|session| session.answers.len() >= all.len()));
+    }
+
+    #[test]
+    fn who_was_asked_by_another_process_measures_only_for_what_came_later() {
+        const NOWHERE: u32 = 0x7000_0017;
+        let gid: Gid = Ipv4Addr::new(127, 78, 0, 8).into();
+        let members = members(gid, NOWHERE, 2);
+        let new = || Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
+        let (mut joins, mut asked) = (new(), new());
+        joins.step(Instant(0));
+        assert!(joins.fd().is_some());
+        drop(joins);
+        asked.note_probed(Instant(0));
+        asked.step(Instant(0));
+        assert_eq!((asked.fd(), asked.deadline()), (None, None));
+        let later = Instant(0).after(UNANSWERED);
+        assert!(asked.note_unanswered(later));
+        asked.step(later);
+        assert!(asked.fd().is_some());
+    }
+
     /// Three sockets of one group, each playing a process, on an address of their own.
     #[test]
     fn a_session_measures_the_numbers_and_the_kernel_follows() {
         const NOWHERE: u32 = 0x7000_0010;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 1).into();
-        let members: Vec<_> = (0..3)
-            .map(|_| {
-                let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
-                (link, [SlotSocket::claim(NOWHERE).unwrap()])
-            })
-            .collect();
+        let members = members(gid, NOWHERE, 3);
         let mut steering = Steering::new(Arc::clone(&members[2].0), NOWHERE, Instant(0));
         let mut buf = vec![0; 65_536];
         steering.step(Instant(0));
         assert!(steering.fd().is_some());
         for round in 0..2 {
-            for (link, mine) in &members {
-                while let Some(meta) = link.recv(&mut buf).unwrap() {
-                    for packet in buf[..meta.len].chunks(meta.segment) {
-                        assert!(answer(packet, &meta, mine));
-                    }
-                }
-            }
+            let [probes, answers] = answer_all(&members);
+            assert_eq!(probes, answers);
             steering.step(Instant(round));
         }
         assert_eq!((steering.fd(), steering.deadline()), (None, None));
@@ -498,9 +650,7 @@ mod tests {
     fn packets_for_a_process_that_does_not_answer_go_to_one_that_does() {
         const NOWHERE: u32 = 0x7000_0012;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 3).into();
-        let members: Vec<_> = (0..8)
-            .map(|_| (Arc::new(UdpLink::open(gid, 1, true, true).unwrap()), [SlotSocket::claim(NOWHERE).unwrap()]))
-            .collect();
+        let members = members(gid, NOWHERE, 8);
         let (runs, mut buf) = (&members[7], vec![0; 65_536]);
         let mut steering = Steering::new(Arc::clone(&runs.0), NOWHERE, Instant(0));
         let mut now = Instant(0);
@@ -508,7 +658,9 @@ mod tests {
         while let Some(deadline) = steering.deadline() {
             // What went to the others stays there.
             while let Some(meta) = runs.0.recv(&mut buf).unwrap() {
-                buf[..meta.len].chunks(meta.segment).for_each(|packet| assert!(answer(packet, &meta, &runs.1)));
+                buf[..meta.len]
+                    .chunks(meta.segment)
+                    .for_each(|packet| assert!(answer(packet, &meta, &runs.1).is_some()));
             }
             now = deadline;
             steering.step(now);
@@ -552,13 +704,11 @@ mod tests {
     fn a_session_that_stood_still_is_thrown_away() {
         const NOWHERE: u32 = 0x7000_0014;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 5).into();
-        let members: Vec<_> = (0..2)
-            .map(|_| (Arc::new(UdpLink::open(gid, 1, true, true).unwrap()), [SlotSocket::claim(NOWHERE).unwrap()]))
-            .collect();
+        let members = members(gid, NOWHERE, 2);
         let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
         steering.step(Instant(0));
         let asked = steering.deadline().unwrap();
-        let woken = asked.after(RETRY.0 * RETRY.1);
+        let woken = asked.after(STALE);
         steering.step(woken);
         assert_eq!((steering.fd(), steering.deadline()), (None, Some(woken)), "it begins anew");
         steering.step(woken);
@@ -572,12 +722,14 @@ mod tests {
         let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
         let _stopped = slot::mailbox(&Builder { ifindex: NOWHERE, gid }).unwrap();
         let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
-        let mut now = Instant(0);
-        for _ in 0..RETRY.1 {
+        let (mut now, mut looks) = (Instant(0), 0);
+        while now < Instant(0).after(YIELDS) {
             steering.step(now);
             assert!(steering.fd().is_none());
             now = steering.deadline().unwrap();
+            looks += 1;
         }
+        assert!(looks < 50, "{looks}");
         steering.step(now);
         assert!(steering.fd().is_some());
     }

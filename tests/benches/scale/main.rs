@@ -1,8 +1,8 @@
 //! What many of everything cost: connected queue pairs, registered regions, threads.
 //!
 //! ```text
-//! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [rounds=N] [WORD...]]
-//!   WORD   only "qps", "busy", "mrs", "threads" or "pairs"
+//! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [processes=N] [rounds=N] [WORD...]]
+//!   WORD   only "qps", "busy", "mrs", "threads", "pairs" or "processes"
 //! ```
 //!
 //! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of
@@ -13,11 +13,13 @@
 //! - `pairs`: two processes; every thread has a queue pair and a completion queue of its own, and
 //!   sends to another thread of the other process, which polls. Not pinned: a pair of threads wants
 //!   two processors.
+//! - `processes`: N (1,000) start together, and each writes to another one; how long it takes.
 //!
 //! What is compared is interleaved in rounds, medians and ratios count, and it is told how many
 //! figures others disturbed. `ROXE_*` variables reach all of it.
 
 mod fleet;
+mod processes;
 
 use fleet::{Fleet, Server, serve};
 use roxe::{
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
             let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
             serve(number(1).unwrap_or(FEW), number(2).unwrap_or(1))
         }
+        Some("member") => processes::member(),
         _ => link::isolate().map_err(Into::into).and_then(|()| Options::read(&words).run()),
     };
     match result {
@@ -73,6 +76,7 @@ struct Options {
     qps: usize,
     mrs: usize,
     threads: usize,
+    processes: usize,
     rounds: usize,
     only: Vec<String>,
 }
@@ -85,7 +89,8 @@ impl Options {
         };
         let only = words.iter().filter(|word| !word.contains('=')).cloned().collect();
         let [qps, mrs] = [value("qps", 10_000), value("mrs", 1_000_000)];
-        Self { qps, mrs, threads: value("threads", 2), rounds: value("rounds", 15), only }
+        let [threads, processes] = [value("threads", 2), value("processes", 1000)];
+        Self { qps, mrs, threads, processes, rounds: value("rounds", 15), only }
     }
 
     fn run(&self) -> Result<()> {
@@ -95,6 +100,9 @@ impl Options {
         }
         if wants("pairs") {
             pairs(self.threads, self.rounds)?;
+        }
+        if wants("processes") {
+            processes::processes(self.processes)?;
         }
         if wants("mrs") {
             regions(self.mrs, self.rounds)?;
