@@ -227,9 +227,9 @@ impl Steering {
         }
     }
 
-    /// Becomes the builder and starts a session, or says when. `None`: not now, or there is no need,
-    /// as there is nobody to tell apart, or another's session does. `EADDRINUSE`: another process is
-    /// the builder, and is waited for.
+    /// Becomes the builder and starts a session, or says when. `None`: not now, or there is no
+    /// need, as there is nobody to tell apart, or another's session does. `EADDRINUSE`: another
+    /// process is the builder, and is waited for.
     fn begin(&mut self, now: Instant) -> io::Result<Option<Session>> {
         if let Some(builder) = self.builder.take() {
             let count = count_bound(self.link.gid())?;

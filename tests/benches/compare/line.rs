@@ -57,8 +57,8 @@ impl fmt::Display for Link {
     }
 }
 
-/// The program in `tests/clients/rates` that has many connections, a few of them busy, and sleeps on
-/// the server's side.
+/// The program in `tests/clients/rates` that has many connections, a few of them busy, and sleeps
+/// on the server's side.
 pub(crate) const BUSY: &str = "busy_connections";
 /// The one there whose threads stream WRITEs, over a queue pair each.
 pub(crate) const THREADS: &str = "write_threads";

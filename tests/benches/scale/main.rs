@@ -1,8 +1,9 @@
 //! What many of everything cost: connected queue pairs, registered regions, threads.
 //!
 //! ```text
-//! cargo bench -p roxe-tests --bench scale [-- [qps=N] [mrs=N] [threads=N] [processes=N] [rounds=N] [WORD...]]
-//!   WORD   only "qps", "busy", "mrs", "threads", "pairs" or "processes"
+//! cargo bench -p roxe-tests --bench scale [-- [OPTION=N...] [WORD...]]
+//!   OPTION  qps, mrs, threads, processes or rounds
+//!   WORD    only "qps", "busy", "mrs", "threads", "pairs" or "processes"
 //! ```
 //!
 //! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of

@@ -1,6 +1,6 @@
 /*
- * What the programs of this folder have in common: errors, the socket over which both ends tell each
- * other where their queue pairs are, and the way of a queue pair to RTS.
+ * What the programs of this folder have in common: errors, the socket over which both ends tell
+ * each other where their queue pairs are, and the way of a queue pair to RTS.
  */
 #include <arpa/inet.h>
 #include <errno.h>
