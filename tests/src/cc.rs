@@ -74,13 +74,13 @@ pub fn compile(
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
-/// Compiles `tests/clients/SOURCE` with `gcc`, these options and libraries to a program or library
-/// that stays: in `clients` in the folder that Cargo builds into.
+/// Compiles `tests/clients/SOURCE` with `compiler`, these options and libraries to a program or
+/// library that stays: in `clients` in the folder that Cargo builds into.
 ///
 /// # Errors
 /// What the compiler says, or why the program cannot be put there.
-pub fn kept(flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
-    let compiled = Compiled::with_flags("gcc", flags, source, libraries, "kept")?;
+pub fn kept(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
+    let compiled = Compiled::with_flags(compiler, flags, source, libraries, "kept")?;
     let folder = build::target_dir().join("clients");
     let program = folder.join(compiled.program.file_name().unwrap_or_default());
     // Another process may run the one that is there: it is replaced, not written to.

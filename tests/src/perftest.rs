@@ -59,7 +59,7 @@ pub(crate) fn clock(program: &str) -> Option<&'static Path> {
     static CLOCK: OnceLock<Option<PathBuf>> = OnceLock::new();
     let is_perftest = ["ib_", "raw_ethernet_"].iter().any(|start| program.starts_with(start));
     let build = || {
-        let clock = cc::kept(&["-shared", "-fPIC"], "perftest/clock.c", &[]);
+        let clock = cc::kept("gcc", &["-shared", "-fPIC"], "perftest/clock.c", &[]);
         clock.inspect_err(|why| println!("perftest has to learn the clock's rate itself: {why}")).ok()
     };
     let clock = || CLOCK.get_or_init(|| cfg!(target_arch = "x86_64").then(build).flatten()).as_deref();

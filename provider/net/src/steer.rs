@@ -65,8 +65,8 @@ const WINDOW: usize = 8;
 /// From so many sockets on a session waits for others that join, and for how long for each socket:
 /// as long as it takes to ask them all.
 const GATHERING: (usize, Duration) = (32, Duration::from_micros(100));
-/// Pauses between looks whether another process still builds: the first four, and the longest ones,
-/// as many may look.
+/// Pauses between looks whether another process still builds: the first, which doubles after every
+/// four looks, and the longest. There may be many that look.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
 /// For how long: the builder may have been stopped in the middle. Where many join there may be
 /// several before it is this one's turn.
@@ -272,7 +272,7 @@ impl Steering {
             return Some(session);
         }
         if late {
-            session.given_up = session.asked - session.answered();
+            session.given_up = session.asked.saturating_sub(session.answered());
         }
         if !complete && (session.ask(&self.link, now) || !late) {
             return Some(session);
@@ -331,7 +331,7 @@ impl Session {
             let frame = Frame::parse(buf.get(..len).unwrap_or_default());
             let Some((Frame::ProbeSeen { nonce, round, index }, body)) = frame else { continue };
             if (nonce, round) == (self.nonce, self.round)
-                && let Some(answer) = self.answers.get_mut(index as usize)
+                && let Some(answer) = self.answers.iter_mut().take(self.asked).nth(index as usize)
             {
                 *answer = body.as_chunks::<2>().0.iter().map(|pair| Slot::new(u16::from_ne_bytes(*pair))).collect();
             }
@@ -584,6 +584,22 @@ mod tests {
             assert!(std::time::Instant::now() < limit, "{steering:?}");
             steering.step(Instant(0));
         }
+    }
+
+    #[test]
+    fn an_answer_for_a_number_that_was_not_asked_yet_does_not_count() {
+        const NOWHERE: u32 = 0x7000_0018;
+        let members = members(Ipv4Addr::new(127, 78, 0, 9).into(), NOWHERE, 2 * WINDOW);
+        let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
+        steering.step(Instant(0));
+        let (nonce, sender) = (steering.session.as_ref().unwrap().nonce, &members[0].1[0]);
+        for index in [WINDOW as u32 - 1, WINDOW as u32, u32::MAX] {
+            let header = Frame::ProbeSeen { nonce, round: 1, index }.header();
+            sender.send_to(&Answers { nonce }, &header, &sender.slot().get().to_ne_bytes()).unwrap();
+        }
+        let session = steering.session.as_mut().unwrap();
+        session.collect();
+        assert_eq!((session.asked, session.answered()), (WINDOW, 1));
     }
 
     #[test]

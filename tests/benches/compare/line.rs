@@ -154,6 +154,10 @@ pub(crate) enum Work {
     Rxe(Verbs),
     /// `ucx_perftest -t TEST` over these transports.
     Ucx(&'static str, &'static str),
+    /// OpenMPI through UCX, over roxe or over shared memory of UCX's own.
+    Mpi(Option<Link>),
+    /// `fio` with its engine `rdma`.
+    Fio(Link),
     /// `iperf3`, one TCP connection.
     Iperf,
     /// `fi_pingpong` with this provider and type of endpoint.
@@ -192,6 +196,8 @@ impl fmt::Display for Work {
             Self::Verbs(verbs) => verbs.fmt(f),
             Self::Rxe(_) => f.write_str("rxe"),
             Self::Ucx(_, tls) => write!(f, "UCX {tls}"),
+            Self::Mpi(None) => f.write_str("UCX posix"),
+            Self::Mpi(Some(link)) | Self::Fio(link) => link.fmt(f),
             Self::Iperf => f.write_str("iperf3 TCP"),
             Self::Fabric(provider, _) => write!(f, "libfabric {provider}"),
             Self::Yardstick(4096) => f.write_str("yardstick"),

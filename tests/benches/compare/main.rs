@@ -23,6 +23,7 @@
 //! `target/bench/`.
 
 mod line;
+mod middleware;
 mod network;
 mod peer;
 mod plan;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         ["tcp-echo"] => raw::tcp_echo().map(|()| true),
         ["tcp-sink"] => raw::tcp_sink().map(|()| true),
         ["ring-sink", fd] => ring::sink(fd).map(|()| true),
+        ["ring-small-sink", fd] => ring::small_sink(fd).map(|()| true),
         ["ring-echo", fd] => ring::echo(fd).map(|()| true),
         ["write-sink", size, at] => yardstick::sink(size, at).map(|()| true),
         _ => options(&words).and_then(|options| compare(&options)),
@@ -181,6 +183,10 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
         }
         Work::Verbs(verbs) if verbs.link == Link::Shm && !has_links => Some("roxe shm: not in this build".to_owned()),
         Work::Iperf if !pair::installed("iperf3") => Some("iperf3: not installed".to_owned()),
+        Work::Mpi(_) if ![middleware::MPIRUN, middleware::MPICC].iter().all(|name| pair::installed(name)) => {
+            Some("MPI_Isend: OpenMPI is not installed".to_owned())
+        }
+        Work::Fio(_) if !pair::installed("fio") => Some("fio: not installed".to_owned()),
         Work::Ucx(..) if !pair::installed("ucx_perftest") => Some("ucx_perftest: not installed".to_owned()),
         Work::Fabric(..) if !pair::installed("fi_pingpong") => Some("fi_pingpong: not installed".to_owned()),
         _ => None,

@@ -42,6 +42,7 @@ pub(crate) fn quick() -> Vec<Line> {
         stream(MB, Work::Ucx("tag_bw", "tcp")),
         stream(MB, Work::Ucx("tag_bw", "posix,cma")),
         rate(64, Work::Yardstick(4096)),
+        rate(64, Work::RingStream),
         latency(8, Work::UdpLatency(1)),
         latency(8, Work::UdpLatency(2)),
         latency(8, Work::RingLatency),
@@ -179,7 +180,13 @@ fn others() -> Vec<Line> {
         lines.extend([4 << 10, 64 << 10].map(|size| stream(size, Work::Ucx("tag_bw", tls))));
         lines.extend([512, 4 << 10].map(|size| latency(size, Work::Ucx("tag_lat", tls))));
     }
-    for (provider, endpoint) in [("tcp", "msg"), ("shm", "rdm"), ("udp;ofi_rxd", "rdm")] {
+    for link in [Link::Udp, Link::Shm] {
+        lines.push(Line { group: "fio rdma", ..stream(64 << 10, Work::Fio(link)) });
+    }
+    for link in [None, Some(Link::Udp), Some(Link::Shm)] {
+        lines.extend([64 << 10, MB].map(|size| Line { group: "MPI_Isend", ..stream(size, Work::Mpi(link)) }));
+    }
+    for (provider, endpoint) in [("tcp", "msg"), ("tcp;ofi_rxm", "rdm"), ("shm", "rdm"), ("udp;ofi_rxd", "rdm")] {
         lines.extend([64 << 10, MB].map(|size| stream(size, Work::Fabric(provider, endpoint))));
         lines.push(latency(8, Work::Fabric(provider, endpoint)));
     }

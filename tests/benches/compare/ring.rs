@@ -10,18 +10,22 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What is copied at once, and how many of these a ring holds: together half of a second-level
-/// cache.
+/// What long messages are copied by, and how many of these a ring holds: together half of a
+/// second-level cache.
 const CHUNK: usize = 32 << 10;
 const CHUNKS: usize = 16;
+/// The same of small messages.
+const SMALL: usize = 64;
+const SMALLS: usize = 4096;
 /// Bytes that programs send over and over.
 const MESSAGE: usize = 1 << 20;
-/// Bytes of both rings.
-const TOTAL: usize = 2 * size_of::<Ring>();
+
+type LongRings = Rings<CHUNK, CHUNKS>;
+type SmallRings = Rings<SMALL, SMALLS>;
 
 /// One direction. Each word has cache lines of its own.
 #[repr(C, align(4096))]
-struct Ring {
+struct Ring<const CHUNK: usize, const CHUNKS: usize> {
     /// Chunks that the producer has filled since the beginning.
     filled: Word,
     /// Chunks that the consumer has emptied.
@@ -33,15 +37,32 @@ struct Ring {
 struct Word(AtomicUsize);
 
 /// Both rings of a pair of processes.
-struct Rings {
+struct Rings<const CHUNK: usize, const CHUNKS: usize> {
     shared: Shared,
 }
 
-impl Rings {
+impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
+    /// Bytes of both.
+    const TOTAL: usize = 2 * size_of::<Ring<CHUNK, CHUNKS>>();
+
+    /// Starts the other process on new rings.
+    fn start(role: &str) -> io::Result<(Self, Peer)> {
+        let shared = Shared::new(Self::TOTAL)?;
+        let peer = Peer::start(&[role, &shared.fd().to_string()])?;
+        Ok((Self { shared }, peer))
+    }
+
+    /// In the other process: the rings of the parent.
+    fn inherited(fd: &str) -> io::Result<Self> {
+        let rings = Self { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, Self::TOTAL)? };
+        say(0)?;
+        Ok(rings)
+    }
+
     /// The ring towards the child, or the one from it.
-    fn ring(&self, back: bool) -> NonNull<Ring> {
+    fn ring(&self, back: bool) -> NonNull<Ring<CHUNK, CHUNKS>> {
         // SAFETY: the memory is TOTAL bytes long, so both rings lie in it.
-        unsafe { self.shared.start().cast::<Ring>().add(usize::from(back)) }
+        unsafe { self.shared.start().cast::<Ring<CHUNK, CHUNKS>>().add(usize::from(back)) }
     }
 
     /// Puts `part` into a ring once there is room.
@@ -83,23 +104,9 @@ impl Rings {
     }
 }
 
-/// Starts the other process on new rings.
-fn start(role: &str) -> io::Result<(Rings, Peer)> {
-    let shared = Shared::new(TOTAL)?;
-    let peer = Peer::start(&[role, &shared.fd().to_string()])?;
-    Ok((Rings { shared }, peer))
-}
-
-/// In the other process: the rings of the parent.
-fn inherited(fd: &str) -> io::Result<Rings> {
-    let rings = Rings { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, TOTAL)? };
-    say(0)?;
-    Ok(rings)
-}
-
 /// Gigabytes per second of messages of 1 MiB.
 pub(crate) fn stream(time: Duration) -> io::Result<f64> {
-    let (rings, _peer) = start("ring-sink")?;
+    let (rings, _peer) = LongRings::start("ring-sink")?;
     let (data, begun) = (vec![0x5a; MESSAGE], Instant::now());
     let mut bytes = 0;
     while begun.elapsed() < time {
@@ -112,15 +119,36 @@ pub(crate) fn stream(time: Duration) -> io::Result<f64> {
 
 /// Copies out what comes, until killed.
 pub(crate) fn sink(fd: &str) -> io::Result<()> {
-    let (rings, mut data) = (inherited(fd)?, vec![0; MESSAGE]);
+    let (rings, mut data) = (LongRings::inherited(fd)?, vec![0; MESSAGE]);
     loop {
         data.chunks_mut(CHUNK).for_each(|part| rings.take(false, part));
     }
 }
 
+/// Million messages of 64 bytes per second, each handed over by itself.
+pub(crate) fn messages(time: Duration) -> io::Result<f64> {
+    let (rings, _peer) = SmallRings::start("ring-small-sink")?;
+    let (begun, mut sent) = (Instant::now(), 0);
+    while begun.elapsed() < time {
+        (0..SMALLS).for_each(|_| rings.put(false, &[0x5a; SMALL]));
+        sent += SMALLS;
+    }
+    while !rings.is_empty(false) {}
+    #[expect(clippy::cast_precision_loss, reason = "less than 2^52")]
+    Ok(sent as f64 / begun.elapsed().as_secs_f64() / 1e6)
+}
+
+/// Takes small messages, until killed.
+pub(crate) fn small_sink(fd: &str) -> io::Result<()> {
+    let (rings, mut message) = (SmallRings::inherited(fd)?, [0; SMALL]);
+    loop {
+        rings.take(false, &mut message);
+    }
+}
+
 /// Half the median round trip of 8 bytes, microseconds.
 pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
-    let (rings, _peer) = start("ring-echo")?;
+    let (rings, _peer) = LongRings::start("ring-echo")?;
     half_round_trip(time, || {
         rings.put(false, &[7; 8]);
         rings.take(true, &mut [0; 8]);
@@ -130,7 +158,7 @@ pub(crate) fn latency(time: Duration) -> io::Result<Sample> {
 
 /// Sends back what comes, until killed.
 pub(crate) fn echo(fd: &str) -> io::Result<()> {
-    let (rings, mut message) = (inherited(fd)?, [0; 8]);
+    let (rings, mut message) = (LongRings::inherited(fd)?, [0; 8]);
     loop {
         rings.take(false, &mut message);
         rings.put(true, &message);

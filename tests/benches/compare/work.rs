@@ -2,7 +2,7 @@
 
 use crate::line::{BUSY, Line, Link, THREADS, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
-use crate::{raw, ring, yardstick};
+use crate::{middleware, raw, ring, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// How long the work itself takes where that is ours to say.
 pub(crate) const TIME: Duration = Duration::from_millis(250);
 /// Longest time for a pair of programs.
-const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 /// By how much the number of messages may grow from run to run.
 const STEP: f64 = 20.0;
 /// A run that takes so many times what it should, with starting and ending, had too many messages.
@@ -63,6 +63,8 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
     match &line.work {
         Work::Verbs(verbs) => self::verbs(world, &site, verbs, [size as u64, messages], unit),
         Work::Ucx(test, tls) => ucx(&site, [test, tls], [size as u64, messages], unit),
+        Work::Mpi(link) => middleware::mpi(*link, [size as u64, messages]),
+        Work::Fio(link) => middleware::fio(*link, size as u64),
         Work::Iperf => iperf(&site, size as u64 * messages),
         Work::Fabric(provider, endpoint) => fabric(&site, [provider, endpoint], [size as u64, messages], unit),
         Work::Yardstick(_) if unit == Unit::Microseconds => timed(yardstick::latency(&site, TIME)),
@@ -72,6 +74,7 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
         Work::UdpLatency(datagrams) => timed(raw::udp_latency(&site, *datagrams, TIME)),
         Work::TcpStream => own(raw::tcp_stream(TIME)),
         Work::TcpLatency => timed(raw::tcp_latency(TIME)),
+        Work::RingStream if unit == Unit::MillionsPerSecond => own(ring::messages(TIME)),
         Work::RingStream => own(ring::stream(TIME)),
         Work::RingLatency => timed(ring::latency(TIME)),
         Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
@@ -150,7 +153,7 @@ fn beside(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Resul
 fn own(tool: &'static str) -> Result<String, String> {
     static BUILT: Mutex<BTreeMap<&str, Result<String, String>>> = Mutex::new(BTreeMap::new());
     let build = || {
-        let built = cc::kept(&["-O2"], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
+        let built = cc::kept("gcc", &[], &format!("rates/{tool}.c"), &["ibverbs", "pthread"]);
         built.map(|path| path.to_string_lossy().into())
     };
     let mut built = BUILT.lock().map_err(|_| "a thread of the benchmark died".to_owned())?;
@@ -292,6 +295,10 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port
     if server.ok && client.ok {
         return Ok(client.output);
     }
-    let said = |end: &Outcome| format!("$ {}\n{}", end.command, end.output);
     Err(format!("{}\n{}", said(&server), said(&client)))
+}
+
+/// What a program was asked, and what it said.
+pub(crate) fn said(end: &Outcome) -> String {
+    format!("$ {}\n{}", end.command, end.output)
 }

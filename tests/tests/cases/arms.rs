@@ -95,7 +95,7 @@ fn compiled() -> Result<Option<&'static PathBuf>, String> {
             println!("skipped: the cases by the C functions: {why}");
             None
         }
-        None => Some(cc::kept(&[], "cases/cases.c", &["ibverbs"])),
+        None => Some(cc::kept("gcc", &[], "cases/cases.c", &["ibverbs"])),
     });
     agent.as_ref().map(|agent| agent.as_ref().map_err(Clone::clone)).transpose()
 }
