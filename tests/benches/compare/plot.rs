@@ -5,8 +5,11 @@ use crate::line::{Unit, human};
 use crate::rounds::Measured;
 use std::fmt::Write as _;
 
-/// A panel with its legend, and the part of it that the curves are drawn in.
+/// A panel with its legend, which may make it higher, and the part of it that the curves are drawn
+/// in.
 const PANEL: (f64, f64) = (760.0, 380.0);
+/// Height of a line of the legend.
+const NAME: f64 = 17.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 34.0;
 const AREA: (f64, f64) = (460.0, 300.0);
@@ -25,14 +28,21 @@ pub(crate) fn svg(all: &[Measured]) -> String {
     let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
     groups.sort_unstable();
     groups.dedup();
-    let panels: Vec<String> = groups.iter().enumerate().map(|(index, group)| panel(all, group, index)).collect();
-    #[expect(clippy::cast_precision_loss, reason = "few")]
-    let height = PANEL.1 * panels.len().div_ceil(2) as f64;
+    let (mut panels, mut height) = (String::new(), 0.0);
+    for row in groups.chunks(2) {
+        let row: Vec<_> = row.iter().map(|group| (group, curves(all, group))).collect();
+        for ((group, curves), left) in row.iter().zip([0.0, PANEL.0]) {
+            panels += &panel(group, curves, (left + LEFT, height + TOP));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "few")]
+        let names = row.iter().map(|(_, curves)| curves.len()).max().unwrap_or(0) as f64 * NAME;
+        height += PANEL.1.max(2.0 * TOP + names);
+    }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{0}\" height=\"{height}\" fill=\"white\"/>\n{1}</svg>\n",
         2.0 * PANEL.0,
-        panels.concat()
+        panels
     )
 }
 
@@ -86,12 +96,9 @@ impl Axis {
     }
 }
 
-fn panel(all: &[Measured], group: &str, index: usize) -> String {
-    let curves = curves(all, group);
+fn panel(group: &str, curves: &[Curve], corner: (f64, f64)) -> String {
     let points = || curves.iter().flat_map(|curve| curve.points.iter().copied());
     let (x, y) = (Axis::new(8.0, points().map(|p| p.0), AREA.0), Axis::new(10.0, points().map(|p| p.1), AREA.1));
-    #[expect(clippy::cast_precision_loss, reason = "few")]
-    let corner = ((index % 2) as f64 * PANEL.0 + LEFT, (index / 2) as f64 * PANEL.1 + TOP);
     let unit = if group.ends_with("_lat") { "us one way" } else { "GB/s" };
     let mut text = format!("<g transform=\"translate({},{})\">\n", corner.0, corner.1);
     _ = writeln!(text, "<text x=\"0\" y=\"-12\" font-weight=\"bold\">{group}, {unit} over bytes of a message</text>");
@@ -138,7 +145,7 @@ fn draw(text: &mut String, curve: &Curve, index: usize, (x, y): (&Axis, &Axis)) 
         _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
     }
     #[expect(clippy::cast_precision_loss, reason = "few")]
-    let (left, top) = (AREA.0 + 14.0, 10.0 + index as f64 * 17.0);
+    let (left, top) = (AREA.0 + 14.0, 10.0 + index as f64 * NAME);
     _ = writeln!(
         text,
         "<line x1=\"{left}\" x2=\"{}\" y1=\"{top}\" y2=\"{top}\" stroke=\"{colour}\" stroke-width=\"2.5\"{dash}/><text x=\"{}\" y=\"{}\">{}</text>",
