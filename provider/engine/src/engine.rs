@@ -233,7 +233,7 @@ impl Engine {
     }
 
     pub(crate) fn note_forwarded(&self, state: &mut RxState, dst: Gid, now: Instant) {
-        let Some(steering) = state.steering.iter_mut().find(|steering| steering.gid() == dst) else { return };
+        let Some(steering) = state.steering_of(dst) else { return };
         if steering.note_forwarded(now) {
             self.publish_steering(state, now);
         }

@@ -277,9 +277,11 @@ impl Engine {
         for (index, bytes) in run.packets() {
             match steer::answer(bytes, run.meta, &state.slots) {
                 None => self.count_dropped(Run { bytes, index, ..run }, &self.counters().malformed),
-                Some(is_told) => {
-                    let steering = state.steering.iter_mut().find(|steering| is_told && steering.gid() == run.meta.dst);
-                    steering.into_iter().for_each(|steering| steering.note_probed(now));
+                Some(false) => {}
+                Some(true) => {
+                    if let Some(steering) = state.steering_of(run.meta.dst) {
+                        steering.note_probed(now);
+                    }
                 }
             }
         }

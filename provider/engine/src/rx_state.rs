@@ -151,6 +151,11 @@ impl Rx {
 }
 
 impl RxState {
+    /// The one of the group at `gid`.
+    pub(crate) fn steering_of(&mut self, gid: Gid) -> Option<&mut Steering> {
+        self.steering.iter_mut().find(|steering| steering.gid() == gid)
+    }
+
     /// Whether this visit looks at all sockets. While a timer `is_due` not every visit does: of
     /// 10,000 queue pairs one is due every 7 us.
     pub(crate) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {

@@ -1,11 +1,11 @@
 //! Middleware over roxe, and what it would take on one host instead.
 
-use crate::line::Link;
-use crate::work::{LIMIT, Sample, port, said, went_by};
+use crate::line::{Link, Unit};
+use crate::work::{LIMIT, Sample, figure, port, said, went_by};
+use roxe_tests::cc;
 use roxe_tests::measure::pin::{self, End};
 use roxe_tests::pair::{self, Place, Program};
 use roxe_tests::rdmacm::local;
-use roxe_tests::{cc, perftest};
 use std::process;
 use std::sync::OnceLock;
 
@@ -22,14 +22,16 @@ pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Samp
     let build = || cc::kept(MPICC, &[], "mpi/bandwidth.c", &[]).map(|path| path.to_string_lossy().into());
     let program = BUILT.get_or_init(build).as_deref().map_err(Clone::clone)?;
     let rank = |end| [pin::prefix(end).join(" "), format!("{program} {size} {messages}")].join(" ");
-    let args = format!("{LAUNCHER} -n 1 {} : -n 1 {}", rank(End::Client), rank(End::Server));
+    let args = format!("{MPIRUN} {LAUNCHER} -n 1 {} : -n 1 {}", rank(End::Client), rank(End::Server));
     let tls = if link.is_some() { "rc_v,self" } else { "posix,self" };
     let mut envs = link.map(Link::envs).unwrap_or_default();
     envs.push(("UCX_TLS".to_owned(), tls.to_owned()));
     let place = Place { bare: link.is_none(), envs, measures: true, ..Place::default() };
-    let outcome = pair::run_at(&program_of(MPIRUN, &args), &place, LIMIT).map_err(|e| e.to_string())?;
-    let row = perftest::rows(&outcome.output).pop().filter(|row| outcome.ok && row.size == size);
-    let rate = row.and_then(|row| row.figures.get(3).copied()).ok_or_else(|| said(&outcome))?;
+    let outcome = pair::run_at(&Program::parse(&args), &place, LIMIT).map_err(|e| e.to_string())?;
+    if !outcome.ok {
+        return Err(said(&outcome));
+    }
+    let rate = figure(&outcome.output, size, Unit::MillionsPerSecond)?.figure;
     link.map_or(Ok(()), |link| went_by(link, &outcome.output))?;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     Ok(Sample::from(rate * size as f64 / 1e3))
@@ -41,11 +43,11 @@ const FIO_MESSAGES: u64 = 1 << 17;
 /// RDMA WRITEs of fio, 16 under way.
 pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
     let port = port();
-    let common = format!("--name=rdma --thread --ioengine=rdma --port={port} --iodepth=16 --bs={size}");
+    let common = format!("fio --name=rdma --thread --ioengine=rdma --port={port} --iodepth=16 --bs={size}");
     let common = format!("{common} --size={}", size * FIO_MESSAGES);
     let at = |end| Place { prefix: pin::prefix(end), envs: link.envs(), measures: true, ..Place::default() };
-    let server = program_of("fio", &format!("{common} --rw=read"));
-    let client = program_of("fio", &format!("{common} --rw=write --verb=write --hostname=127.0.0.1"));
+    let server = Program::parse(&format!("{common} --rw=read"));
+    let client = Program::parse(&format!("{common} --rw=write --verb=write --hostname=127.0.0.1"));
     let programs = [(&server, &at(End::Server)), (&client, &at(End::Client))];
     let ready = || local::listens(process::id(), port);
     let ends = pair::run_pair_at(programs, &port.to_string(), ready, LIMIT).map_err(|e| e.to_string())?;
@@ -58,8 +60,4 @@ pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
     });
     let good = rate.filter(|_| server.ok && client.ok);
     good.map(|rate| Sample::from(rate / 1e3)).ok_or_else(|| format!("{}\n{}", said(server), said(client)))
-}
-
-fn program_of(name: &str, args: &str) -> Program {
-    Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
 }

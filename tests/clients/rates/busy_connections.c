@@ -131,7 +131,6 @@ static void ask(void)
 
 int main(int argc, char **argv)
 {
-	struct ibv_device **devices = ibv_get_device_list(NULL);
 	struct address *own, *peers;
 	const char *server;
 	int option, sock;
@@ -146,9 +145,7 @@ int main(int argc, char **argv)
 		}
 	}
 	server = argv[optind];
-	check(!devices || !devices[0], "no device");
-	context = ibv_open_device(devices[0]);
-	check(!context, "ibv_open_device");
+	context = open_first();
 	pd = ibv_alloc_pd(context);
 	channel = ibv_create_comp_channel(context);
 	send_cq = ibv_create_cq(context, connections * DEPTH, NULL, NULL, 0);

@@ -34,6 +34,18 @@ static inline void check(int bad, const char *what)
 		die(what);
 }
 
+static inline struct ibv_context *open_first(void)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+
+	check(!devices || !devices[0], "no device");
+	context = ibv_open_device(devices[0]);
+	check(!context, "ibv_open_device");
+	ibv_free_device_list(devices);
+	return context;
+}
+
 /* A connected socket to the other end. */
 static inline int meet(const char *server, int port)
 {

@@ -96,7 +96,6 @@ static void start(struct worker *worker, void *(*body)(void *))
 
 int main(int argc, char **argv)
 {
-	struct ibv_device **devices = ibv_get_device_list(NULL);
 	struct worker *workers;
 	const char *server;
 	double begun;
@@ -112,9 +111,7 @@ int main(int argc, char **argv)
 		}
 	}
 	server = argv[optind];
-	check(!devices || !devices[0], "no device");
-	context = ibv_open_device(devices[0]);
-	check(!context, "ibv_open_device");
+	context = open_first();
 	pd = ibv_alloc_pd(context);
 	workers = calloc(threads, sizeof(*workers));
 	check(!pd || !workers, "set-up");
