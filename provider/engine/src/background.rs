@@ -13,7 +13,7 @@
 //! [`crate::poll_policy::background`] decides; this asks, and does it.
 
 use crate::engine::Engine;
-use crate::poll_policy::background::{Background, Course, SERVED, Served, TICK, WakeUp};
+use crate::poll_policy::background::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poll_policy::spin::{Look, SpinGovernor};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
@@ -96,7 +96,7 @@ impl Engine {
             .unwrap_or_else(|_| {
                 // A bug of ours must not silence the device; the packet that met it is lost.
                 self.counters().panics.add(1);
-                Sleep::muted(None, clock::now(), TICK)
+                Sleep::muted(None, clock::now(), SHORT_TICK)
             })
             .for_trace()
     }
@@ -121,7 +121,7 @@ impl Engine {
             Course::Serve => self.serve_woken(&seen, &experience.governor, now),
         }
         presence.muting.unmute();
-        experience.policy.note_listening();
+        experience.policy.note_listening(&seen);
         self.plan_sleep()
     }
 

@@ -3,21 +3,26 @@
 use crate::presence::FULL;
 use std::time::Duration;
 
-/// Who has come in to receive within this time polls, for all that the thread knows. Also how often
-/// a muted thread looks whether the program still polls, after it always did: a program that stops
-/// polling without arming anything is served after so long. On a slow processor a poll that takes
-/// in 64 KB lasts as long, and to look again and again meanwhile took half of that processor:
-/// `ib_send_bw` in an emulated remote target ran at 24 instead of 46 to 58 MB/s.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
-/// The first look after muting comes so soon, because the program may have polled just this once;
-/// each look that finds the program polling doubles the time to the next.
+/// Who has come in to receive within this time polls, for all that the thread knows. On a slow
+/// processor a poll that takes in 64 KB lasts as long.
+pub(crate) const POLLS_WITHIN: Duration = Duration::from_millis(1);
+/// The first look after muting comes so soon, because the program may have polled just this once.
+/// The next ones come when it has polled twice as long, up to [`SHORT_TICK`]: on a slow processor,
+/// to look again and again during one long poll took half of it, and `ib_send_bw` in an emulated
+/// remote target ran at 24 instead of 46 to 58 MB/s.
 pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
+pub(crate) const SHORT_TICK: Duration = Duration::from_millis(1);
+/// A program that stops polling without arming anything is served after one tick. That may take
+/// this part of the time for which it has polled, up to [`LONGEST_TICK`]: each look takes a pinned
+/// program 20 to 60 us, which one message in a hundred met at a look each millisecond.
+const SHARE: u32 = 16;
+pub(crate) const LONGEST_TICK: Duration = Duration::from_millis(8);
 /// While the thread is muted nobody else receives: a program that has polled within this time does
 /// so all the time, although it is outside of the engine at this moment. Where it shares the
-/// thread's processor it always stands still while the thread looks. Looks that found it outside
-/// were followed by up to ten wake-ups of 20 us each, which two pinned programs saw 300 times a
-/// second.
-pub(crate) const RECENT: Duration = Duration::from_micros(20);
+/// thread's processor it always stands still while the thread looks, and since up to 25 us before,
+/// from the timer's interrupt on. Looks that found it outside were followed by up to ten wake-ups
+/// of 20 us each, which two pinned programs saw 300 times a second.
+pub(crate) const RECENT: Duration = Duration::from_micros(50);
 /// A program that polls more often than this after arming is not waiting for the event.
 pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
 /// Score: what a wake-up that had packets to serve adds, and what one that the program did not need
@@ -41,10 +46,10 @@ pub(crate) struct WakeUp {
 }
 
 impl WakeUp {
-    /// Whether a thread of the program has come in to receive within the last [`TICK`], or is at it
-    /// since then.
+    /// Whether a thread of the program has come in to receive [within so short a time](
+    /// POLLS_WITHIN), or is at it since then.
     pub(crate) fn is_polled(&self) -> bool {
-        self.since_poll < TICK || self.is_receiving
+        self.since_poll < POLLS_WITHIN || self.is_receiving
     }
 }
 
@@ -89,8 +94,8 @@ impl Served {
 /// What the thread has learnt from one wake-up to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
-    /// Looks in a row that found the program polling since the thread was muted.
-    muted_looks: u32,
+    /// For how long looks have found the program polling; half of it when one found it outside.
+    muted: Duration,
     /// Wake-ups in a row that were not needed.
     unneeded: u32,
 }
@@ -115,14 +120,16 @@ impl Background {
 
     /// The thread is muted. For how long.
     pub(crate) fn tick(&mut self) -> Duration {
-        let looks = self.muted_looks;
-        self.muted_looks = looks.saturating_add(1);
-        FIRST_TICK.saturating_mul(1 << looks.min(8)).min(TICK)
+        let in_proportion = (self.muted / SHARE).min(LONGEST_TICK);
+        let tick = in_proportion.max((self.muted + FIRST_TICK).min(SHORT_TICK));
+        self.muted = self.muted.saturating_add(tick);
+        tick
     }
 
-    /// The thread is not muted.
-    pub(crate) fn note_listening(&mut self) {
-        self.muted_looks = 0;
+    /// The thread is not muted after all. A program that polls and was outside just then is still
+    /// one that polls.
+    pub(crate) fn note_listening(&mut self, seen: &WakeUp) {
+        self.muted = if seen.is_polled() { self.muted / 2 } else { Duration::ZERO };
     }
 }
 
@@ -134,18 +141,24 @@ mod tests {
         WakeUp { since_poll: Duration::ZERO, is_receiving: false, waiter_receives: false, is_muted: false };
 
     #[test]
-    fn a_tick_grows_while_the_program_polls_and_begins_anew_once_the_thread_has_listened() {
+    fn a_tick_grows_while_the_program_polls_and_begins_anew_once_it_does_not() {
         let mut policy = Background::default();
-        let ticks: Vec<Duration> = (0..20).map(|_| policy.tick()).collect();
-        assert_eq!((ticks[0], ticks[1], ticks[19]), (FIRST_TICK, 2 * FIRST_TICK, TICK));
+        let ticks: Vec<Duration> = (0..100).map(|_| policy.tick()).collect();
+        assert_eq!((ticks[0], ticks[1], ticks[99]), (FIRST_TICK, 2 * FIRST_TICK, LONGEST_TICK));
         assert!(ticks.is_sorted());
-        policy.note_listening();
+        for (nth, &tick) in ticks.iter().enumerate() {
+            let polled: Duration = ticks[..nth].iter().sum();
+            assert!(tick <= (polled + FIRST_TICK).min(SHORT_TICK).max(polled / SHARE), "{tick:?} after {polled:?}");
+        }
+        policy.note_listening(&POLLED);
+        assert!(policy.tick() > SHORT_TICK, "it was outside for once");
+        policy.note_listening(&WakeUp { since_poll: POLLS_WITHIN, ..POLLED });
         assert_eq!(policy.tick(), FIRST_TICK);
     }
 
     #[test]
     fn the_course_follows_from_who_receives() {
-        let none = WakeUp { since_poll: TICK, ..POLLED };
+        let none = WakeUp { since_poll: POLLS_WITHIN, ..POLLED };
         let waiter = WakeUp { waiter_receives: true, ..POLLED };
         for (seen, is_present, course) in [
             (POLLED, true, Course::Leave(UNNEEDED)),
@@ -153,7 +166,7 @@ mod tests {
             (none, true, Course::Serve),
             (WakeUp { is_receiving: true, ..none }, true, Course::Leave(UNNEEDED)),
             (waiter, false, Course::Leave(FULL)),
-            (WakeUp { since_poll: TICK, ..waiter }, false, Course::Serve),
+            (WakeUp { since_poll: POLLS_WITHIN, ..waiter }, false, Course::Serve),
         ] {
             assert_eq!(Background::default().course(&seen, || is_present), course, "{seen:?}, present: {is_present}");
         }

@@ -10,7 +10,7 @@
 //! - `wait AT`, then `awake AT` or `sleep AT` and `woken AT`: it waited for it, and looked around
 //!   with success, or slept
 
-use super::background::{Background, Course, SERVED, Served, TICK, WakeUp};
+use super::background::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use super::delayed_ack::{DelayedAck, due_in_background};
 use super::spin::{Look, Next, SpinRound};
 use super::waiting;
@@ -188,7 +188,7 @@ fn replay_background(events: &[Event<'_>]) -> Wakeups {
         served += arrived.count();
         if muted_until.is_none() {
             presence.muting.unmute();
-            policy.note_listening();
+            policy.note_listening(&seen);
         }
     }
 }
@@ -203,7 +203,7 @@ fn beside_a_program_that_polls_the_background_thread_is_muted_most_of_the_time()
         let wakeups = replay_background(&trace);
         let rate = wakeups.count as f64 / wakeups.span.as_secs_f64() / 1000.0;
         assert!(rate <= per_ms, "{rate} wake-ups in a millisecond");
-        assert!(wakeups.delays.iter().all(|&delay| delay <= TICK), "{:?}", wakeups.delays);
+        assert!(wakeups.delays.iter().all(|&delay| delay <= SHORT_TICK), "{:?}", wakeups.delays);
     }
 }
 
