@@ -5,17 +5,20 @@ use crate::line::{Unit, human};
 use crate::rounds::Measured;
 use std::fmt::Write as _;
 
-/// A panel with its legend, which may make it higher, and the part of it that the curves are drawn
-/// in.
-const PANEL: (f64, f64) = (760.0, 380.0);
-/// Height of a line of the legend.
-const NAME: f64 = 17.0;
+/// The part of a panel that the curves are drawn in, and the least height of all of it.
+const AREA: (f64, f64) = (460.0, 300.0);
+const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 34.0;
-const AREA: (f64, f64) = (460.0, 300.0);
+/// The legend: where its names begin beside the area, the height of a line, the width of a letter.
+const LEGEND: f64 = 56.0;
+const NAME: f64 = 17.0;
+const LETTER: f64 = 7.0;
 /// Colours that can be told apart, also by people who see few.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#8c510a"];
+/// What runs out of colours gets the next kind of line.
+const DASHES: [&str; 4] = ["none", "6 3", "2 3", "9 3 2 3"];
 
 /// The points of one way to do it.
 struct Curve {
@@ -28,22 +31,28 @@ pub(crate) fn svg(all: &[Measured]) -> String {
     let mut groups: Vec<&str> = all.iter().map(|m| m.line.group).collect();
     groups.sort_unstable();
     groups.dedup();
+    let groups: Vec<_> = groups.into_iter().map(|group| (group, curves(all, group))).collect();
+    let names = groups.iter().flat_map(|(_, curves)| curves).map(|curve| curve.name.len());
+    let width = LEFT + AREA.0 + LEGEND + LETTER * float(names.max().unwrap_or(0));
     let (mut panels, mut height) = (String::new(), 0.0);
     for row in groups.chunks(2) {
-        let row: Vec<_> = row.iter().map(|group| (group, curves(all, group))).collect();
-        for ((group, curves), left) in row.iter().zip([0.0, PANEL.0]) {
+        for ((group, curves), left) in row.iter().zip([0.0, width]) {
             panels += &panel(group, curves, (left + LEFT, height + TOP));
         }
-        #[expect(clippy::cast_precision_loss, reason = "few")]
-        let names = row.iter().map(|(_, curves)| curves.len()).max().unwrap_or(0) as f64 * NAME;
-        height += PANEL.1.max(2.0 * TOP + names);
+        let names = row.iter().map(|(_, curves)| curves.len()).max().unwrap_or(0);
+        height += HEIGHT.max(2.0 * TOP + NAME * float(names));
     }
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{0}\" height=\"{height}\" fill=\"white\"/>\n{1}</svg>\n",
-        2.0 * PANEL.0,
+        2.0 * width,
         panels
     )
+}
+
+#[expect(clippy::cast_precision_loss, reason = "few")]
+const fn float(count: usize) -> f64 {
+    count as f64
 }
 
 /// The curves of a group; message rates become bytes.
@@ -136,21 +145,22 @@ fn grid(text: &mut String, x: &Axis, y: &Axis) {
 
 fn draw(text: &mut String, curve: &Curve, index: usize, (x, y): (&Axis, &Axis)) {
     let colour = COLOURS[index % COLOURS.len()];
-    // What runs out of colours gets dashes.
-    let dash = if index < COLOURS.len() { "" } else { " stroke-dasharray=\"5 3\"" };
+    let dash = DASHES[index / COLOURS.len() % DASHES.len()];
     let places: Vec<(f64, f64)> = curve.points.iter().map(|p| (x.place(p.0), AREA.1 - y.place(p.1))).collect();
     let line: String = places.iter().map(|(x, y)| format!("{x:.1},{y:.1} ")).collect();
-    _ = writeln!(text, "<polyline points=\"{line}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\"{dash}/>");
+    _ = writeln!(
+        text,
+        "<polyline points=\"{line}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>"
+    );
     for (x, y) in &places {
         _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
     }
-    #[expect(clippy::cast_precision_loss, reason = "few")]
-    let (left, top) = (AREA.0 + 14.0, 10.0 + index as f64 * NAME);
+    let (left, top) = (AREA.0 + LEGEND, 10.0 + NAME * float(index));
     _ = writeln!(
         text,
-        "<line x1=\"{left}\" x2=\"{}\" y1=\"{top}\" y2=\"{top}\" stroke=\"{colour}\" stroke-width=\"2.5\"{dash}/><text x=\"{}\" y=\"{}\">{}</text>",
-        left + 20.0,
-        left + 26.0,
+        "<line x1=\"{}\" x2=\"{}\" y1=\"{top}\" y2=\"{top}\" stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dash}\"/><text x=\"{left}\" y=\"{}\">{}</text>",
+        left - 28.0,
+        left - 6.0,
         top + 4.0,
         curve.name
     );
