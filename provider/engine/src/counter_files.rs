@@ -5,8 +5,8 @@
 //! sees. All processes of the run add to the same ones, so they show the sum, also of processes
 //! that have ended. A process writes what it has counted at most `PERIOD` after it has, and the
 //! rest when it ends in good order; the kernel's own `hw_counters` may be as old. Where writing
-//! takes more than 20 us it does so less often: 1/512 of its time if 100 ms is enough for that. The lock of the folder (`man flock`) keeps two processes from adding at the
-//! same time.
+//! takes more than 20 us it does so less often: 1/512 of its time if 100 ms is enough for that. The
+//! lock of the folder (`man flock`) keeps two processes from adding at the same time.
 //!
 //! Where the files are not there or may not be written, the program counts for itself only and is
 //! not told: it did not ask for them. Touches the files and the lock.
