@@ -10,7 +10,7 @@ use crate::elf::Elf;
 use crate::program;
 use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,7 @@ pub(super) fn replace(library: &Path, found: &[PathBuf]) -> Result<(), (PathBuf,
 pub(super) fn find(library: &Path, program: Option<&Path>) -> Vec<PathBuf> {
     let Some(kind) = Elf::open(library).map(|elf| elf.kind()) else { return Vec::new() };
     let folders = FOLDERS.iter().map(PathBuf::from).chain(of_program(program)).chain(of_prefixes(program));
+    let folders = folders.chain(of_search_path(&search_path()));
     let inside = folders.flat_map(|folder| entries(&folder)).filter(|path| is_name(path.file_name()));
     let mut files = BTreeMap::new();
     for path in cached(&fs::read(CACHE).unwrap_or_default()).chain(inside) {
@@ -90,9 +91,28 @@ fn own_prefixes(program: &Path) -> Vec<PathBuf> {
 
 /// A copy of libibverbs that a package of the program's environment brings along.
 pub(super) fn packaged(program: &Path) -> Option<PathBuf> {
-    let folders = own_prefixes(program).into_iter().flat_map(|prefix| of_prefix(&prefix));
-    let packages = folders.filter(|folder| folder.extension().is_some_and(|end| end == "libs"));
-    packages.flat_map(|folder| entries(&folder)).find(|path| is_name(path.file_name()))
+    let of_environment = own_prefixes(program).into_iter().flat_map(|prefix| of_prefix(&prefix));
+    let folders = of_search_path(&search_path()).into_iter().chain(of_environment.filter(|folder| is_bundle(folder)));
+    folders.flat_map(|folder| entries(&folder)).find(|path| is_name(path.file_name()))
+}
+
+/// Where Python looks for packages first (`pip install --target`).
+fn search_path() -> OsString {
+    std::env::var_os("PYTHONPATH").unwrap_or_default()
+}
+
+/// The libraries of the packages in the folders of a search path.
+fn of_search_path(path: &OsStr) -> Vec<PathBuf> {
+    std::env::split_paths(path).flat_map(|packages| bundles(&packages)).collect()
+}
+
+/// What the packages of a folder bring along: the libraries of `nixl` are in `nixl.libs`.
+fn bundles(packages: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    entries(packages).into_iter().filter(|folder| is_bundle(folder))
+}
+
+fn is_bundle(folder: &Path) -> bool {
+    folder.extension().is_some_and(|end| end == "libs")
 }
 
 /// `lib`, and the folders `lib/python3*/{site,dist}-packages/*.libs`.
@@ -102,9 +122,7 @@ fn of_prefix(prefix: &Path) -> Vec<PathBuf> {
         |path: &Path, begin: &str| path.file_name().is_some_and(|name| name.as_bytes().starts_with(begin.as_bytes()));
     let pythons = entries(&lib).into_iter().filter(|path| starts(path, "python3"));
     let packages = pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|folder| python.join(folder)));
-    let libs =
-        packages.flat_map(|folder| entries(&folder)).filter(|path| path.extension().is_some_and(|end| end == "libs"));
-    libs.chain([lib.clone()]).collect()
+    packages.flat_map(|folder| bundles(&folder)).chain([lib.clone()]).collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -137,6 +155,17 @@ mod tests {
     fn the_cache_of_the_loader_names_files() {
         let cache = b"glibc-ld.so.cache1.1\x02\0\0libibverbs.so.1\0/lib/x/libibverbs.so.1\0/lib/x/libc.so.6\0";
         assert_eq!(cached(cache).collect::<Vec<_>>(), [PathBuf::from("/lib/x/libibverbs.so.1")]);
+    }
+
+    #[test]
+    fn wheels_on_the_search_path_of_python_are_looked_into() {
+        let packages = std::env::temp_dir().join(format!("roxe-view-packages-{}", std::process::id()));
+        fs::create_dir_all(packages.join("nixl.libs")).unwrap();
+        fs::create_dir_all(packages.join("nixl")).unwrap();
+        let path = std::env::join_paths([Path::new("/nonexistent"), &packages]).unwrap();
+        let found = of_search_path(&path);
+        fs::remove_dir_all(&packages).unwrap();
+        assert_eq!(found, [packages.join("nixl.libs")]);
     }
 
     #[test]
