@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Who has come in to receive within this time polls, for all that the thread knows. On a slow
 /// processor a poll that takes in 64 KB lasts as long.
-pub(crate) const POLLS_WITHIN: Duration = Duration::from_millis(1);
+const POLLS_WITHIN: Duration = Duration::from_millis(1);
 /// The first look after muting comes so soon, because the program may have polled just this once.
 /// The next ones come when it has polled twice as long, up to [`SHORT_TICK`]: on a slow processor,
 /// to look again and again during one long poll took half of it, and `ib_send_bw` in an emulated
@@ -16,7 +16,7 @@ pub(crate) const SHORT_TICK: Duration = Duration::from_millis(1);
 /// this part of the time for which it has polled, up to [`LONGEST_TICK`]: each look takes a pinned
 /// program 20 to 60 us, which one message in a hundred met at a look each millisecond.
 const SHARE: u32 = 16;
-pub(crate) const LONGEST_TICK: Duration = Duration::from_millis(8);
+const LONGEST_TICK: Duration = Duration::from_millis(8);
 /// While the thread is muted nobody else receives: a program that has polled within this time does
 /// so all the time, although it is outside of the engine at this moment. Where it shares the
 /// thread's processor it always stands still while the thread looks, and since up to 25 us before,
@@ -94,7 +94,8 @@ impl Served {
 /// What the thread has learnt from one wake-up to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
-    /// For how long looks have found the program polling; half of it when one found it outside.
+    /// For how long looks have found the program polling, as far as it matters; half of it when one
+    /// found it outside.
     muted: Duration,
     /// Wake-ups in a row that were not needed.
     unneeded: u32,
@@ -120,9 +121,8 @@ impl Background {
 
     /// The thread is muted. For how long.
     pub(crate) fn tick(&mut self) -> Duration {
-        let in_proportion = (self.muted / SHARE).min(LONGEST_TICK);
-        let tick = in_proportion.max((self.muted + FIRST_TICK).min(SHORT_TICK));
-        self.muted = self.muted.saturating_add(tick);
+        let tick = (self.muted / SHARE).max((self.muted + FIRST_TICK).min(SHORT_TICK));
+        self.muted = (self.muted + tick).min(LONGEST_TICK * SHARE);
         tick
     }
 
@@ -154,6 +154,15 @@ mod tests {
         assert!(policy.tick() > SHORT_TICK, "it was outside for once");
         policy.note_listening(&WakeUp { since_poll: POLLS_WITHIN, ..POLLED });
         assert_eq!(policy.tick(), FIRST_TICK);
+    }
+
+    #[test]
+    fn a_program_that_is_found_outside_again_and_again_is_looked_for_soon_however_long_it_has_polled() {
+        let mut policy = Background::default();
+        let polled: Duration = (0..10_000).map(|_| policy.tick()).sum();
+        assert!(polled > Duration::from_secs(60));
+        (0..4).for_each(|_| policy.note_listening(&POLLED));
+        assert!(policy.tick() <= SHORT_TICK);
     }
 
     #[test]
