@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
 }
 
 /// A scatter/gather list on the stack. Nothing but room: with a field that has a value the compiler
-/// cleared the room as well, which took a twentieth of the rate of small messages.
+/// cleared the room as well, a twentieth of what a sender of small messages was seen doing.
 pub(crate) struct SgeList {
     items: [MaybeUninit<Sge>; MAX_SGE as usize],
 }
