@@ -10,11 +10,9 @@ use common::peer::program;
 use common::*;
 use parking_lot::Mutex;
 use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
-use roxe_provider::{Av, Qp, Service, runtime_dir};
-use socket2::SockRef;
-use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::unix::net::UnixDatagram;
+use roxe_provider::{Av, Qp, Service};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,8 +101,7 @@ fn limited() {
     // A marked request that was executed before (the PSN is old): acknowledged again, and answered
     // with a CNP.
     let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
-    let forger = Forger::at(Ipv4Addr::LOCALHOST, 0);
-    let _ours = forger.claim_port(&qa);
+    let forger = Forger::at(Ipv4Addr::LOCALHOST);
     forger.send(CE, &Header { bth: bth(&qb, 76), kind: tail });
     until(&a, "np_cnp_sent", 1);
     assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 1);
@@ -115,7 +112,7 @@ fn limited() {
     // ever.
     let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
     let strangers = counter(&a.context, "address");
-    Forger::at(Ipv4Addr::new(127, 0, 0, 9), PORT).send(0, &cnp);
+    Forger::at(Ipv4Addr::new(127, 0, 0, 9)).send(0, &cnp);
     assert_eq!(until(&a, "address", strangers + 1), strangers + 1);
     assert_eq!(counter(&a.context, "rp_cnp_handled"), 1);
     for n in 0..500 {
@@ -145,22 +142,16 @@ struct Forger {
 }
 
 impl Forger {
-    fn at(address: Ipv4Addr, port: u16) -> Self {
-        let socket = UdpSocket::bind((address, port)).unwrap();
-        let Ok(SocketAddr::V4(local)) = socket.local_addr() else { panic!("an IPv4 socket") };
-        let (src, dst) = (Gid::from(*local.ip()), Gid::from(Ipv4Addr::LOCALHOST));
-        Self { socket, net: NetHeader { src, dst, src_port: local.port(), ..NetHeader::default() } }
-    }
-
-    /// Makes its port one of this user, who has `qp`: leaves a name for it beside that of the slot
-    /// of `qp`.
-    fn claim_port(&self, qp: &Qp) -> UnixDatagram {
-        let (dir, slot) = (runtime_dir().unwrap(), format!("-slot-1-{:03x}", qp.qpn().get() >> 12));
-        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let namespace = names.into_iter().find_map(|name| Some(name.strip_suffix(&slot)?.to_owned())).unwrap();
-        let name = dir.join(format!("{namespace}-port-{}-{}", self.net.src.to_ip(), self.net.src_port));
-        let _ = fs::remove_file(&name);
-        UnixDatagram::bind(name).unwrap()
+    /// From the RoCE port, which it shares with the device if that has this address.
+    fn at(address: Ipv4Addr) -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        let at = |address, port| SockAddr::from(SocketAddrV4::new(address, port));
+        socket.bind(&at(address, PORT)).unwrap();
+        // What is connected with somebody else takes nothing that comes for the device.
+        socket.connect(&at(Ipv4Addr::new(127, 0, 0, 99), 1)).unwrap();
+        let (src, dst) = (Gid::from(address), Gid::from(Ipv4Addr::LOCALHOST));
+        Self { socket: socket.into(), net: NetHeader { src, dst, src_port: PORT, ..NetHeader::default() } }
     }
 
     /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's

@@ -20,7 +20,6 @@ use crate::run::Run;
 use crate::rx_state::{Rx, RxState, Sources, Touched};
 use crate::table::Lookup;
 use crate::tx::peek_qpn;
-use roxe_base::cancel::uncancelled;
 use roxe_net::forward::Frame;
 use roxe_net::link::RxMeta;
 use roxe_net::rx_retention::STREAM;
@@ -125,7 +124,7 @@ impl Engine {
                 }
             };
             let bytes = buf.get(..meta.len).unwrap_or_default();
-            if !state.source_ports.admit(&meta, now) {
+            if !state.source_ports.admit(&meta) {
                 self.keep_out(state, link, &meta, bytes, now);
                 continue;
             }
@@ -147,8 +146,7 @@ impl Engine {
     fn keep_out(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
         let run = Run { meta, bytes, index: meta.first_index };
         self.count_dropped(run, &self.counters().foreign_source_port);
-        // Files are looked at, where a thread may be cancelled.
-        uncancelled(|| state.source_ports.keep_out(link, now));
+        state.source_ports.keep_out(link, now);
     }
 
     /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or

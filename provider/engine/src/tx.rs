@@ -15,13 +15,12 @@ pub use tx_path::{TxCache, TxPath};
 
 use crate::counters::Counters;
 use crate::fabric::Fabric;
-use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom};
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
 use roxe_wire::{Gid, NetHeader, Qpn};
@@ -216,24 +215,13 @@ impl Batch {
     /// Sends the run that starts with packet `at` and returns where the next one starts.
     fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments(av.dgid));
-        if link.lacks_tx_retention(av.dgid, || self.bytes_of(run.clone()).len()) {
-            uncancelled(|| link.open_tx_retention());
-        }
-        let net = NetHeader { src_port: self.src_port(at, link, av), ..header(link, av) };
+        let net = header(link, av);
         self.seal(run.clone(), &net);
         if self.send_run(run.clone(), link, &net, counters) {
             return run.end;
         }
         // The link takes them one by one.
         at
-    }
-
-    /// The UDP port that the run which starts with packet `at` comes from. Receivers believe one of
-    /// this process as long as it runs, and the RoCE port always: a process that ends when all is
-    /// done leaves acknowledgements behind that its peer may read later.
-    fn src_port(&self, at: usize, link: &UdpLink, av: &Av) -> u16 {
-        let is_ack = self.packets.get(at).is_some_and(|first| first.note.reason == TxReason::Ack);
-        if is_ack { ROCE_PORT } else { link.src_port(av.dgid) }
     }
 
     /// The longest run that starts with packet `at`.
@@ -360,11 +348,11 @@ pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_transport::cx::TxReason;
     use std::net::Ipv4Addr;
 
     const QPN: Qpn = Qpn::new(7);
     const NOTE: PacketNote = PacketNote::answer(QPN, TxReason::ReadResponse);
-    const ACK: PacketNote = PacketNote::answer(QPN, TxReason::Ack);
 
     fn av(last: u8) -> Av {
         Av { dgid: Ipv4Addr::new(127, 79, 0, last).into(), ..Av::default() }
@@ -469,11 +457,7 @@ mod tests {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to) = (open(3), open(4));
         let no_segments = [[0; 400]];
-        let refused = from.send(
-            &TxMeta { dst: to.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 },
-            &no_segments[0],
-            1,
-        );
+        let refused = from.send(&TxMeta { dst: to.gid(), traffic_class: 0, hop_limit: 0 }, &no_segments[0], 1);
         assert!(matches!(refused, Err(SendError::NoSegments)));
         let mut batch = Batch::new();
         let to_av = av(4);
@@ -529,33 +513,5 @@ mod tests {
         for (ident, packet) in (0..).zip(buf[..416].chunks(104)) {
             assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
         }
-    }
-
-    #[test]
-    fn the_port_of_a_stream_to_the_own_address_is_in_its_icrcs() {
-        let link = UdpLink::open(av(7).dgid, 1, true, true).unwrap().with_rcvbuf(212_992).unwrap();
-        let (to_av, mut buf, mut ports) = (av(7), vec![0; 65_536], vec![]);
-        for count in [1, 40, 1, 40] {
-            let mut batch = Batch::new();
-            (0..count).for_each(|_| push(&mut batch, &to_av, 0x1000, 1000));
-            assert_eq!(batch.send_from(0, &link, &to_av, &Counters::default()), count);
-            let meta = link.recv(&mut buf).unwrap().unwrap();
-            let net = NetHeader { src: link.gid(), dst: link.gid(), src_port: meta.src_port, ..NetHeader::default() };
-            assert_eq!(meta.packets(), count as u64);
-            for (ident, packet) in (0..).zip(buf[..meta.len].chunks(meta.segment)) {
-                assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
-            }
-            ports.push(meta.src_port);
-        }
-        let [first, own @ ..] = &ports[..] else { panic!("no ports") };
-        assert_eq!(*first, ROCE_PORT);
-        assert!(own[0] != ROCE_PORT && own.iter().all(|port| *port == own[0]), "{own:?}");
-        let mut batch = Batch::new();
-        batch.room(&to_av, Qpn::new(0x1000), 16, &ACK).unwrap().fill(0);
-        assert_eq!(batch.send_from(0, &link, &to_av, &Counters::default()), 1);
-        let meta = link.recv(&mut buf).unwrap().unwrap();
-        assert_eq!(meta.src_port, ROCE_PORT, "an acknowledgement is believed when its sender is gone");
-        let net = NetHeader { src: link.gid(), dst: link.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
-        assert!(icrc::verify(&net, &buf[..meta.len]));
     }
 }

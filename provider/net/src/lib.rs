@@ -7,8 +7,8 @@
 //!   wait for room in its send buffer
 //! - [`drops`], [`rcvbuf_cost`]: of a UDP socket: what the kernel dropped; what a packet occupies
 //!   in a receive buffer
-//! - [`rx_retention`], `tx_retention`: of a UDP socket: datagrams that stay in kernel queues, so
-//!   that their pages are reused while in a cache
+//! - [`rx_retention`]: of a UDP socket: received datagrams that stay in its queue, so that their
+//!   pages are not reused while in a cache
 //! - [`shm`]: the link through shared memory: rings between processes of one user
 //! - [`frames`]: whole Ethernet frames, for raw packet queue pairs
 //! - [`slot`], [`service`]: who owns a range of queue pair numbers, and who listens for a service
@@ -17,8 +17,8 @@
 //! - [`forward`]: frames that processes of one host send to each other's mailboxes
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
-//! - [`source_ports`], `port_names`, `source_filter`, [`udp_table`]: which source ports of this
-//!   host are of this user, and dropping packets from others
+//! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
+//!   who has which port
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
@@ -52,7 +52,6 @@ pub mod group;
 pub mod link;
 pub mod link_events;
 pub mod named;
-mod port_names;
 pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
@@ -72,7 +71,6 @@ mod sys;
 #[allow(unsafe_code)]
 mod testing;
 pub mod tx_queue;
-mod tx_retention;
 pub mod udp;
 pub mod udp_table;
 

@@ -72,8 +72,6 @@ impl RxMeta {
 pub struct TxMeta {
     /// Destination address, of the same family as the link.
     pub dst: Gid,
-    /// UDP source port, one of the link's.
-    pub src_port: u16,
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit.
@@ -83,8 +81,8 @@ pub struct TxMeta {
 impl TxMeta {
     /// Where packets go whose ICRC is that of these headers.
     pub fn of(net: &NetHeader) -> Self {
-        let NetHeader { dst, src_port, traffic_class, hop_limit, .. } = *net;
-        Self { dst, src_port, traffic_class, hop_limit }
+        let NetHeader { dst, traffic_class, hop_limit, .. } = *net;
+        Self { dst, traffic_class, hop_limit }
     }
 }
 

@@ -16,7 +16,6 @@ use crate::runtime_dir::{self, RuntimeDir};
 use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
 use crate::sys;
 use socket2::{SockAddr, Socket};
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -189,18 +188,6 @@ impl Probe {
         let socket = datagram_socket()?;
         let space = Space::of(&socket)?;
         Ok(Self { socket, space })
-    }
-
-    /// The names of this network namespace that begin with `prefix`, also those of processes that
-    /// have died.
-    pub(super) fn names_that_begin_with(&self, prefix: &str) -> io::Result<Vec<String>> {
-        let ours = self.space.path(&"");
-        let ours = ours.file_name().unwrap_or_default().to_string_lossy();
-        let folders = self.space.dir.all().map(|dir| fs::read_dir(dir.path())).collect::<io::Result<Vec<_>>>()?;
-        let entries = folders.into_iter().flatten().map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
-        let names = entries.collect::<io::Result<BTreeSet<String>>>()?.into_iter();
-        let names = names.filter_map(|name| Some(name.strip_prefix(&*ours)?.to_owned()));
-        Ok(names.filter(|name| name.starts_with(prefix)).collect())
     }
 
     /// Whether some process holds `name`. For a thread that may be cancelled, too.

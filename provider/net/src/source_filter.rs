@@ -2,11 +2,10 @@
 //! ([`crate::source_ports`]).
 //!
 //! What our process drops has taken the place of something else in the receive buffer. With this
-//! program the kernel drops it before. It knows the addresses of this host, and from which ports of
-//! its own address packets may come; it lets pass what has no address of this host, and may let
-//! pass more than is ours, as what comes is looked at again. Touches nothing.
+//! program the kernel drops it before. It knows the addresses of this host, from which packets come
+//! from the RoCE port only. Touches nothing.
 
-use crate::bpf::{AND, DROP, JUMP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
+use crate::bpf::{AND, DROP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::ROCE_PORT;
 use libc::sock_filter;
 use roxe_wire::Gid;
@@ -20,42 +19,34 @@ const SRC_V6: u32 = NETWORK.wrapping_add(8);
 /// Where the UDP header has the source port.
 const SRC_PORT: u32 = 0;
 
-/// The program for a socket with the address `own`, to which packets from there come from the ports
-/// `ours`, and from the other addresses of this `host` and of loopback from the RoCE port only.
-/// `None`: it would be too long.
-pub(super) fn program(own: Gid, ours: &[u16], host: &[Gid]) -> Option<Vec<sock_filter>> {
+/// The program for a socket of the family of `own`: packets from the addresses of this `host`, from
+/// `own` and from loopback come from the RoCE port only. `None`: it would be too long.
+pub(super) fn program(own: Gid, host: &[Gid]) -> Option<Vec<sock_filter>> {
     let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, ROCE_PORT.into(), 0, 1), PASS];
-    push_if_from(&mut code, own, op(JUMP, 0));
-    let to_own = code.len();
     if own.is_ipv4() {
         code.extend([op(LOAD_WORD, SRC_V4), op(AND, 0xff00_0000), jump(JUMP_EQ, 0x7f00_0000, 0, 1), DROP]);
     } else {
-        push_if_from(&mut code, IpAddr::V6(Ipv6Addr::LOCALHOST).into(), DROP);
+        push_drop_from(&mut code, IpAddr::V6(Ipv6Addr::LOCALHOST).into());
     }
-    let others = host.iter().filter(|gid| gid.is_ipv4() == own.is_ipv4());
-    others.for_each(|&gid| push_if_from(&mut code, gid, DROP));
+    let alike = host.iter().chain([&own]).filter(|gid| gid.is_ipv4() == own.is_ipv4());
+    alike.for_each(|&gid| push_drop_from(&mut code, gid));
     code.push(PASS);
-    // Conditional jumps reach 255 instructions, plain ones any number.
-    code[to_own - 1].k = (code.len() - to_own) as u32;
-    code.push(op(LOAD_HALF, SRC_PORT));
-    code.extend(ours.iter().flat_map(|&port| [jump(JUMP_EQ, port.into(), 0, 1), PASS]));
-    code.push(DROP);
     (code.len() <= MAX_LEN).then_some(code)
 }
 
-/// Appends `then`, which goes elsewhere, for packets with the source address `gid`.
-fn push_if_from(code: &mut Vec<sock_filter>, gid: Gid, then: sock_filter) {
+/// Appends that packets with the source address `gid` are dropped.
+fn push_drop_from(code: &mut Vec<sock_filter>, gid: Gid) {
     let (words, _) = gid.0.as_chunks::<4>();
     let (words, at) = if gid.is_ipv4() { (&words[3..], SRC_V4) } else { (words, SRC_V6) };
     for (number, word) in (0u8..).zip(words) {
-        // Behind this comparison come the others, of two instructions each, and `then`.
+        // Behind this comparison come the others, of two instructions each, and the drop.
         let rest = 2 * (words.len() as u8 - 1 - number) + 1;
         code.extend([
             op(LOAD_WORD, at.wrapping_add(4 * u32::from(number))),
             jump(JUMP_EQ, u32::from_be_bytes(*word), 0, rest),
         ]);
     }
-    code.push(then);
+    code.push(DROP);
 }
 
 #[cfg(test)]
@@ -66,17 +57,14 @@ mod tests {
     use std::net::{Ipv4Addr, UdpSocket};
     use std::os::fd::AsRawFd;
 
-    /// Which of `from` (address, and whether its port is one of ours) reach a socket at `own` with
-    /// the program for it, when 127.0.0.0/8 and ::1 are the only addresses that can be sent from.
-    fn passed(own: IpAddr, host: &[IpAddr], from: &[(IpAddr, bool)]) -> Option<Vec<bool>> {
+    /// Which of `from` reach a socket at `own` with the program for it, when 127.0.0.0/8 and ::1
+    /// are the only addresses that can be sent from.
+    fn passed(own: IpAddr, host: &[IpAddr], from: &[(IpAddr, u16)]) -> Option<Vec<bool>> {
         let socket = UdpSocket::bind((own, 0)).ok()?;
         socket.set_nonblocking(true).unwrap();
-        let senders: Vec<_> = from.iter().map(|(address, _)| UdpSocket::bind((*address, 0)).unwrap()).collect();
-        let port = |sender: &UdpSocket| sender.local_addr().unwrap().port();
-        let ours: Vec<_> =
-            senders.iter().zip(from).filter(|(_, (_, is_ours))| *is_ours).map(|(s, _)| port(s)).collect();
+        let senders: Vec<_> = from.iter().map(|from| UdpSocket::bind(from).unwrap()).collect();
         let host: Vec<Gid> = host.iter().map(|&ip| ip.into()).collect();
-        let mut code = program(own.into(), &ours, &host).unwrap();
+        let mut code = program(own.into(), &host).unwrap();
         sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut code).unwrap();
         senders.iter().for_each(|sender| assert!(sender.send_to(&[7; 20], socket.local_addr().unwrap()).is_ok()));
         let mut seen = Vec::new();
@@ -87,21 +75,21 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_this_host_pass_from_ports_that_are_ours_to_their_own_address_only() {
+    fn packets_of_this_host_pass_from_the_roce_port_only() {
         let [own, other] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(127, 79, 0, last)));
-        let passed = |host: &[IpAddr]| passed(own, host, &[(own, true), (own, false), (own, true), (other, true)]);
-        assert_eq!(passed(&[]), Some(vec![true, false, true, false]));
+        let from = [(own, ROCE_PORT), (own, 0), (other, ROCE_PORT), (other, 0)];
+        assert_eq!(passed(own, &[], &from), Some(vec![true, false, true, false]));
         let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv4Addr::new(10, 9, 8, last))).collect();
-        assert_eq!(passed(&many), Some(vec![true, false, true, false]));
+        assert_eq!(passed(own, &many, &from), Some(vec![true, false, true, false]));
     }
 
     #[test]
-    fn packets_of_this_host_over_ipv6_pass_from_ports_that_are_ours_only() {
+    fn packets_of_this_host_over_ipv6_do_not_pass_from_other_ports() {
         let own = IpAddr::from(Ipv6Addr::LOCALHOST);
         let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))).collect();
         // Where there is no IPv6 nothing comes from it.
-        if let Some(passed) = passed(own, &many, &[(own, true), (own, false), (own, true)]) {
-            assert_eq!(passed, [true, false, true]);
+        if let Some(passed) = passed(own, &many, &[(own, 0), (own, 0)]) {
+            assert_eq!(passed, [false, false]);
         }
     }
 
@@ -109,7 +97,7 @@ mod tests {
     fn other_hosts_may_send_from_any_port_and_addresses_of_this_one_may_not() {
         // Of addresses that no test can send from, the kernel is not asked.
         let run = |own: Gid, host: &[Gid], src: Gid, port: u16| {
-            let code = program(own, &[50_000], host).unwrap();
+            let code = program(own, host).unwrap();
             let (mut pc, mut a) = (0, 0u32);
             loop {
                 let insn = code[pc];
@@ -123,7 +111,6 @@ mod tests {
                         a = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
                     }
                     AND => a &= insn.k,
-                    JUMP => pc += insn.k as usize,
                     JUMP_EQ => pc += usize::from(if a == insn.k { insn.jt } else { insn.jf }),
                     RETURN => return insn.k > 0,
                     other => panic!("unknown instruction {other:#x}"),
@@ -135,9 +122,8 @@ mod tests {
         for [own, second, remote] in [[1, 2, 3].map(v4), [1, 2, 3].map(v6)] {
             let admits = |src, port| run(own, &[v4(1), v4(2), v6(1), v6(2)], src, port);
             assert!([own, second, remote].into_iter().all(|src| admits(src, ROCE_PORT)));
-            assert!(admits(own, 50_000) && !admits(own, 50_001) && !admits(second, 50_000));
-            assert!(admits(remote, 50_000) && admits(remote, 50_001));
+            assert!(!admits(own, 50_000) && !admits(second, 50_000) && admits(remote, 50_000));
         }
-        assert!(program(v4(1), &vec![1; MAX_LEN], &[]).is_none());
+        assert!(program(v4(1), &vec![v4(2); MAX_LEN]).is_none());
     }
 }

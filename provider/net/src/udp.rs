@@ -13,14 +13,11 @@ mod tests;
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
 use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
-use crate::named::NamedSocket;
-use crate::port_names;
-use crate::rx_retention::{RxRetention, STREAM};
+use crate::rx_retention::RxRetention;
 use crate::segments::Segments;
 use crate::sys;
 use crate::sys::SendRoom;
 use crate::tx_queue::{Run, TxQueue};
-use crate::tx_retention::TxRetention;
 use libc::c_int;
 use roxe_wire::{Gid, Qpn};
 use socket::{BUFFER, can_segment, name_of};
@@ -29,8 +26,8 @@ use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// One local address of a device.
 #[derive(Debug)]
@@ -48,18 +45,8 @@ pub struct UdpLink {
     drops: Drops,
     /// Received datagrams that stay in the queue of the socket.
     rx_retention: RxRetention,
-    /// Where received datagrams are not retained: the sockets that send to this very address.
-    /// Opened by the first long run.
-    tx_retention: OnceLock<Option<OwnTxRetention>>,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
-}
-
-/// Sockets that send to the address itself, and the name that tells receivers whose their port is.
-#[derive(Debug)]
-struct OwnTxRetention {
-    tx_retention: TxRetention,
-    _name: NamedSocket,
 }
 
 /// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
@@ -110,8 +97,6 @@ impl UdpLink {
             scope: ifindex,
             segments,
             hot: AtomicBool::new(false),
-            // Only those that receive streams have them.
-            tx_retention: OnceLock::from(None),
             queue: Arc::default(),
         })
     }
@@ -130,14 +115,12 @@ impl UdpLink {
     }
 
     /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which
-    /// received datagrams are retained ([`crate::rx_retention`]); where it is too small for that,
-    /// sent ones are (`tx_retention`).
+    /// received datagrams are retained ([`crate::rx_retention`]) if it is large enough for that.
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         let rcvbuf = self.socket.recv_buffer_size()?;
         let rx_retention = RxRetention::new(self.fd(), rcvbuf);
-        let tx_retention = if rx_retention.exists() { OnceLock::from(None) } else { OnceLock::new() };
-        Ok(Self { rcvbuf, rx_retention, tx_retention, ..self })
+        Ok(Self { rcvbuf, rx_retention, ..self })
     }
 
     /// This link, whose send buffer `room` watches.
@@ -154,42 +137,6 @@ impl UdpLink {
     /// pairs that waited, once nothing is left.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
         self.queue.drain(|run, bytes| self.send_now(run, bytes), report)
-    }
-
-    /// The UDP port that packets to `dst` come from.
-    pub fn src_port(&self, dst: Gid) -> u16 {
-        self.tx_retention_for(dst).map_or(ROCE_PORT, TxRetention::port)
-    }
-
-    fn tx_retention_for(&self, dst: Gid) -> Option<&TxRetention> {
-        let own = self.tx_retention.get().and_then(Option::as_ref).filter(|_| dst == self.gid)?;
-        Some(&own.tx_retention)
-    }
-
-    /// Whether [`UdpLink::open_tx_retention`] is worth it for a run of `len` bytes to `dst`. Nobody
-    /// works that out where there are some, or can be none.
-    #[inline]
-    pub fn lacks_tx_retention(&self, dst: Gid, len: impl FnOnce() -> usize) -> bool {
-        self.tx_retention.get().is_none() && dst == self.gid && len() >= STREAM
-    }
-
-    /// From now on sends to its own address by sockets that retain what they send, if the system
-    /// lets it open them.
-    pub fn open_tx_retention(&self) {
-        self.tx_retention.get_or_init(|| self.make_tx_retention().ok());
-    }
-
-    fn make_tx_retention(&self) -> io::Result<OwnTxRetention> {
-        // The kernel doubles what it is asked for.
-        let buffer = self.rcvbuf / 2;
-        let tx_retention = TxRetention::open(|port| {
-            let mut address = socket_addr(self.gid, self.scope);
-            address.set_port(port);
-            let socket = bare_socket(address, self.scope, buffer)?;
-            socket.bind(&SockAddr::from(address))?;
-            Ok(socket)
-        })?;
-        Ok(OwnTxRetention { _name: port_names::claim(self.gid, tx_retention.port())?, tx_retention })
     }
 
     /// The local address; the group's, if it was joined.
@@ -214,10 +161,9 @@ impl UdpLink {
     }
 
     /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is
-    /// readable as long as it is there. Nor is anything kept of what was sent.
+    /// readable as long as it is there.
     pub fn clear_kept(&self) {
         self.rx_retention.clear(self.fd());
-        self.tx_retention_for(self.gid).map(TxRetention::clear);
     }
 
     /// What the system has dropped here since the last call.
@@ -276,11 +222,8 @@ impl UdpLink {
         let name = name_of(to.dst, self.scope);
         let mut control = Control::new();
         self.describe(to, segment, &mut control);
-        let tx_retention = self.tx_retention_for(to.dst).filter(|tx_retention| tx_retention.port() == to.src_port);
-        let kept = tx_retention.and_then(|tx_retention| tx_retention.next(bytes.len(), &mut control));
-        let fd = kept.unwrap_or_else(|| self.fd());
         loop {
-            let Err(cause) = sys::send(fd, &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
+            let Err(cause) = sys::send(self.fd(), &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
                 if segment.is_some() {
                     self.segments.note_taken(to.dst);
                 }
@@ -288,9 +231,7 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // What comes back to this very host takes no room here. A retaining socket cannot
-                // be waited for: its error queue always has something to read.
-                Some(libc::EAGAIN) if kept.is_none() => return Err(SendError::Full(fd)),
+                Some(libc::EAGAIN) => return Err(SendError::Full(self.fd())),
                 // What kernels and drivers answer that cannot segment (no support, or no checksum
                 // offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
