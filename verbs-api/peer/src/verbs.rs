@@ -19,7 +19,7 @@ pub(crate) use context::{Context, EventSource};
 pub(crate) use memory::{Mr, Mw};
 pub(crate) use objects::{Ah, Pd, Xrcd};
 pub(crate) use queues::{Cq, Qp, QpInit, Srq};
-pub(crate) use requests::{RecvRequest, Segment, SendRequest, Target, Window};
+pub(crate) use requests::Segment;
 
 use crate::protocol::Refusal;
 use core::ffi::c_int;

@@ -5,8 +5,8 @@ use super::card::mtu_bytes;
 use super::table::Object;
 use super::{Session, data};
 use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
-use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Window, Xrcd};
-use roxe_abi::{ibv_qp_attr, ibv_qp_cap};
+use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
+use roxe_abi::{ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -132,8 +132,9 @@ impl Session {
         let mr = self.table.mr(args.number("mr")?)?;
         let (offset, length): (usize, usize) = (args.or("offset", 0)?, args.number("length")?);
         let access = args.flags("access", names::ACCESS)?.unwrap_or(0);
-        let window = Window { addr: mr.addr(offset, length)?, mr, length: length as u64, access };
-        let rkey = qp.bind(&mw, &window, args.or("wr_id", 0)?, data::send_flags(args)?)?;
+        let (addr, length) = (mr.addr(offset, length)?, length as u64);
+        let part = ibv_mw_bind_info { addr, length, mw_access_flags: access, ..ibv_mw_bind_info::ZERO };
+        let rkey = qp.bind(&mw, &mr, part, args.or("wr_id", 0)?, data::send_flags(args)?)?;
         Ok(json!({ "rkey": rkey }))
     }
 
