@@ -14,7 +14,7 @@ mod objects;
 mod queues;
 mod requests;
 
-pub(crate) use cm::{CmChannel, CmEvent, CmId, Terms};
+pub(crate) use cm::{CmChannel, CmEvent, CmId};
 pub(crate) use context::{Context, EventSource};
 pub(crate) use memory::{Mr, Mw};
 pub(crate) use objects::{Ah, Pd, Xrcd};
@@ -81,19 +81,19 @@ fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Objects that one verb destroys, and `end` tells what it answered: `owned!(Type by verb)` for a
-/// structure with the field `raw`, and `context()`.
+/// Objects that one verb destroys, if the library has it, and `end` tells what it answered:
+/// `Type by verb = |object| the function;` for a structure with the field `raw`.
 macro_rules! owned {
-    ($($type:ident by $verb:ident;)+) => {
+    ($($type:ident by $verb:ident = |$object:ident| $function:expr;)+) => {
         $(
             impl $type {
                 pub(crate) fn end(&mut self) -> Result<(), Refusal> {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
-                    if raw.is_null() {
-                        return Ok(());
-                    }
-                    // SAFETY: the object is alive until this call, and nobody has its pointer now.
-                    check(stringify!($verb), unsafe { (self.context().library().$verb)(raw) })
+                    let $object = &*self;
+                    let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
+                    // SAFETY: the object is alive until this call, and nobody has its pointer now;
+                    // all events of an identifier have been acknowledged.
+                    check(stringify!($verb), unsafe { destroy(raw) })
                 }
             }
 

@@ -3,7 +3,8 @@
 use super::table::Object;
 use super::{Session, deadline};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
-use crate::verbs::{CmChannel, CmEvent, CmId, Qp, Terms};
+use crate::verbs::{CmChannel, CmEvent, CmId, Qp};
+use roxe_abi::rdma_conn_param;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -55,7 +56,7 @@ impl Session {
         if qp.kind() != UD {
             id.bring(&qp, INIT)?;
         }
-        id.connect(&terms(args, &qp)?)?;
+        id.connect(&private_data(args)?, terms(args, &qp)?)?;
         Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id)))}))
     }
 
@@ -86,7 +87,7 @@ impl Session {
                 id.bring(&qp, state)?;
             }
         }
-        id.accept(&terms(args, &qp)?)?;
+        id.accept(&private_data(args)?, terms(args, &qp)?)?;
         Ok(json!({}))
     }
 
@@ -102,7 +103,7 @@ impl Session {
     }
 
     pub(super) fn cm_reject(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.reject(&args.bytes("hex")?.unwrap_or_default())?;
+        self.table.cm(args.number("cm")?)?.reject(&private_data(args)?)?;
         Ok(json!({}))
     }
 
@@ -157,12 +158,18 @@ fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
     Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
 }
 
-fn terms(args: &Args, qp: &Qp) -> Result<Terms> {
-    Ok(Terms {
-        private_data: args.bytes("hex")?.unwrap_or_default(),
-        qpn: qp.number(),
-        depths: [args.or("responder_resources", 1)?, args.or("initiator_depth", 1)?],
-        retry_cnt: args.or("retry_cnt", 7)?,
-        rnr_retry: args.or("rnr_retry", 7)?,
+/// What a connection is asked for or accepted with, but for the private data.
+fn terms(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
+    Ok(rdma_conn_param {
+        qp_num: qp.number(),
+        responder_resources: args.or("responder_resources", 1)?,
+        initiator_depth: args.or("initiator_depth", 1)?,
+        retry_count: args.or("retry_cnt", 7)?,
+        rnr_retry_count: args.or("rnr_retry", 7)?,
+        ..rdma_conn_param::ZERO
     })
+}
+
+fn private_data(args: &Args) -> Result<Vec<u8>> {
+    Ok(args.bytes("hex")?.unwrap_or_default())
 }

@@ -1,6 +1,6 @@
 //! Memory of the agent: pages of its own, registered; and windows.
 
-use super::{Pd, check, check_pointer, missing};
+use super::{Pd, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
@@ -49,7 +49,7 @@ impl Drop for Pages {
 
 /// A memory region over pages of its own.
 pub(crate) struct Mr {
-    raw: *mut ibv_mr,
+    pub(super) raw: *mut ibv_mr,
     pages: Option<Pages>,
     pd: Rc<Pd>,
 }
@@ -133,10 +133,10 @@ impl Drop for Mr {
 
 /// A memory window.
 pub(crate) struct Mw {
-    raw: *mut ibv_mw,
-    pd: Rc<Pd>,
+    pub(super) raw: *mut ibv_mw,
+    pub(super) pd: Rc<Pd>,
     /// The region that it was bound to last: that one must not go before the window does.
-    bound: Cell<Option<Rc<Mr>>>,
+    pub(super) bound: Cell<Option<Rc<Mr>>>,
 }
 
 impl Mw {
@@ -146,18 +146,6 @@ impl Mw {
         // SAFETY: the domain is alive.
         let raw = unsafe { alloc(pd.raw, kind) };
         Ok(Self { raw: check_pointer("ibv_alloc_mw", raw)?, pd: Rc::clone(pd), bound: Cell::new(None) })
-    }
-
-    pub(super) const fn raw(&self) -> *mut ibv_mw {
-        self.raw
-    }
-
-    pub(super) fn pd(&self) -> &Rc<Pd> {
-        &self.pd
-    }
-
-    pub(super) fn set_bound(&self, mr: &Rc<Mr>) {
-        self.bound.set(Some(Rc::clone(mr)));
     }
 
     pub(crate) fn rkey(&self) -> u32 {
@@ -175,25 +163,8 @@ impl Mw {
         // SAFETY: the window is allocated.
         unsafe { (*self.raw).mw_type }
     }
-
-    /// Deallocates it and tells what the verb answered.
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
-        let raw = mem::replace(&mut self.raw, ptr::null_mut());
-        let Some(dealloc) = self.pd.context().ops().dealloc_mw.filter(|_| !raw.is_null()) else { return Ok(()) };
-        // SAFETY: allocated, and nobody has its pointer now.
-        check("ibv_dealloc_mw", unsafe { dealloc(raw) })
-    }
 }
 
-impl Drop for Mw {
-    fn drop(&mut self) {
-        // Nobody is there to be told.
-        let _ = self.end();
-    }
-}
-
-impl Mr {
-    pub(super) const fn raw(&self) -> *mut ibv_mr {
-        self.raw
-    }
+owned! {
+    Mw by ibv_dealloc_mw = |mw| mw.pd.context().ops().dealloc_mw;
 }

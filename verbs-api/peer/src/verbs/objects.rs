@@ -39,22 +39,6 @@ impl Xrcd {
         let raw = unsafe { open(context.raw(), &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_open_xrcd", raw)?, context: Rc::clone(context) })
     }
-
-    /// Closes it and tells what the verb answered.
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
-        let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
-        let close = self.context.extended().and_then(|more| more.close_xrcd);
-        let Some(close) = close.filter(|_| !raw.is_null()) else { return Ok(()) };
-        // SAFETY: open, and nobody has its pointer now.
-        check("ibv_close_xrcd", unsafe { close(raw) })
-    }
-}
-
-impl Drop for Xrcd {
-    fn drop(&mut self) {
-        // Nobody is there to be told.
-        let _ = self.end();
-    }
 }
 
 /// An address handle.
@@ -69,13 +53,10 @@ impl Ah {
         let raw = unsafe { (pd.context().library().ibv_create_ah)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_ah", raw)?, pd: Rc::clone(pd) })
     }
-
-    fn context(&self) -> &Context {
-        self.pd.context()
-    }
 }
 
 owned! {
-    Pd by ibv_dealloc_pd;
-    Ah by ibv_destroy_ah;
+    Pd by ibv_dealloc_pd = |pd| Some(pd.context.library().ibv_dealloc_pd);
+    Xrcd by ibv_close_xrcd = |xrcd| xrcd.context.extended().and_then(|more| more.close_xrcd);
+    Ah by ibv_destroy_ah = |ah| Some(ah.pd.context().library().ibv_destroy_ah);
 }

@@ -27,12 +27,6 @@ struct Channel {
     context: Rc<Context>,
 }
 
-impl Channel {
-    fn context(&self) -> &Context {
-        &self.context
-    }
-}
-
 /// A completion queue. Its channel is a field of it, so it goes after the queue.
 pub(crate) struct Cq {
     pub(super) raw: *mut ibv_cq,
@@ -54,7 +48,7 @@ impl Cq {
     }
 
     fn context(&self) -> &Context {
-        self.channel.context()
+        &self.channel.context
     }
 
     /// How many completions it holds.
@@ -177,7 +171,7 @@ pub(crate) struct QpInit {
 /// A queue pair.
 pub(crate) struct Qp {
     pub(super) raw: *mut ibv_qp,
-    pd: Rc<Pd>,
+    pub(super) pd: Rc<Pd>,
     init: QpInit,
 }
 
@@ -226,10 +220,6 @@ impl Qp {
         self.pd.context()
     }
 
-    pub(super) const fn pd(&self) -> &Rc<Pd> {
-        &self.pd
-    }
-
     /// Its address, to be compared with that of an event.
     pub(crate) fn address(&self) -> usize {
         self.raw.addr()
@@ -274,8 +264,8 @@ impl Qp {
 }
 
 owned! {
-    Channel by ibv_destroy_comp_channel;
-    Cq by ibv_destroy_cq;
-    Srq by ibv_destroy_srq;
-    Qp by ibv_destroy_qp;
+    Channel by ibv_destroy_comp_channel = |channel| Some(channel.context.library().ibv_destroy_comp_channel);
+    Cq by ibv_destroy_cq = |cq| Some(cq.context().library().ibv_destroy_cq);
+    Srq by ibv_destroy_srq = |srq| Some(srq.context().library().ibv_destroy_srq);
+    Qp by ibv_destroy_qp = |qp| Some(qp.context().library().ibv_destroy_qp);
 }

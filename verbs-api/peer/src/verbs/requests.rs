@@ -47,23 +47,23 @@ impl Qp {
         wr_id: u64,
         flags: u32,
     ) -> Result<u32, Refusal> {
-        if !Rc::ptr_eq(mw.pd(), self.pd()) {
+        if !Rc::ptr_eq(&mw.pd, &self.pd) {
             return Err(Refusal::invalid("the window and the queue pair are of different domains"));
         }
-        let bind_info = ibv_mw_bind_info { mr: mr.raw(), ..part };
+        let bind_info = ibv_mw_bind_info { mr: mr.raw, ..part };
         if mw.kind() == 1 {
             let bind = self.context().ops().bind_mw.ok_or_else(|| missing("ibv_bind_mw"))?;
             let mut request = ibv_mw_bind { wr_id, send_flags: flags, bind_info };
             // SAFETY: the queue pair, the window and the region are alive.
-            check("ibv_bind_mw", unsafe { bind(self.raw, mw.raw(), &raw mut request) })?;
+            check("ibv_bind_mw", unsafe { bind(self.raw, mw.raw, &raw mut request) })?;
         } else {
             let rkey = next_key(mw.rkey());
-            let bind_mw = wr_bind_mw { mw: mw.raw(), rkey, bind_info };
+            let bind_mw = wr_bind_mw { mw: mw.raw, rkey, bind_info };
             let opcode = names::OPCODE_BIND_MW;
             self.post_send(ibv_send_wr { wr_id, opcode, send_flags: flags, bind_mw, ..ibv_send_wr::ZERO }, &[], None)?;
             mw.set_rkey(rkey);
         }
-        mw.set_bound(mr);
+        mw.bound.set(Some(Rc::clone(mr)));
         Ok(mw.rkey())
     }
 }
