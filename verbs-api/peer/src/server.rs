@@ -4,7 +4,7 @@
 //! card, and only one does. Touches TCP, threads and the clock.
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
-use crate::session::{Card, Session};
+use crate::session::Session;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ const BUFFER: usize = 64 << 10;
 
 /// What all connections share.
 struct Gate {
-    card: Card,
+    options: Options,
     token: String,
     /// Held by the thread whose controller is served.
     session: Mutex<()>,
@@ -51,16 +51,15 @@ impl Server {
             text: format!("{text}: {error}"),
             errno: error.raw_os_error().unwrap_or(libc::EIO),
         };
-        let card = Card { device: options.device.clone(), port: options.port };
         // Said now, and not to the first controller.
-        drop(Session::open(&card)?);
+        drop(Session::open(options.device.as_deref(), options.port)?);
         let listener =
             TcpListener::bind(options.listen).map_err(|e| os(&format!("cannot listen on {}", options.listen), &e))?;
         let mut secret = [0; 16];
         let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
         getrandom::fill(&mut secret).map_err(undrawn)?;
         let token = protocol::to_hex(&secret);
-        let gate = Gate { card, token, session: Mutex::new(()), connections: AtomicUsize::new(0) };
+        let gate = Gate { options: options.clone(), token, session: Mutex::new(()), connections: AtomicUsize::new(0) };
         Ok(Self { listener, gate: Arc::new(gate) })
     }
 
@@ -137,7 +136,8 @@ impl Gate {
                 return refuse(&mut lines, "another controller is served", libc::EBUSY);
             }
         };
-        match (Session::open(&self.card), request) {
+        let Options { device, port, .. } = &self.options;
+        match (Session::open(device.as_deref(), *port), request) {
             (Ok(session), Ok(request)) => {
                 // The connection is over, whatever the reason.
                 let _ = serve(session, &request, &mut lines);

@@ -1,7 +1,7 @@
 //! Connections by librdmacm: listening, asking, accepting, and what is told of them.
 
 use super::table::Object;
-use super::{Session, deadline};
+use super::{Session, deadline, private_data};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
 use crate::verbs::{CmChannel, CmEvent, CmId, Qp};
 use roxe_abi::rdma_conn_param;
@@ -79,7 +79,7 @@ impl Session {
         Err(Refusal { text: format!("no {wanted}"), errno: libc::ETIMEDOUT })
     }
 
-    pub(super) fn cm_accept(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn cm_accept(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
         let last = if args.has("to") { args.named("to", names::STATES)?.cast_signed() } else { RTS };
         if qp.kind() != UD {
@@ -87,34 +87,17 @@ impl Session {
                 id.bring(&qp, state)?;
             }
         }
-        id.accept(&private_data(args)?, terms(args, &qp)?)?;
-        Ok(json!({}))
+        id.accept(&private_data(args)?, terms(args, &qp)?)
     }
 
-    pub(super) fn cm_establish(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn cm_establish(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
         // INIT once more, as librdmacm does: before the connection was asked for nobody knew which
         // rights its peer needs.
         for state in [INIT, RTR, RTS] {
             id.bring(&qp, state)?;
         }
-        id.establish()?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_reject(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.reject(&private_data(args)?)?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_disconnect(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.disconnect()?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_notify(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.notify()?;
-        Ok(json!({}))
+        id.establish()
     }
 
     pub(super) fn cm_events(&mut self, args: &Args) -> Result<Value> {
@@ -168,8 +151,4 @@ fn terms(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
         rnr_retry_count: args.or("rnr_retry", 7)?,
         ..rdma_conn_param::ZERO
     })
-}
-
-fn private_data(args: &Args) -> Result<Vec<u8>> {
-    Ok(args.bytes("hex")?.unwrap_or_default())
 }

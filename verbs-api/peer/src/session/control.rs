@@ -96,11 +96,10 @@ impl Session {
         Ok(json!({"qp": self.table.insert(Object::Qp(qp)), "qpn": number, "cq": cq, "recv_cq": recv_handle}))
     }
 
-    pub(super) fn modify_qp(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn modify_qp(&mut self, args: &Args) -> Result<()> {
         let qp = self.table.qp(args.number("qp")?)?;
         let (attr, mask) = modification(args, qp.kind(), self.port, || self.gids())?;
-        qp.modify(attr, mask)?;
-        Ok(json!({}))
+        qp.modify(attr, mask)
     }
 
     pub(super) fn query_qp(&mut self, args: &Args) -> Result<Value> {
@@ -138,16 +137,15 @@ impl Session {
         Ok(json!({ "rkey": rkey }))
     }
 
-    pub(super) fn set_member(&mut self, args: &Args, joins: bool) -> Result<Value> {
+    pub(super) fn set_member(&mut self, args: &Args, joins: bool) -> Result<()> {
         let group = args.gid("gid")?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
         let handle = args.number("qp")?;
         self.table.qp(handle)?.set_member(group, joins)?;
         if joins {
-            self.hear(handle, group)?;
-        } else {
-            self.memberships.remove(&(handle, group));
+            return self.hear(handle, group);
         }
-        Ok(json!({}))
+        self.memberships.remove(&(handle, group));
+        Ok(())
     }
 
     /// Makes the interface of the card take the packets of a group of IPv4: the kernel's rxe gets
@@ -168,11 +166,6 @@ impl Session {
         };
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
-    }
-
-    pub(super) fn destroy_as(&mut self, kind: &str, handle: u64) -> Result<Value> {
-        self.table.destroy(kind, handle)?;
-        Ok(json!({}))
     }
 }
 

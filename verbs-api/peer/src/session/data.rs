@@ -43,7 +43,7 @@ impl Session {
             .collect()
     }
 
-    pub(super) fn post_send(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn post_send(&mut self, args: &Args) -> Result<()> {
         let qp = self.table.qp(args.number("qp")?)?;
         let (opcode, mut send_flags) = (args.named("opcode", names::SEND_OPCODES)?, send_flags(args)?);
         let inline = args.bytes("inline_data")?;
@@ -75,18 +75,16 @@ impl Session {
         }
         let (wr_id, remote_srqn) = (args.or("wr_id", 0)?, args.or("remote_srqn", 0)?);
         let request = ibv_send_wr { wr_id, opcode, send_flags, imm_data, wr, remote_srqn, ..ibv_send_wr::ZERO };
-        qp.post_send(request, &segments, path.as_deref())?;
-        Ok(json!({}))
+        qp.post_send(request, &segments, path.as_deref())
     }
 
-    pub(super) fn post_recv(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn post_recv(&mut self, args: &Args) -> Result<()> {
         let (wr_id, segments) = (args.or("wr_id", 0)?, self.segments(args, false)?);
         match (args.optional("qp")?, args.optional("srq")?) {
-            (Some(handle), None) => self.table.qp(handle)?.post_recv(wr_id, &segments)?,
-            (None, Some(handle)) => self.table.srq(handle)?.post_recv(wr_id, &segments)?,
-            _ => return Err(Refusal::invalid("a receive is of a qp or of an srq")),
+            (Some(handle), None) => self.table.qp(handle)?.post_recv(wr_id, &segments),
+            (None, Some(handle)) => self.table.srq(handle)?.post_recv(wr_id, &segments),
+            _ => Err(Refusal::invalid("a receive is of a qp or of an srq")),
         }
-        Ok(json!({}))
     }
 
     /// Polls until there are as many as were asked for, or the time is over. Between two polls the
@@ -110,11 +108,6 @@ impl Session {
         Ok(json!({ "completions": completions }))
     }
 
-    pub(super) fn notify(&mut self, args: &Args) -> Result<Value> {
-        self.table.cq(args.number("cq")?)?.notify(args.is_set("solicited")?)?;
-        Ok(json!({}))
-    }
-
     pub(super) fn cq_event(&mut self, args: &Args) -> Result<Value> {
         let fired = self.table.cq(args.number("cq")?)?.event(deadline(args)?)?;
         Ok(json!({ "fired": fired }))
@@ -125,14 +118,13 @@ impl Session {
         Ok(if args.is_set("runs")? { json!({"runs": to_runs(&bytes)}) } else { json!({"hex": to_hex(&bytes)}) })
     }
 
-    pub(super) fn write(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn write(&mut self, args: &Args) -> Result<()> {
         let bytes = match (args.bytes("hex")?, args.optional("fill")?) {
             (Some(bytes), None) => bytes,
             (None, Some(fill)) => vec![fill; transfer(args)?],
             _ => return Err(Refusal::invalid("what is written is in hex, or in fill and length")),
         };
-        self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)?;
-        Ok(json!({}))
+        self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)
     }
 }
 
