@@ -291,15 +291,7 @@ impl Datagram {
 
     /// Receives one datagram; what does not fit is lost.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
-        loop {
-            if let Some(received) = self.current().recv(room, mode.peek)? {
-                return Ok(received);
-            }
-            if !mode.wait {
-                return Err(os(libc::EAGAIN));
-            }
-            wait::until(self, None, || self.ready(libc::POLLIN) != 0)?;
-        }
+        wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }
 
     /// Locks it, with everything taken in that has happened.

@@ -4,12 +4,10 @@ use super::open::Open;
 use super::phase::Phase;
 use super::{Drain, Fill, Inner, Stream};
 use crate::errno::os;
+use crate::wait;
 use roxe::{MemoryRegion, ProtectionDomain};
 use roxe_provider::lock::{Mutex, MutexGuard, Rank};
 use std::io;
-
-/// After these a call does not wait any more.
-const ENDED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
 /// How a call receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,21 +43,9 @@ impl Stream {
         mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
     ) -> io::Result<usize> {
         let _turn = turn(&self.send_turn, wait)?;
-        let result = loop {
-            match self.send_now(data, &mut step) {
-                Ok(true) => break Ok(()),
-                Ok(false) if !wait => break Err(os(libc::EAGAIN)),
-                Ok(false) => {}
-                Err(error) => break Err(error),
-            }
-            if let Err(error) = self.wait(None, Inner::can_send) {
-                break Err(error);
-            }
-        };
-        match data.taken() {
-            0 => result.map(|()| 0),
-            taken => Ok(taken),
-        }
+        let events = libc::POLLOUT | libc::POLLNVAL;
+        let done = wait::retry(self, wait, events, || Ok(self.send_now(data, &mut step)?.then_some(())));
+        moved(data.taken(), done)
     }
 
     /// One attempt, and a second one after a look at what has happened. True if the call is done.
@@ -88,21 +74,9 @@ impl Stream {
         if room.is_full() {
             return Ok(0);
         }
-        let result = loop {
-            match self.recv_now(room, mode) {
-                Ok(true) => break Ok(()),
-                Ok(false) if !mode.wait => break Err(os(libc::EAGAIN)),
-                Ok(false) => {}
-                Err(error) => break Err(error),
-            }
-            if let Err(error) = self.wait(None, |inner| inner.can_recv()) {
-                break Err(error);
-            }
-        };
-        match room.filled() {
-            0 => result.map(|()| 0),
-            filled => Ok(filled),
-        }
+        let events = libc::POLLIN | libc::POLLNVAL;
+        let done = wait::retry(self, mode.wait, events, || Ok(self.recv_now(room, mode)?.then_some(())));
+        moved(room.filled(), done)
     }
 
     /// One attempt, after a look if nothing is there. True if the call is done.
@@ -140,6 +114,12 @@ impl Stream {
         let mut inner = self.current();
         inner.open().ok_or_else(|| os(libc::EINVAL))?.maps.remove(addr, len)
     }
+}
+
+/// What a call returns that has moved `count` bytes and ended so: a failure only counts if nothing
+/// was moved before.
+fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
+    if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
 /// Whose turn it is to send, or to receive.
@@ -190,15 +170,5 @@ impl Inner {
             },
             _ => Ok(false),
         }
-    }
-
-    /// Whether a call that sends should try again.
-    fn can_send(&mut self) -> bool {
-        self.phase.ready() & (libc::POLLOUT | ENDED) != 0
-    }
-
-    /// Whether a call that receives should try again.
-    fn can_recv(&mut self) -> bool {
-        self.phase.ready() & (libc::POLLIN | ENDED) != 0
     }
 }
