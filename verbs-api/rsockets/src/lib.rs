@@ -40,8 +40,8 @@
 //! - what is said on the wire, when something may be sent, what a message of the peer means: no
 //!   I/O, no clock: `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`,
 //!   `datagram.rs`
-//! - streams: from a connection to bytes: `stream/`; `phase.rs` first, then `opening.rs`,
-//!   `open.rs`, `listening.rs`, `transfer.rs`
+//! - streams: from a connection to bytes: `stream/`; `mod.rs` first, then `opening.rs`, `open.rs`,
+//!   `listening.rs`, `transfer.rs`
 //! - datagrams: `datagram/`
 //! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`, `epoll.rs`; events of
 //!   completion queues: `completions.rs`

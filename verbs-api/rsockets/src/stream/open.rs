@@ -29,7 +29,7 @@ const DISCONNECT: u64 = 2 << 32;
 pub(crate) struct Open {
     pub(crate) endpoint: Endpoint,
     pub(crate) stream: Stream,
-    id: CmId,
+    pub(super) id: CmId,
     /// Data up to this length goes inline.
     inline: u32,
     /// The connection manager has the peer's word that it stands.
@@ -41,10 +41,6 @@ impl Open {
     pub(crate) fn new(id: CmId, endpoint: Endpoint, peer: ConnData, inline: u32, established: bool) -> Self {
         let stream = Stream::new(&endpoint.sizes, endpoint.buffer(), peer);
         Self { endpoint, stream, id, inline: inline.min(MOST_INLINE), established, maps: Mappings::default() }
-    }
-
-    pub(crate) const fn id(&self) -> &CmId {
-        &self.id
     }
 
     /// Ends the connection for the connection manager as well.

@@ -16,7 +16,7 @@ const LOOKUP: Duration = Duration::from_secs(8);
 /// A connection that is on its way.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    id: CmId,
+    pub(super) id: CmId,
     /// What the connection will live on, once it was asked for.
     endpoint: Option<Endpoint>,
 }
@@ -26,10 +26,6 @@ impl Opening {
     pub(crate) fn start(id: CmId, addr: SocketAddr) -> io::Result<Self> {
         id.resolve_addr(None, addr, LOOKUP).map_err(errno::of)?;
         Ok(Self { id, endpoint: None })
-    }
-
-    pub(crate) const fn id(&self) -> &CmId {
-        &self.id
     }
 
     /// Goes on after `event`; returns the connection when it stands.

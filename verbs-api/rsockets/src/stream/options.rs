@@ -2,8 +2,7 @@
 //! effect.
 
 use super::path;
-use super::phase::Phase;
-use super::{Inner, Stream};
+use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use roxe::cm::IdOption;

@@ -1,8 +1,7 @@
 //! What the background thread does for a stream: takes the requests of a listener, asks silent
 //! peers for a sign of life.
 
-use super::Stream;
-use super::phase::Phase;
+use super::{Phase, Stream};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -19,7 +18,9 @@ impl Stream {
 
     /// On what and until when the background thread sleeps for it.
     pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
-        (self.takes_requests().then(|| self.fd()), self.inner.lock().next_probe)
+        let inner = self.inner.lock();
+        let takes_requests = matches!(&inner.phase, Phase::Listening(listening) if listening.has_room());
+        (takes_requests.then(|| self.fd()), inner.next_probe)
     }
 
     /// Looks after it: takes requests, asks a silent peer for a sign of life.

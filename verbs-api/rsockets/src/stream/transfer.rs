@@ -1,8 +1,7 @@
 //! Moving bytes: the calls that send and receive, and those that write into mapped memory.
 
 use super::open::Open;
-use super::phase::Phase;
-use super::{Drain, Fill, Inner, Stream};
+use super::{Drain, Fill, Inner, Phase, Stream};
 use crate::errno::os;
 use crate::wait;
 use roxe::{MemoryRegion, ProtectionDomain};
