@@ -283,7 +283,7 @@ impl Inner {
             && let Some(event) = channel.try_next()
         {
             changed = true;
-            match opening.handle(&event, &self.settings) {
+            match opening.handle(event, &self.settings) {
                 Ok(None) => {}
                 Ok(Some(open)) => self.phase = Phase::Open(Box::new(open)),
                 Err(error) => {

@@ -32,13 +32,15 @@ impl Opening {
     ///
     /// # Errors
     /// Why there will be none.
-    pub(crate) fn handle(&mut self, event: &CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
+    pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
             CmEventKind::AddrResolved => self.find_route(settings)?,
             CmEventKind::RouteResolved => self.ask(settings)?,
-            CmEventKind::Established => return self.established(event, settings).map(Some),
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
-            _ => return Err(os(errno::of_event(event))),
+            _ => {
+                let answer = event.expect(CmEventKind::Established).map_err(|failed| os(failed.errno()))?;
+                return self.established(&answer, settings).map(Some);
+            }
         }
         Ok(None)
     }
