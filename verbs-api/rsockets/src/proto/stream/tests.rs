@@ -84,7 +84,7 @@ impl Side {
     fn look_for_target(&mut self) {
         if let Some(entry) = self.stream.outgoing().wants_target() {
             let place = &mut self.list[entry * TARGET_LEN..][..TARGET_LEN];
-            self.stream.outgoing().set_target(Target::decode_native((*place).try_into().unwrap()));
+            self.stream.outgoing().set_target(Target::decode((*place).try_into().unwrap(), ByteOrder::NATIVE));
             place.fill(0);
         }
     }
