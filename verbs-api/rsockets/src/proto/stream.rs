@@ -5,7 +5,7 @@ use super::Violation;
 use super::conn::{ConnData, IOMAP_LEN, Iomap, TARGET_LEN, Target};
 use super::incoming::{Grant, Incoming};
 use super::message::{Control, Message};
-use super::outgoing::{Outgoing, Write};
+use super::outgoing::Outgoing;
 
 /// Places in the send queue for messages about the connection; data never takes them, so that both
 /// sides can always tell each other that there is room again.
@@ -293,11 +293,8 @@ impl Stream {
     }
 
     /// How many buffers of its own this side can map for the peer.
-    pub(crate) const fn mappable(&self) -> u16 {
-        match self.peer.iomaps {
-            Some(iomaps) => iomaps,
-            None => 0,
-        }
+    pub(crate) fn mappable(&self) -> u16 {
+        self.peer.iomaps.unwrap_or(0)
     }
 
     /// The WRITE that puts entry `index` into the peer's table; a message announces it. The caller
@@ -321,11 +318,6 @@ impl Stream {
     /// Where `offset` of the peer's mappings is, and how many bytes follow there.
     pub(crate) fn mapped(&self, offset: u64) -> Option<Target> {
         self.iomaps.iter().flatten().find_map(|iomap| iomap.at(offset))
-    }
-
-    /// A WRITE into a mapping; the caller asks [`may_write`](Outgoing::may_write) before.
-    pub(crate) fn direct(&mut self, to: Target, buffered: bool) -> Write {
-        self.outgoing.direct(to, buffered)
     }
 }
 

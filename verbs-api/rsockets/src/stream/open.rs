@@ -197,7 +197,7 @@ impl Open {
             }
             let room = self.stream.outgoing().buffer_room();
             let len = data.left(place.len.min(room).min(limit));
-            let write = self.stream.direct(Target { len, ..place }, len > self.inline);
+            let write = self.stream.outgoing().write(Target { len, ..place }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
             limit = (limit * 2).min(LONGEST_WRITE);

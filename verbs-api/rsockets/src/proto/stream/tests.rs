@@ -270,7 +270,7 @@ fn a_mapping_goes_behind_the_targets_and_is_found_by_its_offset() {
     assert_eq!(b.mapped(1100), None);
     assert_eq!(b.mapped(999), None);
     assert_eq!(a.mappable(), 2);
-    let write = b.direct(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
+    let write = b.outgoing().write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
     assert_eq!(write.to.len, 1);
 }
 
