@@ -9,14 +9,14 @@ const FOLDER: &str = "/etc/rdma/rsocket";
 /// Smallest send buffer that is worth having.
 pub(crate) const LOW_WATER: u32 = 2048;
 
-/// The defaults of new sockets, and how to wait.
+/// The defaults of new sockets, and how to wait. A datagram socket has a copy of its own to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) recv_buffer: u32,
     pub(crate) send_buffer: u32,
     pub(crate) send_queue: u16,
     pub(crate) recv_queue: u16,
-    pub(crate) inline: u16,
+    pub(crate) inline: u32,
     pub(crate) iomaps: u16,
     /// How long to look for data before sleeping.
     pub(crate) polling_time: Duration,
@@ -61,7 +61,7 @@ impl Config {
             send_buffer: buffer("wmem_default", default.send_buffer).max(LOW_WATER),
             send_queue: short("sqsize_default", default.send_queue),
             recv_queue: short("rqsize_default", default.recv_queue),
-            inline: short("inline_default", default.inline),
+            inline: number("inline_default").filter(|bytes| *bytes <= u16::MAX.into()).unwrap_or(default.inline),
             iomaps: short("iomap_size", default.iomaps),
             polling_time: number("polling_time").map_or(default.polling_time, |us| Duration::from_micros(us.into())),
             wake_up: number("wake_up_interval").map_or(default.wake_up, |ms| Duration::from_millis(ms.into())),

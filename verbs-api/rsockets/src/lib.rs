@@ -47,8 +47,8 @@
 //!   completion queues: `completions.rs`
 //! - the one background thread, which exists as long as somebody listens, has a datagram socket or
 //!   asked for keepalives: `service.rs`; for streams `stream/service.rs`
-//! - what programs and administrators set: `options.rs` and `settings.rs` in `stream/` and
-//!   `datagram/`; `config.rs`
+//! - what programs and administrators set: `options.rs` in `stream/` and `datagram/`,
+//!   `stream/settings.rs`; `config.rs`
 //! - system calls that need `unsafe`; nothing else has any: `sys.rs`
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.

@@ -7,19 +7,18 @@
 
 mod options;
 mod port;
-mod settings;
 
 use crate::addr::{mapped, unmapped, unspecified};
+use crate::config::Config;
 use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{self, Source, Waker, Watchers};
 use crate::{service, sys};
-use port::{Arrived, Port};
+use port::{Arrived, Depth, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
-use settings::Settings;
 use socket2::{Domain, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -45,7 +44,8 @@ pub(crate) struct Datagram {
 
 #[derive(Debug)]
 struct Inner {
-    settings: Settings,
+    /// What the program has set.
+    settings: Config,
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
     /// Whom `connect` named: nobody else is heard.
@@ -95,7 +95,7 @@ impl Datagram {
         let socket = Socket::new(Domain::from(domain), Type::DGRAM, None)?;
         socket.set_nonblocking(true)?;
         let inner = Inner {
-            settings: Settings::new(),
+            settings: *Config::get(),
             ports: Vec::new(),
             peers: HashMap::new(),
             connected: None,
@@ -308,7 +308,7 @@ impl Inner {
         if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
             return Ok(at);
         }
-        self.ports.push(Port::open(ip, self.settings.depth())?);
+        self.ports.push(Port::open(ip, Depth::of(&self.settings))?);
         // Whoever sleeps does not know its descriptor.
         self.watchers.wake();
         Ok(self.ports.len() - 1)
@@ -316,7 +316,7 @@ impl Inner {
 
     /// Whether a datagram from there is for the program, and has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
-        let room = self.inbox.len() < usize::from(self.settings.depth().recvs);
+        let room = self.inbox.len() < usize::from(Depth::of(&self.settings).recvs);
         room && !self.shut.read && self.connected.is_none_or(|connected| connected == from)
     }
 

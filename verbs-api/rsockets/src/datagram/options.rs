@@ -2,6 +2,8 @@
 //! queues is kept in the settings as well.
 
 use super::Datagram;
+use super::port::MOST;
+use crate::config::Config;
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, sys};
 use std::io;
@@ -22,7 +24,7 @@ impl Datagram {
             (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(bytes)) => settings.send_buffer = bytes.saturating_mul(2),
             (SOL_RDMA, _, None) => return Err(os(libc::EINVAL)),
             (SOL_RDMA, _, _) if in_use => return Err(os(libc::EINVAL)),
-            (SOL_RDMA, _, Some(value)) => settings.set_rdma(name, value)?,
+            (SOL_RDMA, _, Some(value)) => set_rdma(settings, name, value)?,
             _ => {}
         }
         Ok(())
@@ -41,4 +43,15 @@ impl Datagram {
         };
         Ok(value.to_ne_bytes().to_vec())
     }
+}
+
+fn set_rdma(settings: &mut Config, name: i32, value: u32) -> io::Result<()> {
+    let queue = value.min(MOST) as u16;
+    match name {
+        RDMA_SQSIZE => settings.send_queue = queue,
+        RDMA_RQSIZE => settings.recv_queue = queue,
+        RDMA_INLINE => settings.inline = value,
+        _ => return Err(os(libc::ENOTSUP)),
+    }
+    Ok(())
 }

@@ -41,7 +41,7 @@ impl Settings {
                 recv_buffer: config.recv_buffer & !1,
                 iomaps: 0,
             },
-            inline: config.inline.into(),
+            inline: config.inline,
             reuse_addr: false,
             keepalive: false,
             keep_idle: default_keep_idle(),
