@@ -36,8 +36,8 @@ struct Members {
     watchers: Watchers,
 }
 
-/// What is asked for, in the bits of `poll(2)`, which those of `epoll(7)` are; what comes above them
-/// says how to report.
+/// What is asked for. The bits of `poll(2)` are those of `epoll(7)`; what comes above them says how
+/// to report.
 const fn asks(event: &epoll_event) -> i16 {
     (event.events as u16).cast_signed()
 }

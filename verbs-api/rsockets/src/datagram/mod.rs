@@ -245,7 +245,7 @@ impl Datagram {
         let port = &mut ports[at];
         let source = SocketAddr::new(port.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
-        let len = data.left(u32::MAX) as usize;
+        let len = data.left();
         if len > port.longest(header.as_slice().len()) {
             return Err(os(libc::EMSGSIZE));
         }
@@ -356,7 +356,7 @@ impl Inner {
         if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
             self.ports[port].give_back(arrived.slot);
         }
-        Ok(Some((room.filled(), Some(from))))
+        Ok(Some((room.moved(), Some(from))))
     }
 }
 

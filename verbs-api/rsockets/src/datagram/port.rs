@@ -167,7 +167,7 @@ impl Port {
         let Some(slot) = self.free.pop() else { return Ok(false) };
         let start = usize::from(slot) * MAX_DATAGRAM;
         let body = start + header.as_slice().len();
-        let end = body + data.left(u32::MAX) as usize;
+        let end = body + data.left();
         self.send_buffer.write(start, header.as_slice())?;
         data.write_to(&self.send_buffer, body..end)?;
         let sges = [self.send_buffer.slice(start..end)?];

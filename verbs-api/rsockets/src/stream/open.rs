@@ -156,13 +156,13 @@ impl Open {
     /// Sends as much of `data` as may leave now.
     pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
         let mut limit = FIRST_WRITE;
-        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+        while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             self.look_for_target();
             let room = self.stream.outgoing().room();
             if room == 0 {
                 return;
             }
-            let len = data.left(room.min(limit));
+            let len = data.at_most(room.min(limit));
             let buffered = len > self.inline;
             let write = self.stream.outgoing().data(len, buffered);
             self.post_write(&write, data, Some(Message::Data(len)));
@@ -190,13 +190,13 @@ impl Open {
     pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
-        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+        while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             let Some(place) = self.stream.mapped(offset) else { return false };
             if !self.stream.outgoing().may_write() {
                 return true;
             }
             let room = self.stream.outgoing().buffer_room();
-            let len = data.left(place.len.min(room).min(limit));
+            let len = data.at_most(place.len.min(room).min(limit));
             let write = self.stream.outgoing().write(Target { len, ..place }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
@@ -257,7 +257,7 @@ impl Open {
     /// the peer.
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
-        while !room.is_full() {
+        while !room.is_done() {
             let place = self.stream.incoming().peek(seen, room.left());
             if place.is_empty() {
                 break;

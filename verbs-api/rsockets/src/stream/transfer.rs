@@ -29,7 +29,7 @@ impl Stream {
     /// Writes `data` to what the peer has mapped from `offset` on.
     pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
-            let offset = offset.wrapping_add(data.taken() as u64);
+            let offset = offset.wrapping_add(data.moved() as u64);
             open.write_mapped(data, offset)
         })
     }
@@ -44,7 +44,7 @@ impl Stream {
         let _turn = turn(&self.send_turn, wait)?;
         let events = libc::POLLOUT | libc::POLLNVAL;
         let done = wait::retry(self, wait, events, || Ok(self.send_now(data, &mut step)?.then_some(())));
-        moved(data.taken(), done)
+        moved(data.moved(), done)
     }
 
     /// One attempt, and a second one after a look at what has happened. True if the call is done.
@@ -59,7 +59,7 @@ impl Stream {
                 inner.progress(&self.channel);
             }
             let Some(open) = inner.writable()? else { continue };
-            if (!step(open, data) && look) || data.is_empty() {
+            if (!step(open, data) && look) || data.is_done() {
                 return Ok(true);
             }
         }
@@ -70,12 +70,12 @@ impl Stream {
     /// Receives what is there, or waits for it.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
         let _turn = turn(&self.recv_turn, mode.wait)?;
-        if room.is_full() {
+        if room.is_done() {
             return Ok(0);
         }
         let events = libc::POLLIN | libc::POLLNVAL;
         let done = wait::retry(self, mode.wait, events, || Ok(self.recv_now(room, mode)?.then_some(())));
-        moved(room.filled(), done)
+        moved(room.moved(), done)
     }
 
     /// One attempt, after a look if nothing is there. True if the call is done.
@@ -87,7 +87,7 @@ impl Stream {
             }
             let Some(open) = inner.readable()? else { continue };
             open.recv(room, mode.peek);
-            if room.is_full() || room.filled() > 0 && (!mode.all || mode.peek) {
+            if room.is_done() || room.moved() > 0 && (!mode.all || mode.peek) {
                 return Ok(true);
             }
         }
