@@ -51,16 +51,11 @@ struct Inner {
     /// Whom `connect` named: nobody else is heard.
     connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
-    shut: Shut,
+    /// Which directions the program has ended: in, out.
+    shut_read: bool,
+    shut_write: bool,
     closed: bool,
     watchers: Watchers,
-}
-
-/// Which directions the program has ended.
-#[derive(Clone, Copy, Debug, Default)]
-struct Shut {
-    read: bool,
-    write: bool,
 }
 
 /// A socket that was sent to or heard of.
@@ -100,7 +95,8 @@ impl Datagram {
             peers: HashMap::new(),
             connected: None,
             inbox: VecDeque::new(),
-            shut: Shut::default(),
+            shut_read: false,
+            shut_write: false,
             closed: false,
             watchers: Watchers::default(),
         };
@@ -128,8 +124,8 @@ impl Datagram {
         if inner.connected.is_none() {
             return Err(os(libc::ENOTCONN));
         }
-        inner.shut.read |= read;
-        inner.shut.write |= write;
+        inner.shut_read |= read;
+        inner.shut_write |= write;
         inner.watchers.wake();
         Ok(())
     }
@@ -237,7 +233,7 @@ impl Datagram {
             self.serve();
         }
         let mut inner = self.current();
-        if inner.shut.write {
+        if inner.shut_write {
             return Err(os(libc::EPIPE));
         }
         let at = self.peer(&mut inner, to)?;
@@ -317,7 +313,7 @@ impl Inner {
     /// Whether a datagram from there is for the program, and has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
         let room = self.inbox.len() < usize::from(Depth::of(&self.settings).recvs);
-        room && !self.shut.read && self.connected.is_none_or(|connected| connected == from)
+        room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
     }
 
     fn progress(&mut self) {
@@ -344,7 +340,7 @@ impl Inner {
         let Some(message) = self.inbox.front() else {
             return match self {
                 Self { closed: true, .. } => Err(os(libc::EBADF)),
-                Self { shut: Shut { read: true, .. }, .. } => Ok(Some((0, None))),
+                Self { shut_read: true, .. } => Ok(Some((0, None))),
                 _ => Ok(None),
             };
         };
@@ -364,10 +360,10 @@ impl Source for Datagram {
     fn ready(&self, events: i16) -> i16 {
         let inner = self.current();
         let mut ready = 0;
-        if !inner.inbox.is_empty() || inner.shut.read {
+        if !inner.inbox.is_empty() || inner.shut_read {
             ready |= libc::POLLIN;
         }
-        if inner.ports.iter().all(Port::can_send) || inner.shut.write {
+        if inner.ports.iter().all(Port::can_send) || inner.shut_write {
             ready |= libc::POLLOUT;
         }
         if inner.closed {

@@ -69,14 +69,6 @@ pub(crate) enum Done {
     Disconnect,
 }
 
-/// What a message of the peer asks of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Nothing,
-    /// To read this entry of the table of mappings, and to hand it to [`Stream::set_iomap`].
-    ReadIomap(u16),
-}
-
 /// A stream. The driver posts what it is given, reports what completes and arrives, and moves the
 /// bytes.
 #[derive(Debug)]
@@ -164,13 +156,14 @@ impl Stream {
         self.link != Link::Up || said && self.outgoing.is_done()
     }
 
-    /// A message came as immediate data.
+    /// A message came as immediate data. It may ask for an entry of the table of mappings to be
+    /// read and handed to [`set_iomap`](Self::set_iomap).
     ///
     /// # Errors
     /// One that the peer must not send; the stream is broken then.
-    pub(crate) fn handle_message(&mut self, imm: u32) -> Result<Asked, Violation> {
+    pub(crate) fn handle_message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         if self.link != Link::Up {
-            return Ok(Asked::Nothing);
+            return Ok(None);
         }
         let asked = self.message(imm);
         if asked.is_err() {
@@ -179,17 +172,17 @@ impl Stream {
         asked
     }
 
-    fn message(&mut self, imm: u32) -> Result<Asked, Violation> {
+    fn message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         match Message::decode(imm)? {
             Message::Data(len) => self.incoming.arrived(len)?,
             Message::Credit(up_to) => self.outgoing.allow(up_to),
             Message::Iomap(index) => {
                 self.incoming.message_read();
-                return Ok(Asked::ReadIomap(index));
+                return Ok(Some(index));
             }
             Message::Control(control) => self.controlled(control),
         }
-        Ok(Asked::Nothing)
+        Ok(None)
     }
 
     // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT

@@ -8,7 +8,7 @@ use crate::completions::BATCH;
 use crate::proto::conn::{ConnData, Target};
 use crate::proto::message::Message;
 use crate::proto::outgoing::Write;
-use crate::proto::stream::{Asked, Done, Link, Notice, Stream};
+use crate::proto::stream::{Done, Link, Notice, Stream};
 use roxe::cm::{CmEventKind, CmId, EventChannel};
 use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
 
@@ -119,7 +119,7 @@ impl Open {
         // Who writes has heard that the connection stands.
         self.established = true;
         let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
-        if let Ok(Asked::ReadIomap(index)) = self.stream.handle_message(imm)
+        if let Ok(Some(index)) = self.stream.handle_message(imm)
             && let Ok(iomap) = self.endpoint.read_iomap(index)
         {
             self.stream.set_iomap(index, iomap);
