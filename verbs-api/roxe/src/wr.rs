@@ -31,7 +31,7 @@ pub struct WorkRequest<'a> {
     flags: SendFlags,
     data: SendData<'a>,
     ud: Option<UdDest>,
-    srq: Option<SrqNumber>,
+    pub(crate) srq: Option<SrqNumber>,
 }
 
 impl<'a> WorkRequest<'a> {
@@ -82,7 +82,7 @@ impl<'a> WorkRequest<'a> {
     /// Sends nothing; starts when every earlier request of the queue is complete, and later ones
     /// start when it is done. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
-        let wr::Bind { rkey, lkey, access, addr, length } = binding.bind();
+        let wr::Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
@@ -177,7 +177,7 @@ impl<'a> WorkRequest<'a> {
     /// own.
     #[must_use]
     pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        self.ud = Some(UdDest { av: ah.av(), qpn, qkey });
+        self.ud = Some(UdDest { av: ah.av, qpn, qkey });
         self
     }
 
@@ -187,10 +187,6 @@ impl<'a> WorkRequest<'a> {
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);
         self
-    }
-
-    pub(crate) const fn srq(&self) -> Option<SrqNumber> {
-        self.srq
     }
 
     pub(crate) const fn as_request(&self) -> wr::SendRequest<'a> {

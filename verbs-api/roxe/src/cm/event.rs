@@ -13,12 +13,12 @@ impl EventChannel {
     /// # Errors
     /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
     pub fn next(&self) -> Result<CmEvent, Error> {
-        Ok(CmEvent::new(self.provider().next()?))
+        Ok(CmEvent::new(self.0.next()?))
     }
 
     /// The oldest event, if there is one; never waits.
     pub fn try_next(&self) -> Option<CmEvent> {
-        self.provider().try_next().map(CmEvent::new)
+        self.0.try_next().map(CmEvent::new)
     }
 }
 
