@@ -300,7 +300,7 @@ impl QueuePair {
         for (index, request) in requests.iter().enumerate() {
             let pushed = match (self.service, request.srq) {
                 (Service::XrcIni, None) => Err(PostError::MissingDestination),
-                (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.as_request()),
+                (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.request),
             };
             if let Err(source) = pushed {
                 drop(doorbell);
