@@ -13,9 +13,10 @@ use crate::config::Config;
 use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
+use crate::service::{self, Wish};
 use crate::stream::{Drain, Fill, RecvMode};
+use crate::sys;
 use crate::wait::{self, Source, Waker, Watchers};
-use crate::{service, sys};
 use port::{Arrived, Depth, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
@@ -150,14 +151,9 @@ impl Datagram {
         self.inner.lock().connected.ok_or_else(|| os(libc::ENOTCONN))
     }
 
-    /// Whether the background thread has to look after it.
-    pub(crate) fn needs_service(&self) -> bool {
-        !self.inner.lock().closed
-    }
-
-    /// On what the background thread sleeps for it.
-    pub(crate) fn wants_service(&self) -> Option<RawFd> {
-        self.needs_service().then(|| self.fd())
+    /// On what the background thread sleeps for it, as long as it is open.
+    pub(crate) fn wants_service(&self) -> Option<Wish> {
+        (!self.inner.lock().closed).then(|| (Some(self.fd()), None))
     }
 
     /// Takes in what has come over UDP.
