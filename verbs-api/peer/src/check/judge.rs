@@ -67,7 +67,7 @@ pub fn check(pair: &mut Pair<'_>, check: &Check, seed: u64) -> Result<(), Failed
     moved.compare(check, from, to)
 }
 
-/// The bytes of a check.
+/// The bytes of a check, those of an atomic as they are before it.
 struct Moved {
     bytes: Vec<u8>,
     imm: u32,
@@ -84,13 +84,14 @@ impl Moved {
             state ^= state << 17;
             state
         };
-        let bytes: Vec<u8> = (0..check.size).map(|_| next().to_le_bytes()[3]).collect();
+        let bytes = match check.op.is_atomic() {
+            true => ATOMIC.0.to_ne_bytes().to_vec(),
+            false => (0..check.size).map(|_| next().to_le_bytes()[3]).collect(),
+        };
         let imm = (next() >> 32) as u32;
         let (source, target) = if check.op.is_pull() { (to, from) } else { (from, to) };
-        let atomic = ATOMIC.0.to_ne_bytes();
-        let content = if check.op.is_atomic() { &atomic[..] } else { &bytes };
-        write(source, SOURCE, content)?;
-        write(target, TARGET - GUARD, &vec![GUARD_BYTE; content.len() + 2 * GUARD as usize])?;
+        write(source, SOURCE, &bytes)?;
+        write(target, TARGET - GUARD, &vec![GUARD_BYTE; bytes.len() + 2 * GUARD as usize])?;
         Ok(Self { bytes, imm })
     }
 
@@ -125,15 +126,11 @@ impl Moved {
     /// Compares what is there with what should be. Only a WRITE without acknowledgement may still
     /// be under way.
     fn compare<'a>(&self, check: &Check, from: &mut End<'a>, to: &mut End<'a>) -> Result<(), Failed> {
-        let old = ATOMIC.0.to_ne_bytes();
-        let content = if check.op.is_atomic() { &old[..] } else { &self.bytes };
         let guard = vec![GUARD_BYTE; GUARD as usize];
-        let mut wanted = [&guard, content, &guard].concat();
-        if check.service == Service::Ud {
-            // The GRH, or on RoCE v2 over IPv4 half of it and bytes that nobody defines.
-            wanted.drain(..GUARD as usize);
-        }
-        let begin = if check.service == Service::Ud { TARGET } else { TARGET - GUARD };
+        // In front of a datagram is the GRH, or on RoCE v2 over IPv4 half of it and bytes that
+        // nobody defines.
+        let before = if check.service == Service::Ud { &[] } else { &guard[..] };
+        let (wanted, begin) = ([before, &self.bytes, &guard].concat(), TARGET - before.len() as u64);
         let until = Instant::now() + Duration::from_millis(PATIENCE_MS);
         let target = if check.op.is_pull() { &mut *from } else { &mut *to };
         loop {
