@@ -47,14 +47,10 @@ impl Server {
     /// # Errors
     /// If the address cannot be used, there is no such device, or no libibverbs.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
-        let os = |text: &str, error: &io::Error| Refusal {
-            text: format!("{text}: {error}"),
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
         // Said now, and not to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
-        let listener =
-            TcpListener::bind(options.listen).map_err(|e| os(&format!("cannot listen on {}", options.listen), &e))?;
+        let unheard = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
+        let listener = TcpListener::bind(options.listen).map_err(unheard)?;
         let mut secret = [0; 16];
         let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
         getrandom::fill(&mut secret).map_err(undrawn)?;

@@ -28,24 +28,17 @@ use std::time::{Duration, Instant};
 
 /// What a verb answered by its return value: 0, an errno, a negative errno, or -1 and `errno`.
 fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
-    let errno = match code {
+    let error = match code {
         0 => return Ok(()),
-        -1 => io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-        code => code.saturating_abs(),
+        -1 => io::Error::last_os_error(),
+        code => io::Error::from_raw_os_error(code.saturating_abs()),
     };
-    Err(refusal(verb, errno))
+    Err(Refusal::os(verb, &error))
 }
 
 /// What a verb answered by a pointer: NULL and `errno`, or an object.
 fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
-    if pointer.is_null() {
-        return Err(refusal(verb, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
-    }
-    Ok(pointer)
-}
-
-fn refusal(verb: &str, errno: c_int) -> Refusal {
-    Refusal { text: format!("{verb}: {}", io::Error::from_raw_os_error(errno)), errno }
+    if pointer.is_null() { Err(Refusal::os(verb, &io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
 /// The library has no function for this verb.

@@ -8,7 +8,6 @@ use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
 use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
 use roxe_abi::{ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 
@@ -160,10 +159,7 @@ impl Session {
         let Some(ours) = ours else { return Ok(()) };
         let joined = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &ours).map(|()| socket));
-        let refused = |error: io::Error| Refusal {
-            text: format!("cannot join {address}: {error}"),
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
+        let refused = |error| Refusal::os(format_args!("cannot join {address}"), &error);
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
     }

@@ -22,11 +22,7 @@ impl Pages {
         // SAFETY: new pages, at a place that the kernel chooses.
         let begin = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
         if begin == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            return Err(Refusal {
-                text: format!("mmap: {error}"),
-                errno: error.raw_os_error().unwrap_or(libc::ENOMEM),
-            });
+            return Err(Refusal::os("mmap", &io::Error::last_os_error()));
         }
         Ok(Self { begin: begin.cast(), len })
     }
