@@ -64,11 +64,8 @@ impl Session {
             // One was waited for, the others are those that have come meanwhile.
             until = std::time::Instant::now();
             let mut value = json!({"type": names::name(names::EVENTS, event.number)});
-            let handle = self.table.source(event.source);
             match event.source {
-                EventSource::Qp(_) => value["qp"] = handle.into(),
-                EventSource::Cq(_) => value["cq"] = handle.into(),
-                EventSource::Srq(_) => value["srq"] = handle.into(),
+                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
                 EventSource::Port(port) => value["port"] = port.into(),
                 EventSource::Device => {}
             }

@@ -65,7 +65,7 @@ impl Session {
         let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
         while Instant::now() < until {
             let Some(event) = channel.event(until)? else { continue };
-            if event.about != id.address() {
+            if event.about != id.raw.addr() {
                 self.cm_events.push_back(event);
                 continue;
             }
@@ -118,7 +118,7 @@ impl Session {
 
     /// An event in words; the identifier of a request becomes one of the session's.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
-        let about = self.table.cm_at(event.about);
+        let about = self.table.at("cm", event.about);
         let (cm, listener) = match event.new {
             Some(id) => {
                 self.table.has_room(0)?;

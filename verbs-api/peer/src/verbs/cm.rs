@@ -129,7 +129,7 @@ fn length(private_data: &[u8]) -> Result<u8, Refusal> {
 
 /// An identifier: a listener, or a connection.
 pub(crate) struct CmId {
-    raw: *mut rdma_cm_id,
+    pub(crate) raw: *mut rdma_cm_id,
     channel: Rc<CmChannel>,
 }
 
@@ -141,11 +141,6 @@ impl CmId {
         let code = unsafe { (channel.library.rdma_create_id)(channel.raw, &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", code)?;
         Ok(Self { raw, channel: Rc::clone(channel) })
-    }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
     }
 
     /// Listens there, and tells at which port.

@@ -22,13 +22,11 @@ pub(crate) struct Context {
     folder: PathBuf,
 }
 
-/// What an asynchronous event is about: the address of the object, to be compared only, or the
-/// port.
+/// What an asynchronous event is about: the kind and the address of the object, to be compared
+/// only, or the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSource {
-    Qp(usize),
-    Cq(usize),
-    Srq(usize),
+    Object(&'static str, usize),
     Port(u8),
     Device,
 }
@@ -153,9 +151,9 @@ impl Context {
         // initialized because the union was.
         let (address, port) = unsafe { (event.element.cq.addr(), event.element.port_num) };
         let source = match number {
-            0 => EventSource::Cq(address),
-            1..=7 | 16 => EventSource::Qp(address),
-            14 | 15 => EventSource::Srq(address),
+            0 => EventSource::Object("cq", address),
+            1..=7 | 16 => EventSource::Object("qp", address),
+            14 | 15 => EventSource::Object("srq", address),
             9..=13 | 17 | 18 => EventSource::Port(u8::try_from(port).unwrap_or(0)),
             _ => EventSource::Device,
         };

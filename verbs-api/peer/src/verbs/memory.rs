@@ -45,7 +45,7 @@ impl Drop for Pages {
 
 /// A memory region over pages of its own.
 pub(crate) struct Mr {
-    pub(super) raw: *mut ibv_mr,
+    pub(crate) raw: *mut ibv_mr,
     pages: Option<Pages>,
     pd: Rc<Pd>,
 }
@@ -129,7 +129,7 @@ impl Drop for Mr {
 
 /// A memory window.
 pub(crate) struct Mw {
-    pub(super) raw: *mut ibv_mw,
+    pub(crate) raw: *mut ibv_mw,
     pub(super) pd: Rc<Pd>,
     /// The region that it was bound to last: that one must not go before the window does.
     pub(super) bound: Cell<Option<Rc<Mr>>>,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 /// A protection domain.
 pub(crate) struct Pd {
-    pub(super) raw: *mut ibv_pd,
+    pub(crate) raw: *mut ibv_pd,
     context: Rc<Context>,
 }
 
@@ -25,7 +25,7 @@ impl Pd {
 
 /// A domain of XRC.
 pub(crate) struct Xrcd {
-    pub(super) raw: *mut ibv_xrcd,
+    pub(crate) raw: *mut ibv_xrcd,
     context: Rc<Context>,
 }
 
@@ -43,7 +43,7 @@ impl Xrcd {
 
 /// An address handle.
 pub(crate) struct Ah {
-    pub(super) raw: *mut ibv_ah,
+    pub(crate) raw: *mut ibv_ah,
     pd: Rc<Pd>,
 }
 

@@ -29,7 +29,7 @@ struct Channel {
 
 /// A completion queue. Its channel is a field of it, so it goes after the queue.
 pub(crate) struct Cq {
-    pub(super) raw: *mut ibv_cq,
+    pub(crate) raw: *mut ibv_cq,
     channel: Channel,
 }
 
@@ -55,11 +55,6 @@ impl Cq {
     pub(crate) fn cqe(&self) -> c_int {
         // SAFETY: the queue is alive.
         unsafe { (*self.raw).cqe }
-    }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
     }
 
     /// At most `max` completions.
@@ -101,7 +96,7 @@ impl Cq {
 
 /// A shared receive queue; one of XRC has a completion queue and a domain of its own.
 pub(crate) struct Srq {
-    pub(super) raw: *mut ibv_srq,
+    pub(crate) raw: *mut ibv_srq,
     pd: Rc<Pd>,
     _xrc: Option<(Rc<Xrcd>, Rc<Cq>)>,
 }
@@ -150,11 +145,6 @@ impl Srq {
     pub(super) fn context(&self) -> &Context {
         self.pd.context()
     }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
-    }
 }
 
 /// What a queue pair is made of.
@@ -170,7 +160,7 @@ pub(crate) struct QpInit {
 
 /// A queue pair.
 pub(crate) struct Qp {
-    pub(super) raw: *mut ibv_qp,
+    pub(crate) raw: *mut ibv_qp,
     pub(super) pd: Rc<Pd>,
     init: QpInit,
 }
@@ -218,11 +208,6 @@ impl Qp {
 
     pub(super) fn context(&self) -> &Context {
         self.pd.context()
-    }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
     }
 
     /// One of `protocol::names::QP_TYPES`.
