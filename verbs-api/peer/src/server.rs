@@ -7,7 +7,6 @@ use crate::protocol::{self, Command, Refusal, Request, limits};
 use crate::session::Session;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -32,13 +31,12 @@ pub struct Server {
 /// Bytes of requests that are read at once, and of answers that leave at once.
 const BUFFER: usize = 64 << 10;
 
-/// What all connections share.
+/// What all connections share: each thread has one of its counted pointers.
 struct Gate {
     options: Options,
     token: String,
     /// Held by the thread whose controller is served.
     session: Mutex<()>,
-    connections: AtomicUsize,
 }
 
 impl Server {
@@ -55,7 +53,7 @@ impl Server {
         let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
         getrandom::fill(&mut secret).map_err(undrawn)?;
         let token = protocol::to_hex(&secret);
-        let gate = Gate { options: options.clone(), token, session: Mutex::new(()), connections: AtomicUsize::new(0) };
+        let gate = Gate { options: options.clone(), token, session: Mutex::new(()) };
         Ok(Self { listener, gate: Arc::new(gate) })
     }
 
@@ -92,17 +90,12 @@ impl Server {
                 continue;
             }
             let gate = Arc::clone(&self.gate);
-            if gate.connections.fetch_add(1, Ordering::Relaxed) >= limits::CONNECTIONS {
-                gate.connections.fetch_sub(1, Ordering::Relaxed);
+            // One is the server's own, each of the others that of a connection.
+            if Arc::strong_count(&gate) - 1 > limits::CONNECTIONS {
                 continue;
             }
-            let serve = move || {
-                gate.admit(stream);
-                gate.connections.fetch_sub(1, Ordering::Relaxed);
-            };
-            if thread::Builder::new().spawn(serve).is_err() {
-                self.gate.connections.fetch_sub(1, Ordering::Relaxed);
-            }
+            // Without a thread the connection ends.
+            let _ = thread::Builder::new().spawn(move || gate.admit(stream));
         }
     }
 }
