@@ -5,7 +5,7 @@ use super::path;
 use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
-use roxe::cm::IdOption;
+use roxe::cm::{CmId, IdOption};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const TCP_CLOSE: u8 = 7;
 const TCP_INFO_LEN: usize = 104;
 const TCP_INFO_CWND: usize = 80;
 /// TCP_MAXSEG before the path is known.
-const DEFAULT_SEGMENT: i32 = 2048;
+const DEFAULT_SEGMENT: u32 = 2048;
 
 impl Stream {
     /// Sets an option. True if the background thread has to be told.
@@ -123,13 +123,13 @@ impl Inner {
             libc::SO_REUSEADDR => flag(settings.reuse_addr),
             libc::SO_KEEPALIVE => flag(settings.keepalive),
             libc::SO_OOBINLINE => flag(settings.oob_inline),
-            libc::SO_RCVBUF => unsigned(settings.sizes.recv_buffer),
-            libc::SO_SNDBUF => unsigned(settings.sizes.send_buffer),
+            libc::SO_RCVBUF => int(settings.sizes.recv_buffer),
+            libc::SO_SNDBUF => int(settings.sizes.send_buffer),
             libc::SO_LINGER => {
-                let seconds = settings.linger.map_or(0, |linger| linger.as_secs() as i32);
+                let seconds = settings.linger.map_or(0, |linger| linger.as_secs() as u32);
                 [flag(settings.linger.is_some()), int(seconds)].concat()
             }
-            libc::SO_ERROR => int(std::mem::take(&mut self.error)),
+            libc::SO_ERROR => int(std::mem::take(&mut self.error).cast_unsigned()),
             libc::SO_ACCEPTCONN => flag(matches!(self.phase, Phase::Listening(_))),
             libc::SO_BROADCAST => flag(false),
             _ => return Err(os(libc::ENOTSUP)),
@@ -139,13 +139,12 @@ impl Inner {
     fn tcp_option(&self, name: i32) -> io::Result<Vec<u8>> {
         Ok(match name {
             libc::TCP_NODELAY => flag(self.settings.no_delay),
-            libc::TCP_KEEPIDLE => int(self.settings.keep_idle.as_secs() as i32),
+            libc::TCP_KEEPIDLE => int(self.settings.keep_idle.as_secs() as u32),
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_CONGESTION => int(1),
-            libc::TCP_MAXSEG => int(self
-                .phase
-                .id()
-                .and_then(roxe::cm::CmId::path)
-                .map_or(DEFAULT_SEGMENT, |path| path.mtu.bytes() as i32)),
+            libc::TCP_MAXSEG => {
+                let path = self.phase.id().and_then(CmId::path);
+                int(path.map_or(DEFAULT_SEGMENT, |path| path.mtu.bytes()))
+            }
             libc::TCP_INFO => self.tcp_info(),
             _ => return Err(os(libc::ENOTSUP)),
         })
@@ -165,7 +164,7 @@ impl Inner {
         Ok(match name {
             RDMA_SQSIZE => int(sizes.send_queue.into()),
             RDMA_RQSIZE => int(sizes.recv_queue.into()),
-            RDMA_INLINE => unsigned(self.settings.inline),
+            RDMA_INLINE => int(self.settings.inline),
             RDMA_IOMAPSIZE => int(sizes.iomaps.into()),
             RDMA_ROUTE => {
                 let path = self.settings.path.or_else(|| self.phase.id()?.path());
@@ -181,11 +180,7 @@ fn number(value: &[u8]) -> io::Result<u32> {
     value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
 }
 
-fn int(value: i32) -> Vec<u8> {
-    value.to_ne_bytes().to_vec()
-}
-
-fn unsigned(value: u32) -> Vec<u8> {
+fn int(value: u32) -> Vec<u8> {
     value.to_ne_bytes().to_vec()
 }
 
