@@ -35,10 +35,8 @@ pub struct CmEvent {
 impl CmEvent {
     pub(crate) fn new(event: cm::Event) -> Self {
         let cm::Event { kind, status, id, listener, data, .. } = event;
-        match listener {
-            Some(listener) => Self { kind, status, id: CmId::identity(&listener), request: Some(CmId::own(id)), data },
-            None => Self { kind, status, id: CmId::identity(&id), request: None, data },
-        }
+        let about = CmId::identity(listener.as_ref().unwrap_or(&id));
+        Self { kind, status, id: about, request: listener.is_some().then(|| CmId::own(id)), data }
     }
 
     /// What happened.
