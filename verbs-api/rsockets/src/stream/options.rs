@@ -7,7 +7,7 @@ use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use roxe::cm::{CmId, IdOption};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// TCP states, as TCP_INFO tells them.
 const TCP_ESTABLISHED: u8 = 1;
@@ -72,7 +72,7 @@ impl Inner {
             }
             libc::SO_KEEPALIVE => {
                 self.settings.keepalive = number(value)? != 0;
-                self.schedule_probe();
+                self.next_probe = self.settings.first_probe();
             }
             libc::SO_OOBINLINE => self.settings.oob_inline = number(value)? != 0,
             _ => return Err(os(libc::ENOTSUP)),
@@ -89,17 +89,12 @@ impl Inner {
                     return Err(os(libc::EINVAL));
                 }
                 self.settings.keep_idle = Duration::from_secs(seconds.into());
-                self.schedule_probe();
+                self.next_probe = self.settings.first_probe();
             }
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION => {}
             _ => return Err(os(libc::ENOTSUP)),
         }
         Ok(())
-    }
-
-    fn schedule_probe(&mut self) {
-        let next = Instant::now().checked_add(self.settings.keep_idle);
-        self.next_probe = next.filter(|_| self.settings.keepalive);
     }
 
     fn set_rdma(&mut self, name: i32, value: &[u8]) -> io::Result<()> {

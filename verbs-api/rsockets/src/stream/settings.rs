@@ -56,9 +56,9 @@ impl Settings {
         settings
     }
 
-    /// When the peer of a new stream is asked for a sign of life first, if SO_KEEPALIVE is on.
+    /// When a peer that is silent from now on is asked for a sign of life, if SO_KEEPALIVE is on.
     pub(crate) fn first_probe(&self) -> Option<Instant> {
-        self.keepalive.then(|| Instant::now() + self.keep_idle)
+        Instant::now().checked_add(self.keep_idle).filter(|_| self.keepalive)
     }
 
     /// SO_RCVBUF: room for twice as much, as the system does it.
