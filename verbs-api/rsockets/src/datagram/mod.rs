@@ -223,7 +223,7 @@ impl Datagram {
 
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
-        if !self.knows(to) {
+        if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.queue.is_none()) {
             // The answer may be here already: then what follows need not overtake what went over
             // UDP.
             self.serve();
@@ -247,11 +247,6 @@ impl Datagram {
             None => self.send_address(port, to, true, data)?,
         }
         Ok(len)
-    }
-
-    /// Whether the peer's queue pair is known.
-    fn knows(&self, to: SocketAddr) -> bool {
-        self.inner.lock().peers.get(&to).is_some_and(|peer| peer.queue.is_some())
     }
 
     /// The own port that leads to `to`, which is remembered.
