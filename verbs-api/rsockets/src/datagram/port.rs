@@ -40,8 +40,8 @@ impl Depth {
             datagrams as u16
         };
         Self {
-            sends: fits(settings.send_queue, settings.send_buffer),
-            recvs: fits(settings.recv_queue, settings.recv_buffer),
+            sends: fits(settings.sizes.send_queue, settings.sizes.send_buffer),
+            recvs: fits(settings.sizes.recv_queue, settings.sizes.recv_buffer),
             inline: settings.inline.min(MAX_DATAGRAM as u32),
         }
     }

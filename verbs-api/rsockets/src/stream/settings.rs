@@ -34,13 +34,7 @@ impl Settings {
     pub(crate) fn new() -> Self {
         let config = Config::get();
         let mut settings = Self {
-            sizes: Sizes {
-                send_queue: config.send_queue,
-                recv_queue: config.recv_queue,
-                send_buffer: config.send_buffer,
-                recv_buffer: config.recv_buffer & !1,
-                iomaps: 0,
-            },
+            sizes: Sizes { recv_buffer: config.sizes.recv_buffer & !1, ..config.sizes },
             inline: config.inline,
             reuse_addr: false,
             keepalive: false,
@@ -52,7 +46,7 @@ impl Settings {
             tos: 0,
             path: None,
         };
-        settings.set_iomaps(config.iomaps.into());
+        settings.set_iomaps(config.sizes.iomaps.into());
         settings
     }
 
