@@ -27,7 +27,7 @@ impl Session {
             })
             .collect();
         Ok(json!({
-            "device": self.context.name(),
+            "device": self.context.name,
             "port": port_info(self.port, &port),
             "gids": gids,
             "limits": device_limits(&attr),
@@ -44,7 +44,7 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> Result<Value> {
-        let folder = self.context.folder().join("ports").join(self.port.to_string()).join("hw_counters");
+        let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
         let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
         let counters: Map<_, _> = files
             .filter_map(|file| {

@@ -16,10 +16,11 @@ const GIDS: usize = 256;
 
 /// An opened device; closed when the last object of it is gone.
 pub(crate) struct Context {
-    raw: *mut ibv_context,
-    library: Rc<Library>,
-    name: String,
-    folder: PathBuf,
+    pub(super) raw: *mut ibv_context,
+    pub(super) library: Rc<Library>,
+    pub(crate) name: String,
+    /// In sysfs.
+    pub(crate) folder: PathBuf,
 }
 
 /// What an asynchronous event is about: the kind and the address of the object, to be compared
@@ -65,14 +66,6 @@ impl Context {
         Ok(Rc::new(context))
     }
 
-    pub(super) fn library(&self) -> &Library {
-        &self.library
-    }
-
-    pub(super) const fn raw(&self) -> *mut ibv_context {
-        self.raw
-    }
-
     /// The functions that the headers call inline.
     pub(super) fn ops(&self) -> &ibv_context_ops {
         // SAFETY: the context is open, and nobody changes its functions.
@@ -97,15 +90,6 @@ impl Context {
         }
         // SAFETY: the structure is there as a whole, and nobody changes its functions.
         Some(unsafe { &*start })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The folder of the device in sysfs.
-    pub(crate) const fn folder(&self) -> &PathBuf {
-        &self.folder
     }
 
     pub(crate) fn device_attr(&self) -> Result<ibv_device_attr, Refusal> {

@@ -62,7 +62,7 @@ impl Mr {
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let begin = pages.begin.cast::<c_void>();
         // SAFETY: the domain is alive; the pages stay until the region is deregistered.
-        let raw = unsafe { (pd.context().library().ibv_reg_mr)(pd.raw, begin, len, access) };
+        let raw = unsafe { (pd.context.library.ibv_reg_mr)(pd.raw, begin, len, access) };
         Ok(Self { raw: check_pointer("ibv_reg_mr", raw)?, pages: Some(pages), pd: Rc::clone(pd) })
     }
 
@@ -111,7 +111,7 @@ impl Mr {
             return Ok(());
         }
         // SAFETY: registered, and nobody has its pointer now.
-        let result = check("ibv_dereg_mr", unsafe { (self.pd.context().library().ibv_dereg_mr)(raw) });
+        let result = check("ibv_dereg_mr", unsafe { (self.pd.context.library.ibv_dereg_mr)(raw) });
         if result.is_err() {
             // The card may still use the pages: they stay for good.
             mem::forget(self.pages.take());
@@ -138,7 +138,7 @@ pub(crate) struct Mw {
 impl Mw {
     /// A window of type 1 or 2.
     pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
-        let alloc = pd.context().ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
+        let alloc = pd.context.ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
         // SAFETY: the domain is alive.
         let raw = unsafe { alloc(pd.raw, kind) };
         Ok(Self { raw: check_pointer("ibv_alloc_mw", raw)?, pd: Rc::clone(pd), bound: Cell::new(None) })
@@ -162,5 +162,5 @@ impl Mw {
 }
 
 owned! {
-    Mw by ibv_dealloc_mw = |mw| mw.pd.context().ops().dealloc_mw;
+    Mw by ibv_dealloc_mw = |mw| mw.pd.context.ops().dealloc_mw;
 }

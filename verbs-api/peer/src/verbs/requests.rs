@@ -24,7 +24,7 @@ impl Qp {
         if let Some(ah) = path {
             wr.wr.ud.ah = ah.raw;
         }
-        let post = self.context().ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
+        let post = self.pd.context.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive, as is what the request points to; inline data lies in
         // memory of ours, and no other address of a segment is followed by the library.
@@ -32,7 +32,7 @@ impl Qp {
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
-        let post = self.context().ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
+        let post = self.pd.context.ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
         // SAFETY: the queue pair is alive, as is what the request points to.
         check("ibv_post_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
@@ -52,7 +52,7 @@ impl Qp {
         }
         let bind_info = ibv_mw_bind_info { mr: mr.raw, ..part };
         if mw.kind() == 1 {
-            let bind = self.context().ops().bind_mw.ok_or_else(|| missing("ibv_bind_mw"))?;
+            let bind = self.pd.context.ops().bind_mw.ok_or_else(|| missing("ibv_bind_mw"))?;
             let mut request = ibv_mw_bind { wr_id, send_flags: flags, bind_info };
             // SAFETY: the queue pair, the window and the region are alive.
             check("ibv_bind_mw", unsafe { bind(self.raw, mw.raw, &raw mut request) })?;
@@ -79,7 +79,7 @@ fn recv_wr(wr_id: u64, segments: &[Segment]) -> Result<ibv_recv_wr, Refusal> {
 
 impl Srq {
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
-        let post = self.context().ops().post_srq_recv.ok_or_else(|| missing("ibv_post_srq_recv"))?;
+        let post = self.pd.context.ops().post_srq_recv.ok_or_else(|| missing("ibv_post_srq_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
         // SAFETY: the queue is alive, as is what the request points to.
         check("ibv_post_srq_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
