@@ -84,8 +84,8 @@ pub(crate) struct Stream {
     pending_end: Option<Control>,
     probe: bool,
     control_free: u16,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) incoming: Incoming,
     /// Offset of the receive buffer in the peer's eyes.
     buffer: Target,
     peer: ConnData,
@@ -133,16 +133,6 @@ impl Stream {
     /// The program itself ended its sending.
     pub(crate) const fn shut_by_us(&self) -> bool {
         self.shut
-    }
-
-    /// The direction out.
-    pub(crate) const fn outgoing(&mut self) -> &mut Outgoing {
-        &mut self.outgoing
-    }
-
-    /// The direction in.
-    pub(crate) const fn incoming(&mut self) -> &mut Incoming {
-        &mut self.incoming
     }
 
     /// Whether a send would find room for a byte.

@@ -100,7 +100,7 @@ impl Phase {
 
     fn open_ready(open: &mut Open) -> i16 {
         let mut ready = 0;
-        let has_data = open.stream.incoming().has_data();
+        let has_data = open.stream.incoming.has_data();
         if has_data || open.stream.at_end() {
             ready |= libc::POLLIN;
         }

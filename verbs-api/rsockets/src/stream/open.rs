@@ -158,13 +158,13 @@ impl Open {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             self.look_for_target();
-            let room = self.stream.outgoing().room();
+            let room = self.stream.outgoing.room();
             if room == 0 {
                 return;
             }
             let len = data.at_most(room.min(limit));
             let buffered = len > self.inline;
-            let write = self.stream.outgoing().data(len, buffered);
+            let write = self.stream.outgoing.data(len, buffered);
             self.post_write(&write, data, Some(Message::Data(len)));
             limit = (limit * 2).min(LONGEST_WRITE);
         }
@@ -177,9 +177,9 @@ impl Open {
     }
 
     fn look_for_target(&mut self) {
-        if let Some(index) = self.stream.outgoing().wants_target() {
+        if let Some(index) = self.stream.outgoing.wants_target() {
             match self.endpoint.take_target(index) {
-                Ok(target) => self.stream.outgoing().set_target(target),
+                Ok(target) => self.stream.outgoing.set_target(target),
                 Err(_) => self.stream.break_off(),
             }
         }
@@ -192,12 +192,12 @@ impl Open {
         let mut offset = offset;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             let Some(place) = self.stream.mapped(offset) else { return false };
-            if !self.stream.outgoing().may_write() {
+            if !self.stream.outgoing.may_write() {
                 return true;
             }
-            let room = self.stream.outgoing().buffer_room();
+            let room = self.stream.outgoing.buffer_room();
             let len = data.at_most(place.len.min(room).min(limit));
-            let write = self.stream.outgoing().write(Target { len, ..place }, len > self.inline);
+            let write = self.stream.outgoing.write(Target { len, ..place }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
             limit = (limit * 2).min(LONGEST_WRITE);
@@ -243,7 +243,7 @@ impl Open {
     /// Tells the peer of mappings it does not know. False while that is not possible.
     fn announce_maps(&mut self) -> bool {
         while let Some((index, iomap)) = self.maps.unannounced() {
-            if !self.stream.outgoing().may_message() {
+            if !self.stream.outgoing.may_message() {
                 return false;
             }
             let (to, bytes, message) = self.stream.map(index, &iomap);
@@ -258,7 +258,7 @@ impl Open {
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
         while !room.is_done() {
-            let place = self.stream.incoming().peek(seen, room.left());
+            let place = self.stream.incoming.peek(seen, room.left());
             if place.is_empty() {
                 break;
             }
@@ -267,7 +267,7 @@ impl Open {
             }
             match peek {
                 true => seen += place.end - place.start,
-                false => self.stream.incoming().consume(place.end - place.start),
+                false => self.stream.incoming.consume(place.end - place.start),
             }
         }
         self.post_notices();

@@ -70,11 +70,11 @@ impl Side {
     /// Sends up to `len` bytes; returns how many.
     fn send(&mut self, len: u32) -> u32 {
         self.look_for_target();
-        let len = len.min(self.stream.outgoing().room());
+        let len = len.min(self.stream.outgoing.room());
         if len == 0 {
             return 0;
         }
-        let write = self.stream.outgoing().data(len, true);
+        let write = self.stream.outgoing.data(len, true);
         let bytes = (0..len).map(|_| next(&mut self.next_out)).collect();
         let (imm, done) = (Some(Message::Data(len).encode()), Done::Data(write.held()));
         self.wire.push_back(Packet { to: write.to, bytes, imm, done });
@@ -82,20 +82,20 @@ impl Side {
     }
 
     fn look_for_target(&mut self) {
-        if let Some(entry) = self.stream.outgoing().wants_target() {
+        if let Some(entry) = self.stream.outgoing.wants_target() {
             let place = &mut self.list[entry * TARGET_LEN..][..TARGET_LEN];
-            self.stream.outgoing().set_target(Target::decode((*place).try_into().unwrap(), ByteOrder::NATIVE));
+            self.stream.outgoing.set_target(Target::decode((*place).try_into().unwrap(), ByteOrder::NATIVE));
             place.fill(0);
         }
     }
 
     /// Reads up to `max` bytes and judges each.
     fn recv(&mut self, max: usize) {
-        let place = self.stream.incoming().peek(0, max);
+        let place = self.stream.incoming.peek(0, max);
         for at in place.clone() {
             assert_eq!(self.buffer[at as usize], next(&mut self.next_in));
         }
-        self.stream.incoming().consume(place.end - place.start);
+        self.stream.incoming.consume(place.end - place.start);
         self.received += place.len();
     }
 }
@@ -270,7 +270,7 @@ fn a_mapping_goes_behind_the_targets_and_is_found_by_its_offset() {
     assert_eq!(b.mapped(1100), None);
     assert_eq!(b.mapped(999), None);
     assert_eq!(a.mappable(), 2);
-    let write = b.outgoing().write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
+    let write = b.outgoing.write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
     assert_eq!(write.to.len, 1);
 }
 
