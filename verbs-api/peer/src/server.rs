@@ -4,10 +4,9 @@
 //! card, and only one does. Touches TCP, threads and the clock.
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
-use crate::session::{Card, Session};
+use crate::session::Session;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -32,13 +31,12 @@ pub struct Server {
 /// Bytes of requests that are read at once, and of answers that leave at once.
 const BUFFER: usize = 64 << 10;
 
-/// What all connections share.
+/// What all connections share: each thread has one of its counted pointers.
 struct Gate {
-    card: Card,
+    options: Options,
     token: String,
     /// Held by the thread whose controller is served.
     session: Mutex<()>,
-    connections: AtomicUsize,
 }
 
 impl Server {
@@ -47,20 +45,15 @@ impl Server {
     /// # Errors
     /// If the address cannot be used, there is no such device, or no libibverbs.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
-        let os = |text: &str, error: &io::Error| Refusal {
-            text: format!("{text}: {error}"),
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
-        let card = Card { device: options.device.clone(), port: options.port };
         // Said now, and not to the first controller.
-        drop(Session::open(&card)?);
-        let listener =
-            TcpListener::bind(options.listen).map_err(|e| os(&format!("cannot listen on {}", options.listen), &e))?;
+        drop(Session::open(options.device.as_deref(), options.port)?);
+        let unheard = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
+        let listener = TcpListener::bind(options.listen).map_err(unheard)?;
         let mut secret = [0; 16];
         let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
         getrandom::fill(&mut secret).map_err(undrawn)?;
         let token = protocol::to_hex(&secret);
-        let gate = Gate { card, token, session: Mutex::new(()), connections: AtomicUsize::new(0) };
+        let gate = Gate { options: options.clone(), token, session: Mutex::new(()) };
         Ok(Self { listener, gate: Arc::new(gate) })
     }
 
@@ -97,17 +90,12 @@ impl Server {
                 continue;
             }
             let gate = Arc::clone(&self.gate);
-            if gate.connections.fetch_add(1, Ordering::Relaxed) >= limits::CONNECTIONS {
-                gate.connections.fetch_sub(1, Ordering::Relaxed);
+            // One is the server's own, each of the others that of a connection.
+            if Arc::strong_count(&gate) - 1 > limits::CONNECTIONS {
                 continue;
             }
-            let serve = move || {
-                gate.admit(stream);
-                gate.connections.fetch_sub(1, Ordering::Relaxed);
-            };
-            if thread::Builder::new().spawn(serve).is_err() {
-                self.gate.connections.fetch_sub(1, Ordering::Relaxed);
-            }
+            // Without a thread the connection ends.
+            let _ = thread::Builder::new().spawn(move || gate.admit(stream));
         }
     }
 }
@@ -137,7 +125,8 @@ impl Gate {
                 return refuse(&mut lines, "another controller is served", libc::EBUSY);
             }
         };
-        match (Session::open(&self.card), request) {
+        let Options { device, port, .. } = &self.options;
+        match (Session::open(device.as_deref(), *port), request) {
             (Ok(session), Ok(request)) => {
                 // The connection is over, whatever the reason.
                 let _ = serve(session, &request, &mut lines);

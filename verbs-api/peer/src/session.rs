@@ -21,14 +21,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use table::Table;
 
-/// Which card a session opens.
-#[derive(Clone, Debug)]
-pub(crate) struct Card {
-    /// The name of the device; the first one if there is none.
-    pub(crate) device: Option<String>,
-    pub(crate) port: u8,
-}
-
 /// The objects of one controller.
 pub(crate) struct Session {
     context: Rc<Context>,
@@ -45,12 +37,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the card.
-    pub(crate) fn open(card: &Card) -> Result<Self> {
-        let context = Context::open(card.device.as_deref())?;
+    /// Opens the card of this name, or the first one.
+    pub(crate) fn open(device: Option<&str>, port: u8) -> Result<Self> {
         Ok(Self {
-            context,
-            port: card.port,
+            context: Context::open(device)?,
+            port,
             table: Table::default(),
             pd: None,
             cm_channel: None,
@@ -61,41 +52,41 @@ impl Session {
 
     /// Does what the request says. `hello` has been checked and `bye` is obeyed by the server.
     pub(crate) fn execute(&mut self, request: &Request) -> Result<Value> {
-        let args = &request.args;
+        let (args, nothing) = (&request.args, |()| json!({}));
         match request.command {
             Command::Hello => self.hello(),
             Command::Reg => self.reg(args),
-            Command::Dereg => self.destroy_as("mr", args.number("mr")?),
+            Command::Dereg => self.table.destroy("mr", args.number("mr")?).map(nothing),
             Command::AllocPd => self.alloc_pd(),
             Command::CreateCq => self.create_cq(args),
             Command::CreateSrq => self.create_srq(args),
             Command::OpenXrcd => self.open_xrcd(),
             Command::CreateQp => self.create_qp(args),
-            Command::ModifyQp => self.modify_qp(args),
+            Command::ModifyQp => self.modify_qp(args).map(nothing),
             Command::QueryQp => self.query_qp(args),
-            Command::PostSend => self.post_send(args),
-            Command::PostRecv => self.post_recv(args),
+            Command::PostSend => self.post_send(args).map(nothing),
+            Command::PostRecv => self.post_recv(args).map(nothing),
             Command::Poll => self.poll(args),
-            Command::Notify => self.notify(args),
+            Command::Notify => self.table.cq(args.number("cq")?)?.notify(args.is_set("solicited")?).map(nothing),
             Command::CqEvent => self.cq_event(args),
             Command::Read => self.read(args),
-            Command::Write => self.write(args),
+            Command::Write => self.write(args).map(nothing),
             Command::Events => self.events(args),
             Command::CreateAh => self.create_ah(args),
             Command::AllocMw => self.alloc_mw(args),
             Command::BindMw => self.bind_mw(args),
-            Command::AttachMcast => self.set_member(args, true),
-            Command::DetachMcast => self.set_member(args, false),
+            Command::AttachMcast => self.set_member(args, true).map(nothing),
+            Command::DetachMcast => self.set_member(args, false).map(nothing),
             Command::CmListen => self.cm_listen(args),
             Command::CmConnect => self.cm_connect(args),
-            Command::CmAccept => self.cm_accept(args),
-            Command::CmEstablish => self.cm_establish(args),
-            Command::CmReject => self.cm_reject(args),
-            Command::CmDisconnect => self.cm_disconnect(args),
-            Command::CmNotify => self.cm_notify(args),
+            Command::CmAccept => self.cm_accept(args).map(nothing),
+            Command::CmEstablish => self.cm_establish(args).map(nothing),
+            Command::CmReject => self.table.cm(args.number("cm")?)?.reject(&private_data(args)?).map(nothing),
+            Command::CmDisconnect => self.table.cm(args.number("cm")?)?.disconnect().map(nothing),
+            Command::CmNotify => self.table.cm(args.number("cm")?)?.notify().map(nothing),
             Command::CmEvents => self.cm_events(args),
             Command::Counters => self.counters(),
-            Command::Destroy => self.destroy_as(args.text("kind")?, args.number("handle")?),
+            Command::Destroy => self.table.destroy(args.text("kind")?, args.number("handle")?).map(nothing),
             Command::Reset => {
                 self.reset();
                 Ok(json!({}))
@@ -139,4 +130,9 @@ fn deadline(args: &Args) -> Result<Instant> {
         return Err(Refusal::invalid(format!("timeout_ms is at most {}", limits::WAIT_MS)));
     }
     Ok(Instant::now() + Duration::from_millis(wait))
+}
+
+/// The private data that is sent along; none if nothing is said.
+fn private_data(args: &Args) -> Result<Vec<u8>> {
+    Ok(args.bytes("hex")?.unwrap_or_default())
 }

@@ -14,12 +14,12 @@ mod objects;
 mod queues;
 mod requests;
 
-pub(crate) use cm::{CmChannel, CmEvent, CmId, Terms};
+pub(crate) use cm::{CmChannel, CmEvent, CmId};
 pub(crate) use context::{Context, EventSource};
 pub(crate) use memory::{Mr, Mw};
 pub(crate) use objects::{Ah, Pd, Xrcd};
 pub(crate) use queues::{Cq, Qp, QpInit, Srq};
-pub(crate) use requests::{RecvRequest, Segment, SendRequest, Target, Window};
+pub(crate) use requests::Segment;
 
 use crate::protocol::Refusal;
 use core::ffi::c_int;
@@ -28,24 +28,17 @@ use std::time::{Duration, Instant};
 
 /// What a verb answered by its return value: 0, an errno, a negative errno, or -1 and `errno`.
 fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
-    let errno = match code {
+    let error = match code {
         0 => return Ok(()),
-        -1 => io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-        code => code.saturating_abs(),
+        -1 => io::Error::last_os_error(),
+        code => io::Error::from_raw_os_error(code.saturating_abs()),
     };
-    Err(refusal(verb, errno))
+    Err(Refusal::os(verb, &error))
 }
 
 /// What a verb answered by a pointer: NULL and `errno`, or an object.
 fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
-    if pointer.is_null() {
-        return Err(refusal(verb, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
-    }
-    Ok(pointer)
-}
-
-fn refusal(verb: &str, errno: c_int) -> Refusal {
-    Refusal { text: format!("{verb}: {}", io::Error::from_raw_os_error(errno)), errno }
+    if pointer.is_null() { Err(Refusal::os(verb, &io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
 /// The library has no function for this verb.
@@ -81,19 +74,19 @@ fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Objects that one verb destroys, and `end` tells what it answered: `owned!(Type by verb)` for a
-/// structure with the field `raw`, and `context()`.
+/// Objects that one verb destroys, if the library has it, and `end` tells what it answered:
+/// `Type by verb = |object| the function;` for a structure with the field `raw`.
 macro_rules! owned {
-    ($($type:ident by $verb:ident;)+) => {
+    ($($type:ident by $verb:ident = |$object:ident| $function:expr;)+) => {
         $(
             impl $type {
                 pub(crate) fn end(&mut self) -> Result<(), Refusal> {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
-                    if raw.is_null() {
-                        return Ok(());
-                    }
-                    // SAFETY: the object is alive until this call, and nobody has its pointer now.
-                    check(stringify!($verb), unsafe { (self.context().library().$verb)(raw) })
+                    let $object = &*self;
+                    let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
+                    // SAFETY: the object is alive until this call, and nobody has its pointer now;
+                    // all events of an identifier have been acknowledged.
+                    check(stringify!($verb), unsafe { destroy(raw) })
                 }
             }
 

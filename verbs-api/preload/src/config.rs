@@ -16,21 +16,16 @@ pub(crate) const AF_IB: c_int = 27;
 /// What this process was told, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    send_queue: Option<c_int>,
-    receive_queue: Option<c_int>,
-    inline: Option<c_int>,
+    /// Of the send queue, the receive queue and inline data: the options 0, 1 and 2 of level
+    /// `SOL_RDMA`.
+    sizes: [Option<c_int>; 3],
     /// Whether connections begin as TCP, because processes may be forked that go on with them.
     pub(crate) fork_safe: bool,
     rules: Vec<Rule>,
 }
 
-/// One line of the file; `None` stands for `*`.
-#[derive(Debug, PartialEq, Eq)]
-struct Rule {
-    domain: Option<c_int>,
-    kind: Option<c_int>,
-    protocol: Option<c_int>,
-}
+/// What a line of the file is for: domain, kind and protocol; `None` stands for `*`.
+type Rule = [Option<c_int>; 3];
 
 pub(crate) fn options() -> &'static Options {
     static OPTIONS: OnceLock<Options> = OnceLock::new();
@@ -49,16 +44,13 @@ fn program() -> String {
 impl Options {
     fn new(variable: impl Fn(&str) -> Option<String>, file: &str, program: &str) -> Self {
         let number = |name| variable(name).map(|text| number(&text)).filter(|number| *number != 0);
-        let lines: Vec<_> = file.lines().filter_map(Line::parse).collect();
-        let only_others = !lines.is_empty();
-        let mut rules: Vec<_> = lines.into_iter().filter(|line| line.names(program)).map(|line| line.rule).collect();
-        if !only_others {
-            rules.push(Rule { domain: None, kind: None, protocol: None });
-        }
+        let lines: Vec<_> = file.lines().filter_map(parse).collect();
+        let rules = match lines.is_empty() {
+            true => vec![[None; 3]],
+            false => lines.iter().filter(|(start, _)| begins_so(program, start)).map(|(_, rule)| *rule).collect(),
+        };
         Self {
-            send_queue: number("RS_SQ_SIZE"),
-            receive_queue: number("RS_RQ_SIZE"),
-            inline: number("RS_INLINE"),
+            sizes: ["RS_SQ_SIZE", "RS_RQ_SIZE", "RS_INLINE"].map(number),
             fork_safe: number("RDMAV_FORK_SAFE").is_some(),
             rules,
         }
@@ -66,7 +58,7 @@ impl Options {
 
     /// The options of level `SOL_RDMA` to set, with their values.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (c_int, c_int)> {
-        (0..).zip([self.send_queue, self.receive_queue, self.inline]).filter_map(|(name, size)| Some((name, size?)))
+        (0..).zip(self.sizes).filter_map(|(name, size)| Some((name, size?)))
     }
 
     /// Whether a socket of this sort should be an rsocket. `kind` has no flags.
@@ -77,13 +69,10 @@ impl Options {
             _ => return false,
         };
         let protocol = if protocol == 0 { usual } else { protocol };
-        let is = |rule: Option<c_int>, value| rule.is_none_or(|rule| rule == value);
-        protocol == usual
-            && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain)
-            && self
-                .rules
-                .iter()
-                .any(|rule| is(rule.domain, domain) && is(rule.kind, kind) && is(rule.protocol, protocol))
+        let is = |rule: &Rule| {
+            rule.iter().zip([domain, kind, protocol]).all(|(rule, value)| rule.is_none_or(|rule| rule == value))
+        };
+        protocol == usual && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(is)
     }
 }
 
@@ -94,27 +83,19 @@ fn number(text: &str) -> c_int {
     text[..digits].parse().unwrap_or(0)
 }
 
-/// A line that could be read.
-struct Line<'a> {
-    program: &'a str,
-    rule: Rule,
+/// The program that a line names, and what it is for; `None` for comments and for what cannot be
+/// read.
+fn parse(line: &str) -> Option<(&str, Rule)> {
+    let mut words = line.split_whitespace();
+    let program = words.next().filter(|word| !word.starts_with('#'))?;
+    let domain = value(words.next()?, &["AF_", "PF_"], &DOMAINS)?;
+    let kind = value(words.next()?, &["SOCK_"], &KINDS)?;
+    let protocol = value(words.next()?, &["IPPROTO_"], &PROTOCOLS)?;
+    Some((program, [domain, kind, protocol]))
 }
 
-impl<'a> Line<'a> {
-    /// `None` for comments and for what cannot be read.
-    fn parse(line: &'a str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let program = words.next().filter(|word| !word.starts_with('#'))?;
-        let domain = value(words.next()?, &["AF_", "PF_"], &DOMAINS)?;
-        let kind = value(words.next()?, &["SOCK_"], &KINDS)?;
-        let protocol = value(words.next()?, &["IPPROTO_"], &PROTOCOLS)?;
-        Some(Self { program, rule: Rule { domain, kind, protocol } })
-    }
-
-    fn names(&self, program: &str) -> bool {
-        let start = program.get(..self.program.len());
-        self.program == "*" || start.is_some_and(|start| start.eq_ignore_ascii_case(self.program))
-    }
+fn begins_so(program: &str, start: &str) -> bool {
+    start == "*" || program.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
 }
 
 const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", AF_IB)];

@@ -6,7 +6,7 @@
 //! edge we report one too, and sometimes one more, as `man 7 epoll` allows. Sets within sets, and
 //! sets in `poll`, show only what the kernel has of them.
 
-use crate::rdma::{Rdma, rdma};
+use crate::rdma::rdma;
 use crate::real::real;
 use crate::{errno, fail};
 use core::ffi::{c_int, c_short};
@@ -256,11 +256,6 @@ impl Round {
         Some(Self { epfd, generation: set.generation, entries, numbers })
     }
 
-    fn wait(&mut self, rdma: &Rdma, timeout: c_int) -> c_int {
-        // SAFETY: an array and its length.
-        unsafe { rdma.rpoll(self.entries.as_mut_ptr(), self.entries.len() as nfds_t, timeout) }
-    }
-
     /// Nobody waits any more; reports what is ready, at most as much as there is room for.
     fn end(self, out: &mut [epoll_event]) -> usize {
         let (kernel, entries) =
@@ -319,7 +314,8 @@ pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -
 pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
     let rdma = rdma()?;
     let mut round = Round::begin(epfd)?;
-    let ready = round.wait(rdma, timeout);
+    // SAFETY: an array and its length.
+    let ready = unsafe { rdma.rpoll(round.entries.as_mut_ptr(), round.entries.len() as nfds_t, timeout) };
     let reported = quietly(|| round.end(if ready > 0 { out } else { &mut [] }));
     Some(if ready < 0 { ready } else { reported as c_int })
 }

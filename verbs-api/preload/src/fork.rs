@@ -9,10 +9,11 @@
 //! not found out.
 
 use crate::rdma::{Rdma, rdma};
-use crate::real::real;
+use crate::real::{number_option, real};
 use crate::table::{self, FdKind, Stage};
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
+use core::ptr;
 use libc::{sockaddr_storage, socklen_t};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -57,14 +58,12 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
 
 /// The flags and options that are often set before the first byte.
 fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
-    let (mut nodelay, mut len) = (0, size_of::<c_int>() as socklen_t);
-    // SAFETY: numbers, and a variable with its size.
+    // SAFETY: numbers only.
     unsafe {
         let flags = (real().fcntl)(fd, libc::F_GETFL) & libc::O_NONBLOCK;
         rdma.rfcntl(number, libc::F_SETFL, c_long::from(flags));
-        (real().getsockopt)(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, (&raw mut nodelay).cast(), &raw mut len);
     }
-    if nodelay != 0 {
+    if number_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0) != 0 {
         rdma.set_number(number, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     }
 }
@@ -109,39 +108,20 @@ impl Name {
 /// The side that accepted: one process of a user at a time, because all of them listen on one port.
 fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     let name = Name::ask(fd, real().getsockname)?.any_address();
-    let listener = Listener::new(rdma, name.family())?;
-    rdma.set_number(listener.number, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-    // SAFETY: an address with its length; numbers; four bytes.
+    // Held until the listener is closed: before, the next process would find the port taken.
+    let _lock = accept_lock();
+    let listener = rdma.create(name.family(), libc::SOCK_STREAM, 0);
+    if listener < 0 {
+        return None;
+    }
+    rdma.set_number(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    // SAFETY: an address with its length; numbers, one of them our own and closed once; four bytes.
     unsafe {
-        let listens = rdma.rbind(listener.number, name.as_ptr(), name.1) == 0 && rdma.rlisten(listener.number, 1) == 0;
-        if !listens || (real().write)(fd, READY.as_ptr().cast(), READY.len()) != READY.len() as isize {
-            return None;
-        }
-        let number = rdma.raccept(listener.number, core::ptr::null_mut(), core::ptr::null_mut());
+        let listens = rdma.rbind(listener, name.as_ptr(), name.1) == 0 && rdma.rlisten(listener, 1) == 0;
+        let is_said = listens && (real().write)(fd, READY.as_ptr().cast(), READY.len()) == READY.len() as isize;
+        let number = if is_said { rdma.raccept(listener, ptr::null_mut(), ptr::null_mut()) } else { -1 };
+        rdma.rclose(listener);
         (number >= 0).then_some(number)
-    }
-}
-
-/// An rsocket that is closed when dropped. The lock goes after that: before, the next process would
-/// find the port taken.
-struct Listener<'a> {
-    rdma: &'a Rdma,
-    number: RawFd,
-    _lock: Option<File>,
-}
-
-impl<'a> Listener<'a> {
-    fn new(rdma: &'a Rdma, family: c_int) -> Option<Self> {
-        let lock = accept_lock();
-        let number = rdma.create(family, libc::SOCK_STREAM, 0);
-        (number >= 0).then_some(Self { rdma, number, _lock: lock })
-    }
-}
-
-impl Drop for Listener<'_> {
-    fn drop(&mut self) {
-        // SAFETY: a number of our own, closed once.
-        unsafe { self.rdma.rclose(self.number) };
     }
 }
 

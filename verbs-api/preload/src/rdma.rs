@@ -103,17 +103,10 @@ impl Rdma {
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: numbers only.
         let number = unsafe { self.rsocket(domain, kind, protocol) };
-        if number >= 0 {
-            self.set_sizes(number);
-        }
-        number
-    }
-
-    /// Gives an rsocket the sizes that the environment asks for.
-    fn set_sizes(&self, number: c_int) {
-        for (name, size) in options().sizes() {
+        for (name, size) in options().sizes().filter(|_| number >= 0) {
             self.set_number(number, SOL_RDMA, name, size);
         }
+        number
     }
 
     /// Sets an option whose value is a number, as far as the rsocket has it.

@@ -93,6 +93,19 @@ fn next(name: &CStr) -> *mut c_void {
     if found.is_null() { absent() } else { found }
 }
 
+/// An option of a kernel socket whose value is a number; `otherwise` where there is none.
+pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, otherwise: c_int) -> c_int {
+    let (mut value, mut len) = (otherwise, size_of::<c_int>() as socklen_t);
+    // SAFETY: numbers, and a variable with its size.
+    unsafe { (real().getsockopt)(fd, level, name, (&raw mut value).cast(), &raw mut len) };
+    value
+}
+
+/// The family of a kernel socket.
+pub(crate) fn domain(fd: c_int) -> c_int {
+    number_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET)
+}
+
 /// Stands in for a function that is not there; it looks at none of its arguments.
 pub(crate) fn absent() -> *mut c_void {
     extern "C" fn no_such_call() -> c_long {

@@ -5,12 +5,11 @@
 //! What is rarely needed is behind a lock.
 
 use crate::epoll;
-use crate::real::real;
+use crate::real::{domain, real};
 use core::array;
 use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
-use libc::socklen_t;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -209,10 +208,9 @@ extern "C" fn after_fork_in_child() {
 
 /// An ordinary socket takes the place of what `fd` was until now; its flags stay.
 pub(crate) fn replace(fd: c_int) -> bool {
-    let (real, mut domain, mut len) = (real(), libc::AF_INET, size_of::<c_int>() as socklen_t);
-    // SAFETY: numbers, and a variable with its size.
+    let (real, domain) = (real(), domain(fd));
+    // SAFETY: numbers only.
     unsafe {
-        (real.getsockopt)(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, (&raw mut domain).cast(), &raw mut len);
         let fresh = (real.socket)(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if fresh < 0 {
             return false;

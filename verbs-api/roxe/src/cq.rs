@@ -19,7 +19,7 @@ impl Context {
     /// # Errors
     /// [`Error::Resources`] if the process has no descriptor left.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
-        Ok(CompletionChannel(self.provider().create_comp_channel()?))
+        Ok(CompletionChannel(self.0.create_comp_channel()?))
     }
 
     /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost,
@@ -44,7 +44,7 @@ impl Context {
 /// A queue of completions. Clones are the same queue.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
-    cq: Arc<provider::Cq>,
+    pub(crate) cq: Arc<provider::Cq>,
     id: ObjectId,
 }
 
@@ -53,7 +53,7 @@ impl CompletionQueue {
         let id = ObjectId::next();
         let channel = channel.map(|channel| Arc::clone(&channel.0));
         let init = provider::CqInit { cqe, channel, user: id.0, ..provider::CqInit::default() };
-        let cq = context.provider().create_cq(init)?;
+        let cq = context.0.create_cq(init)?;
         Ok(Self { cq, id })
     }
 
@@ -124,11 +124,7 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wrap(cq: &Arc<provider::Cq>) -> Self {
-        Self { cq: Arc::clone(cq), id: ObjectId::from_user(cq.user()) }
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<provider::Cq> {
-        &self.cq
+        Self { cq: Arc::clone(cq), id: ObjectId(cq.user()) }
     }
 }
 
@@ -144,14 +140,14 @@ impl CompletionChannel {
     /// # Errors
     /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
     pub fn get_event(&self) -> Result<ObjectId, Error> {
-        Ok(ObjectId::from_user(self.0.get_event()?))
+        Ok(ObjectId(self.0.get_event()?))
     }
 
     /// The queue of the oldest event, if there is one; never waits. For programs with an event
     /// loop, which call it until there is none and then wait until the descriptor is readable:
     /// the crate `roxe-tokio` is that for tokio.
     pub fn try_get_event(&self) -> Option<ObjectId> {
-        self.0.try_get_event().map(ObjectId::from_user)
+        self.0.try_get_event().map(ObjectId)
     }
 }
 

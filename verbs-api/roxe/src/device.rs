@@ -52,13 +52,9 @@ impl Deref for DeviceList {
 
 /// A device that can be opened. Clones are the same device.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<provider::Device>);
+pub struct Device(pub(crate) Arc<provider::Device>);
 
 impl Device {
-    pub(crate) const fn new(device: Arc<provider::Device>) -> Self {
-        Self(device)
-    }
-
     /// Its name: `roxe0`, `roxe1`, ...
     pub fn name(&self) -> &str {
         self.0.name()
@@ -100,7 +96,7 @@ impl Device {
 
 /// An open device. Everything made from it keeps it open. Clones are the same context.
 #[derive(Clone, Debug)]
-pub struct Context(Arc<provider::Context>);
+pub struct Context(pub(crate) Arc<provider::Context>);
 
 impl Context {
     /// Opens the first device: the loopback interface unless `ROXE_NETDEV` says otherwise.
@@ -174,14 +170,6 @@ impl Context {
         let attr = AhAttr { dgid, sgid_index, hop_limit: 64, port: PORT, has_grh: true, ..AhAttr::default() };
         Ok(self.0.resolve_av(&attr)?)
     }
-
-    pub(crate) const fn wrap(context: Arc<provider::Context>) -> Self {
-        Self(context)
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<provider::Context> {
-        &self.0
-    }
 }
 
 /// Something happened that belongs to no work request.
@@ -202,6 +190,6 @@ impl AsyncEvent {
                 | AsyncEventKind::GidChange
                 | AsyncEventKind::DeviceFatal
         );
-        Self { kind: event.kind, object: (!of_port).then_some(ObjectId::from_user(event.user)) }
+        Self { kind: event.kind, object: (!of_port).then_some(ObjectId(event.user)) }
     }
 }

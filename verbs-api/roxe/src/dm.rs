@@ -16,7 +16,7 @@ impl Context {
     /// # Errors
     /// [`Error::Argument`] if `len` is zero or there is not as much left.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
-        Ok(DeviceMemory { dm: self.provider().alloc_dm(len as u64, 0)?, len })
+        Ok(DeviceMemory { dm: self.0.alloc_dm(len as u64, 0)?, len })
     }
 }
 
@@ -67,7 +67,7 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<DeviceMemoryRegion, Error> {
         let (offset, len) = bounds(range, dm.len)?;
-        let mr = self.provider().reg_dm_mr(&dm.dm, offset as u64, len as u64, access | Access::ZERO_BASED)?;
+        let mr = self.pd.reg_dm_mr(&dm.dm, offset as u64, len as u64, access | Access::ZERO_BASED)?;
         Ok(DeviceMemoryRegion { mr, len })
     }
 }

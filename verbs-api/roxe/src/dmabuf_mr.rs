@@ -26,7 +26,7 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<DmaBufRegion, Error> {
         let part = provider::DmaBuf { fd: fd.as_fd().as_raw_fd(), offset, length: len as u64 };
-        Ok(DmaBufRegion { mr: self.provider().reg_dmabuf_mr(part, offset, access)?, len })
+        Ok(DmaBufRegion { mr: self.pd.reg_dmabuf_mr(part, offset, access)?, len })
     }
 }
 

@@ -129,6 +129,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Identity of a queue or queue pair in this process: events carry it, and the object's `id`
 /// returns it.
+// The provider calls it `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId(u64);
 
@@ -137,10 +138,5 @@ impl ObjectId {
     fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The identity that the provider calls `user`.
-    const fn from_user(user: u64) -> Self {
-        Self(user)
     }
 }

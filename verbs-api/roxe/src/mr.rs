@@ -56,14 +56,14 @@ impl ProtectionDomain {
 /// is allowed: the keys stop working first, memory windows on it close, drop returns when no access
 /// is under way, and the requests complete with an error.
 pub struct MemoryRegion {
-    mr: Arc<provider::Mr>,
+    pub(crate) mr: Arc<provider::Mr>,
     bytes: Bytes,
 }
 
 impl MemoryRegion {
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
-        let mr = pd.provider().reg_mr(addr, bytes.len as u64, addr, access)?;
+        let mr = pd.pd.reg_mr(addr, bytes.len as u64, addr, access)?;
         Ok(Self { mr, bytes })
     }
 
@@ -76,12 +76,6 @@ impl MemoryRegion {
     /// Address of the first byte.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.bytes.ptr.as_ptr()
-    }
-
-    /// The address by which the first byte is named in requests: not where it is if the region is
-    /// zero based.
-    pub(crate) fn base(&self) -> u64 {
-        self.mr.base()
     }
 
     /// A part of the region as an element of a work request.

@@ -28,7 +28,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::Resources`] if the card has no room.
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
-        let mw = self.provider().alloc_mw(match kind {
+        let mw = self.pd.alloc_mw(match kind {
             WindowKind::QueuePair => provider::MwKind::Two,
             WindowKind::Domain => provider::MwKind::One,
         })?;
@@ -110,8 +110,9 @@ impl MemoryWindow {
         access: Access,
     ) -> Result<WindowBinding, Error> {
         let (offset, len) = bounds(range, region.len())?;
-        let (addr, length) = (region.base() + offset as u64, len as u64);
-        Ok(WindowBinding::new(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
+        // The address by which requests name the first byte: 0 in a region that is zero based.
+        let (addr, length) = (region.mr.base() + offset as u64, len as u64);
+        Ok(WindowBinding(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
     }
 
     /// The request that closes what was opened last. When it completes, no access is under way.
@@ -124,7 +125,7 @@ impl MemoryWindow {
             WindowKind::Domain => {
                 let nothing =
                     Bind { rkey: self.next_key(), lkey: LKey::default(), access: Access::empty(), addr: 0, length: 0 };
-                WorkRequest::bind(&WindowBinding::new(nothing))
+                WorkRequest::bind(&WindowBinding(nothing))
             }
         }
     }

@@ -13,7 +13,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::Resources`] if the card has no room.
     pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
-        Ok(NullRegion(self.provider().alloc_null_mr()?))
+        Ok(NullRegion(self.pd.alloc_null_mr()?))
     }
 }
 

@@ -14,7 +14,7 @@ impl Context {
     /// # Errors
     /// [`Error::Resources`] if the device has no room for one more.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
-        Ok(ProtectionDomain { pd: self.provider().alloc_pd()?, context: self.clone() })
+        Ok(ProtectionDomain { pd: self.0.alloc_pd()?, context: self.clone() })
     }
 }
 
@@ -22,7 +22,7 @@ impl Context {
 /// domain.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
-    pd: Arc<provider::Pd>,
+    pub(crate) pd: Arc<provider::Pd>,
     context: Context,
 }
 
@@ -47,29 +47,21 @@ impl ProtectionDomain {
     /// # Errors
     /// As [`create_ah`](Self::create_ah).
     pub fn create_ah_of(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
-        Ok(AddressHandle { av: self.context.provider().resolve_av(attr)? })
+        Ok(AddressHandle { av: self.context.0.resolve_av(attr)? })
     }
 
     pub(crate) fn wrap(pd: &Arc<provider::Pd>) -> Self {
-        Self { pd: Arc::clone(pd), context: Context::wrap(Arc::clone(pd.context())) }
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<provider::Pd> {
-        &self.pd
+        Self { pd: Arc::clone(pd), context: Context(Arc::clone(pd.context())) }
     }
 }
 
 /// Where a datagram goes.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressHandle {
-    av: Av,
+    pub(crate) av: Av,
 }
 
 impl AddressHandle {
-    pub(crate) const fn av(&self) -> Av {
-        self.av
-    }
-
     /// The address.
     pub const fn dgid(&self) -> Gid {
         self.av.dgid

@@ -298,9 +298,9 @@ impl QueuePair {
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
-            let pushed = match (self.service, request.srq()) {
+            let pushed = match (self.service, request.srq) {
                 (Service::XrcIni, None) => Err(PostError::MissingDestination),
-                (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.as_request()),
+                (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.request),
             };
             if let Err(source) = pushed {
                 drop(doorbell);

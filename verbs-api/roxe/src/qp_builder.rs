@@ -195,22 +195,22 @@ impl<'a> QueuePairBuilder<'a> {
     const fn context(&self) -> &Context {
         match self.parent {
             Parent::Pd { pd, .. } => pd.context(),
-            Parent::Xrc(domain) => domain.context(),
+            Parent::Xrc(domain) => &domain.context,
         }
     }
 
     fn create(&self, id: ObjectId) -> Result<Arc<provider::Qp>, Error> {
         let (pd, send_cq, recv_cq) = match self.parent {
             Parent::Pd { pd, send_cq, recv_cq } => (pd, send_cq, recv_cq),
-            Parent::Xrc(domain) => return Ok(domain.provider().create_target(id.0)?),
+            Parent::Xrc(domain) => return Ok(domain.xrcd.create_target(id.0)?),
         };
-        Ok(pd.provider().create_qp(provider::QpInit {
+        Ok(pd.pd.create_qp(provider::QpInit {
             service: self.service,
             caps: self.caps,
             sq_sig_all: self.sq_sig_all,
-            send_cq: Arc::clone(send_cq.provider()),
-            recv_cq: Arc::clone(recv_cq.provider()),
-            srq: self.srq.map(|srq| Arc::clone(srq.provider())),
+            send_cq: Arc::clone(&send_cq.cq),
+            recv_cq: Arc::clone(&recv_cq.cq),
+            srq: self.srq.map(|srq| Arc::clone(&srq.srq)),
             user: id.0,
         })?)
     }

@@ -3,7 +3,7 @@
 //!
 //! Touches the provider's SRQ.
 
-use crate::{ArgumentError, CompletionQueue, Error, ObjectId, ProtectionDomain, RefusedRequest, Sge};
+use crate::{ArgumentError, Error, ObjectId, ProtectionDomain, RefusedRequest, Sge};
 use roxe_provider as provider;
 use roxe_transport::wr::RecvRequest;
 use std::fmt;
@@ -17,7 +17,7 @@ impl ProtectionDomain {
     /// [`Error::Argument`] if the card has no room or the numbers are above its limits.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
-        let srq = self.provider().create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
+        let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
         Ok(SharedReceiveQueue { srq, id })
     }
 }
@@ -25,23 +25,11 @@ impl ProtectionDomain {
 /// A queue of receive requests that several queue pairs take from. Clones are the same queue.
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
-    srq: Arc<provider::Srq>,
-    id: ObjectId,
+    pub(crate) srq: Arc<provider::Srq>,
+    pub(crate) id: ObjectId,
 }
 
 impl SharedReceiveQueue {
-    pub(crate) fn create_in(
-        xrcd: &Arc<provider::Xrcd>,
-        pd: &ProtectionDomain,
-        cq: &CompletionQueue,
-        max_wr: u32,
-        max_sge: u32,
-    ) -> Result<Self, Error> {
-        let id = ObjectId::next();
-        let init = provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 };
-        Ok(Self { srq: xrcd.create_srq(pd.provider(), cq.provider(), init)?, id })
-    }
-
     /// By which number messages name it, if it belongs to an [`XrcDomain`](crate::XrcDomain).
     pub fn number(&self) -> Option<SrqNumber> {
         self.srq.number().map(SrqNumber)
@@ -69,10 +57,6 @@ impl SharedReceiveQueue {
     /// [`Error::Argument`] if `limit` is more than the queue holds.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         Ok(self.srq.modify(None, Some(limit))?)
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<provider::Srq> {
-        &self.srq
     }
 }
 

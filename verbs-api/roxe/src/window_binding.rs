@@ -9,13 +9,9 @@ use roxe_wire::RKey;
 
 /// A part of a region as a window shows it to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowBinding(Bind);
+pub struct WindowBinding(pub(crate) Bind);
 
 impl WindowBinding {
-    pub(crate) const fn new(bind: Bind) -> Self {
-        Self(bind)
-    }
-
     /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with
     /// a SEND on the same queue pair, which starts later anyway.
     pub const fn remote(&self) -> RemoteAddr {
@@ -26,9 +22,5 @@ impl WindowBinding {
     /// The key of the window while it is open.
     pub const fn rkey(&self) -> RKey {
         self.0.rkey
-    }
-
-    pub(crate) const fn bind(&self) -> Bind {
-        self.0
     }
 }

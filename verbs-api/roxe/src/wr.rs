@@ -26,17 +26,14 @@ use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 /// request completes.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    wr_id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    data: SendData<'a>,
-    ud: Option<UdDest>,
-    srq: Option<SrqNumber>,
+    pub(crate) request: wr::SendRequest<'a>,
+    pub(crate) srq: Option<SrqNumber>,
 }
 
 impl<'a> WorkRequest<'a> {
     const fn new(op: SendOp, data: SendData<'a>) -> Self {
-        Self { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None, srq: None }
+        let request = wr::SendRequest { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None };
+        Self { request, srq: None }
     }
 
     /// SEND: the bytes of `sges`, in order, to the next receive request of the peer.
@@ -82,7 +79,7 @@ impl<'a> WorkRequest<'a> {
     /// Sends nothing; starts when every earlier request of the queue is complete, and later ones
     /// start when it is done. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
-        let wr::Bind { rkey, lkey, access, addr, length } = binding.bind();
+        let wr::Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
@@ -120,7 +117,7 @@ impl<'a> WorkRequest<'a> {
     /// A number of your choice that comes back in the completion.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
-        self.wr_id = wr_id;
+        self.request.wr_id = wr_id;
         self
     }
 
@@ -130,7 +127,7 @@ impl<'a> WorkRequest<'a> {
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
-        self.op = match self.op {
+        self.request.op = match self.request.op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => SendOp::SendImm(imm),
             SendOp::Write { remote_addr, rkey } | SendOp::WriteImm { remote_addr, rkey, .. } => {
                 SendOp::WriteImm { remote_addr, rkey, imm }
@@ -146,8 +143,8 @@ impl<'a> WorkRequest<'a> {
     /// under way.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
-        if let SendOp::Send | SendOp::SendImm(_) = self.op {
-            self.op = SendOp::SendInvalidate(rkey);
+        if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
+            self.request.op = SendOp::SendInvalidate(rkey);
         }
         self
     }
@@ -155,21 +152,21 @@ impl<'a> WorkRequest<'a> {
     /// Reports success with a completion too.
     #[must_use]
     pub const fn signaled(mut self) -> Self {
-        self.flags = self.flags.union(SendFlags::SIGNALED);
+        self.request.flags = self.request.flags.union(SendFlags::SIGNALED);
         self
     }
 
     /// Does not start before the earlier READs and atomics of this queue pair are complete.
     #[must_use]
     pub const fn fence(mut self) -> Self {
-        self.flags = self.flags.union(SendFlags::FENCE);
+        self.request.flags = self.request.flags.union(SendFlags::FENCE);
         self
     }
 
     /// Wakes a peer who waits for solicited events only.
     #[must_use]
     pub const fn solicited(mut self) -> Self {
-        self.flags = self.flags.union(SendFlags::SOLICITED);
+        self.request.flags = self.request.flags.union(SendFlags::SOLICITED);
         self
     }
 
@@ -177,7 +174,7 @@ impl<'a> WorkRequest<'a> {
     /// own.
     #[must_use]
     pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
-        self.ud = Some(UdDest { av: ah.av(), qpn, qkey });
+        self.request.ud = Some(UdDest { av: ah.av, qpn, qkey });
         self
     }
 
@@ -189,17 +186,9 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    pub(crate) const fn srq(&self) -> Option<SrqNumber> {
-        self.srq
-    }
-
-    pub(crate) const fn as_request(&self) -> wr::SendRequest<'a> {
-        wr::SendRequest { wr_id: self.wr_id, op: self.op, flags: self.flags, data: self.data, ud: self.ud }
-    }
-
     /// What the request does, in words for an error message.
     pub(crate) const fn name(&self) -> &'static str {
-        match self.op {
+        match self.request.op {
             SendOp::Send => "a SEND",
             SendOp::SendImm(_) => "a SEND with immediate",
             SendOp::SendInvalidate(_) => "a SEND with invalidate",
@@ -223,17 +212,17 @@ mod tests {
     #[test]
     fn imm_changes_the_operation_it_can_change() {
         let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
-        let send = WorkRequest::send(&[]).imm(0x0102_0304).as_request();
+        let send = WorkRequest::send(&[]).imm(0x0102_0304).request;
         assert_eq!(send.op, SendOp::SendImm(ImmDt([1, 2, 3, 4])));
-        let write = WorkRequest::write(&[], remote).imm(1).imm(2).as_request();
+        let write = WorkRequest::write(&[], remote).imm(1).imm(2).request;
         assert_eq!(write.op, SendOp::WriteImm { remote_addr: 8, rkey: RKey(9), imm: ImmDt([0, 0, 0, 2]) });
-        let read = WorkRequest::read(&[], remote).imm(1).as_request();
+        let read = WorkRequest::read(&[], remote).imm(1).request;
         assert_eq!(read.op, SendOp::Read { remote_addr: 8, rkey: RKey(9) });
     }
 
     #[test]
     fn flags_add_up() {
-        let request = WorkRequest::send_inline(b"x").wr_id(5).signaled().fence().solicited().as_request();
+        let request = WorkRequest::send_inline(b"x").wr_id(5).signaled().fence().solicited().request;
         assert_eq!(request.flags, SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED);
         assert_eq!(request.wr_id, 5);
     }

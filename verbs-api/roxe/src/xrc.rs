@@ -3,7 +3,7 @@
 //!
 //! Touches the provider's XRC domain.
 
-use crate::{CompletionQueue, Context, Error, ProtectionDomain, SharedReceiveQueue};
+use crate::{CompletionQueue, Context, Error, ObjectId, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -66,14 +66,14 @@ impl Context {
 /// ```
 #[derive(Clone, Debug)]
 pub struct XrcDomain {
-    xrcd: Arc<provider::Xrcd>,
-    context: Context,
+    pub(crate) xrcd: Arc<provider::Xrcd>,
+    pub(crate) context: Context,
 }
 
 impl XrcDomain {
     fn open(context: &Context, file: Option<BorrowedFd<'_>>) -> Result<Self, Error> {
         let init = provider::XrcdInit { file, create: true, exclusive: false };
-        Ok(Self { xrcd: context.provider().open_xrcd(init)?, context: context.clone() })
+        Ok(Self { xrcd: context.0.open_xrcd(init)?, context: context.clone() })
     }
 
     /// Makes a shared receive queue of the domain, for `max_wr` requests of at most `max_sge`
@@ -90,14 +90,8 @@ impl XrcDomain {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<SharedReceiveQueue, Error> {
-        SharedReceiveQueue::create_in(&self.xrcd, pd, cq, max_wr, max_sge)
-    }
-
-    pub(crate) const fn context(&self) -> &Context {
-        &self.context
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<provider::Xrcd> {
-        &self.xrcd
+        let id = ObjectId::next();
+        let init = provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 };
+        Ok(SharedReceiveQueue { srq: self.xrcd.create_srq(&pd.pd, &cq.cq, init)?, id })
     }
 }

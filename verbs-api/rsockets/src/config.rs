@@ -1,5 +1,6 @@
 //! What an administrator may set: one number in each file of `/etc/rdma/rsocket`.
 
+use crate::proto::stream::Sizes;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,15 +10,11 @@ const FOLDER: &str = "/etc/rdma/rsocket";
 /// Smallest send buffer that is worth having.
 pub(crate) const LOW_WATER: u32 = 2048;
 
-/// The defaults of new sockets, and how to wait.
+/// The defaults of new sockets, and how to wait. A datagram socket has a copy of its own to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    pub(crate) recv_buffer: u32,
-    pub(crate) send_buffer: u32,
-    pub(crate) send_queue: u16,
-    pub(crate) recv_queue: u16,
-    pub(crate) inline: u16,
-    pub(crate) iomaps: u16,
+    pub(crate) sizes: Sizes,
+    pub(crate) inline: u32,
     /// How long to look for data before sleeping.
     pub(crate) polling_time: Duration,
     /// Longest sleep in `poll`.
@@ -27,12 +24,8 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            recv_buffer: 1 << 17,
-            send_buffer: 1 << 17,
-            send_queue: 384,
-            recv_queue: 384,
+            sizes: Sizes { send_queue: 384, recv_queue: 384, send_buffer: 1 << 17, recv_buffer: 1 << 17, iomaps: 0 },
             inline: 64,
-            iomaps: 0,
             polling_time: Duration::from_micros(10),
             wake_up: Duration::from_millis(500),
         }
@@ -57,12 +50,14 @@ impl Config {
         let short = |name: &str, default: u16| number(name).and_then(|n| n.try_into().ok()).unwrap_or(default);
         let buffer = |name: &str, default: u32| number(name).map_or(default, |bytes| bytes.clamp(2, 1 << 30));
         Self {
-            recv_buffer: buffer("mem_default", default.recv_buffer),
-            send_buffer: buffer("wmem_default", default.send_buffer).max(LOW_WATER),
-            send_queue: short("sqsize_default", default.send_queue),
-            recv_queue: short("rqsize_default", default.recv_queue),
-            inline: short("inline_default", default.inline),
-            iomaps: short("iomap_size", default.iomaps),
+            sizes: Sizes {
+                send_queue: short("sqsize_default", default.sizes.send_queue),
+                recv_queue: short("rqsize_default", default.sizes.recv_queue),
+                send_buffer: buffer("wmem_default", default.sizes.send_buffer).max(LOW_WATER),
+                recv_buffer: buffer("mem_default", default.sizes.recv_buffer),
+                iomaps: short("iomap_size", default.sizes.iomaps),
+            },
+            inline: number("inline_default").filter(|bytes| *bytes <= u16::MAX.into()).unwrap_or(default.inline),
             polling_time: number("polling_time").map_or(default.polling_time, |us| Duration::from_micros(us.into())),
             wake_up: number("wake_up_interval").map_or(default.wake_up, |ms| Duration::from_millis(ms.into())),
         }
@@ -91,9 +86,7 @@ mod tests {
         let read = Config::read(&folder);
         std::fs::remove_dir_all(&folder).unwrap();
         let expected = Config {
-            recv_buffer: 1_000_000,
-            send_buffer: LOW_WATER,
-            iomaps: 4,
+            sizes: Sizes { recv_buffer: 1_000_000, send_buffer: LOW_WATER, iomaps: 4, ..Config::default().sizes },
             polling_time: Duration::ZERO,
             ..Config::default()
         };

@@ -28,34 +28,26 @@ struct Set {
     members: Mutex<EpollMembers, Members>,
 }
 
-/// Descriptors by number, where the next report begins, and who has to hear of changes.
+/// What is asked for by descriptor, where the next report begins, and who has to hear of changes.
 #[derive(Debug, Default)]
 struct Members {
-    by_fd: BTreeMap<RawFd, Member>,
+    by_fd: BTreeMap<RawFd, epoll_event>,
     next: RawFd,
     watchers: Watchers,
 }
 
-/// What is asked for on a descriptor: `struct epoll_event`.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    events: u32,
-    data: u64,
-}
-
-impl Member {
-    /// The bits of `poll(2)` are those of `epoll(7)`; what comes above them says how to report.
-    fn asks(self) -> i16 {
-        (self.events as u16).cast_signed()
-    }
+/// What is asked for. The bits of `poll(2)` are those of `epoll(7)`; what comes above them says how
+/// to report.
+const fn asks(event: &epoll_event) -> i16 {
+    (event.events as u16).cast_signed()
 }
 
 impl Members {
     /// What to poll, from the member on whose turn it is.
     fn entries(&self) -> Vec<PollFd> {
         let later = self.by_fd.range(self.next..);
-        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| member.asks() != 0);
-        all.map(|(&fd, member)| PollFd { fd, events: member.asks(), revents: 0 }).collect()
+        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| asks(member) != 0);
+        all.map(|(&fd, member)| PollFd { fd, events: asks(member), revents: 0 }).collect()
     }
 
     /// What is found of `entries`, at most `room`. A descriptor that was closed leaves the set.
@@ -70,7 +62,7 @@ impl Members {
                 break;
             }
             let Some(member) = self.by_fd.get_mut(&entry.fd) else { continue };
-            found.push(epoll_event { events: entry.revents.cast_unsigned().into(), u64: member.data });
+            found.push(epoll_event { events: entry.revents.cast_unsigned().into(), u64: member.u64 });
             if member.events & EPOLLONESHOT.cast_unsigned() != 0 {
                 member.events &= !0xffff;
             }
@@ -125,8 +117,7 @@ pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) ->
         EPOLL_CTL_ADD if is_there => return Err(os(libc::EEXIST)),
         EPOLL_CTL_MOD | EPOLL_CTL_DEL if !is_there => return Err(os(libc::ENOENT)),
         EPOLL_CTL_ADD | EPOLL_CTL_MOD => {
-            let event = event.ok_or_else(|| os(libc::EFAULT))?;
-            members.by_fd.insert(fd, Member { events: event.events, data: event.u64 });
+            members.by_fd.insert(fd, event.ok_or_else(|| os(libc::EFAULT))?);
         }
         EPOLL_CTL_DEL => {
             members.by_fd.remove(&fd);

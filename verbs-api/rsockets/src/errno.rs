@@ -1,6 +1,5 @@
 //! Failures as errno: what a socket call would say.
 
-use roxe::cm::{CmEvent, CmEventKind};
 use roxe::{EnvironmentError, Error, Refusal, ResourceError};
 use std::io;
 
@@ -16,17 +15,5 @@ pub(crate) fn of(error: Error) -> io::Error {
             os(error.errno())
         }
         _ => os(error.refusal().map_or(libc::EIO, Refusal::errno)),
-    }
-}
-
-/// Why a connection did not come about.
-pub(crate) fn of_event(event: &CmEvent) -> i32 {
-    match event.kind() {
-        _ if event.status() < 0 => event.status().saturating_neg(),
-        CmEventKind::Rejected => libc::ECONNREFUSED,
-        CmEventKind::Unreachable => libc::ETIMEDOUT,
-        CmEventKind::AddrError | CmEventKind::RouteError => libc::EHOSTUNREACH,
-        CmEventKind::DeviceRemoval => libc::ENODEV,
-        _ => libc::ECONNABORTED,
     }
 }

@@ -8,13 +8,14 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+/// A descriptor that is readable when there is something to do, and a time when there is.
+pub(crate) type Wish = (Option<RawFd>, Option<Instant>);
+
 /// What the thread can look after.
 pub(crate) trait Serviced: Send + Sync {
-    /// Whether the background thread of this process has to look after it.
-    fn needs_service(&self) -> bool;
-
-    /// On what and until when the thread sleeps for it.
-    fn wants_service(&self) -> (Option<RawFd>, Option<Instant>);
+    /// On what and until when the background thread of this process sleeps for it; `None` if it has
+    /// not to look after it.
+    fn wants_service(&self) -> Option<Wish>;
 
     /// The thread looks after it.
     fn serve(&self, now: Instant);
@@ -61,8 +62,7 @@ fn run(waker: &Waker) {
     while let Some(members) = members() {
         let mut fds = vec![wait::waiting_for(waker.fd())];
         let mut deadline: Option<Instant> = None;
-        for socket in members.iter().filter_map(Weak::upgrade) {
-            let (fd, due) = socket.wants_service();
+        for (fd, due) in members.iter().filter_map(|socket| socket.upgrade()?.wants_service()) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
         }
@@ -78,7 +78,7 @@ fn run(waker: &Waker) {
 /// Who needs the thread; if nobody does, it ends.
 fn members() -> Option<Vec<Weak<dyn Serviced>>> {
     let mut service = SERVICE.lock();
-    service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.needs_service()));
+    service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.wants_service().is_some()));
     if service.members.is_empty() {
         service.running = None;
         return None;

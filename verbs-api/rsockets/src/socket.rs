@@ -3,7 +3,7 @@
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
-use crate::service::{self, Serviced};
+use crate::service::{self, Serviced, Wish};
 use crate::stream::{Drain, Fill, RecvMode, Stream};
 use crate::wait::{Source, Waker};
 use roxe::{MemoryRegion, ProtectionDomain};
@@ -81,7 +81,7 @@ impl Socket {
             descriptor_flags: AtomicI32::new(close_on_exec),
             process: std::process::id(),
         });
-        if socket.needs_service() {
+        if socket.wants_service().is_some() {
             service::join(&socket)?;
         }
         Ok(socket)
@@ -332,15 +332,8 @@ impl Socket {
 }
 
 impl Serviced for Socket {
-    fn needs_service(&self) -> bool {
-        self.is_own() && of_kind!(self, socket => socket.needs_service())
-    }
-
-    fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
-        match &self.kind {
-            Kind::Stream(stream) => stream.wants_service(),
-            Kind::Datagram(datagram) => (datagram.wants_service(), None),
-        }
+    fn wants_service(&self) -> Option<Wish> {
+        if self.is_own() { of_kind!(self, socket => socket.wants_service()) } else { None }
     }
 
     fn serve(&self, now: Instant) {

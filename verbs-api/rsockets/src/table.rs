@@ -1,6 +1,7 @@
 //! Numbers to sockets: the calls that make and end them. A socket's number is that of a descriptor
 //! it owns, so it never collides with a file.
 
+use crate::errno::os;
 use crate::lock::Table;
 use crate::socket::Socket;
 use crate::sys;
@@ -27,7 +28,7 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
 /// # Errors
 /// EBADF, EINVAL if it does not listen, EAGAIN if it is non-blocking and there is none.
 pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
-    let (socket, peer) = get(fd)?.accept()?;
+    let (socket, peer) = find(fd).ok_or_else(|| os(libc::EBADF))?.accept()?;
     Ok((insert(socket), peer))
 }
 
@@ -37,7 +38,8 @@ pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
 /// # Errors
 /// EBADF.
 pub(crate) fn close(fd: RawFd) -> io::Result<()> {
-    let socket = remove(fd)?;
+    // Before its descriptor is closed and the number given to somebody else.
+    let socket = TABLE.write().remove(&fd).ok_or_else(|| os(libc::EBADF))?;
     if !socket.is_own() {
         // Of the parent, who goes on using it: here only the number is given up. The rest stays as
         // the fork found it.
@@ -54,19 +56,9 @@ pub fn find(fd: RawFd) -> Option<Arc<Socket>> {
     TABLE.read().get(&fd).cloned()
 }
 
-/// The socket of this number, or EBADF.
-fn get(fd: RawFd) -> io::Result<Arc<Socket>> {
-    find(fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
-}
-
 /// Enters a new socket and returns its number.
 fn insert(socket: Arc<Socket>) -> RawFd {
     let fd = socket.fd();
     TABLE.write().insert(fd, socket);
     fd
-}
-
-/// Takes a socket out, before its descriptor is closed and the number given to somebody else.
-fn remove(fd: RawFd) -> io::Result<Arc<Socket>> {
-    TABLE.write().remove(&fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
 }

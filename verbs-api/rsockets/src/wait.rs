@@ -7,6 +7,7 @@
 //! others, who look again.
 
 use crate::config::Config;
+use crate::errno::os;
 use crate::sys;
 use std::cell::RefCell;
 use std::fs::File;
@@ -117,6 +118,25 @@ pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: i
     Ok(())
 }
 
+/// Repeats `attempt` until it brings something; waits in between until one of `events` holds.
+///
+/// # Errors
+/// Those of `attempt`; EAGAIN if it brings nothing and is not to `wait`; EINTR.
+pub(crate) fn retry<T>(
+    source: &impl Source,
+    wait: bool,
+    events: i16,
+    mut attempt: impl FnMut() -> io::Result<Option<T>>,
+) -> io::Result<T> {
+    loop {
+        match attempt()? {
+            Some(done) => return Ok(done),
+            None if wait => until(source, None, || source.ready(events) != 0)?,
+            None => return Err(os(libc::EAGAIN)),
+        }
+    }
+}
+
 fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> io::Result<()> {
     let waker = Waker::current()?;
     loop {
@@ -129,7 +149,7 @@ fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl F
             true => return Ok(()),
             false if done() => return Ok(()),
             false if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
-                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+                return Err(os(libc::ETIMEDOUT));
             }
             false => {}
         }

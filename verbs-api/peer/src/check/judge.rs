@@ -1,7 +1,7 @@
 //! One check: bytes are written on one side, an operation moves them, both sides' completions and
 //! all bytes around the target are compared.
 
-use super::pair::{End, Pair, REGION};
+use super::pair::{End, Pair, QKEY, REGION};
 use super::plan::{Check, Op, Service};
 use crate::client::ClientError;
 use crate::protocol::{Command, from_hex, limits, to_hex};
@@ -43,9 +43,9 @@ pub fn check(pair: &mut Pair<'_>, check: &Check, seed: u64) -> Result<(), Failed
     if check.op.takes_receive() {
         let extra = if check.service == Service::Ud { GRH } else { 0 };
         let sge = json!([{"mr": to.mr, "offset": TARGET - extra, "length": u64::from(check.size) + extra}]);
-        to.call(Command::PostRecv, json!({"qp": to.qp, "wr_id": 2, "sge": sge}))?;
+        to.client.call(Command::PostRecv, json!({"qp": to.qp, "wr_id": 2, "sge": sge}))?;
     }
-    from.call(Command::PostSend, moved.request(check, from, to))?;
+    from.client.call(Command::PostSend, moved.request(check, from, to))?;
     let sent = completion(from, "the requester")?;
     expect(&sent, "the requester's completion", &[("wr_id", 1.into()), ("opcode", check.op.opcodes().1.into())])?;
     if check.op.takes_receive() {
@@ -67,7 +67,7 @@ pub fn check(pair: &mut Pair<'_>, check: &Check, seed: u64) -> Result<(), Failed
     moved.compare(check, from, to)
 }
 
-/// The bytes of a check.
+/// The bytes of a check, those of an atomic as they are before it.
 struct Moved {
     bytes: Vec<u8>,
     imm: u32,
@@ -84,19 +84,19 @@ impl Moved {
             state ^= state << 17;
             state
         };
-        let bytes: Vec<u8> = (0..check.size).map(|_| next().to_le_bytes()[3]).collect();
+        let bytes = match check.op.is_atomic() {
+            true => ATOMIC.0.to_ne_bytes().to_vec(),
+            false => (0..check.size).map(|_| next().to_le_bytes()[3]).collect(),
+        };
         let imm = (next() >> 32) as u32;
-        let (source, target) = if check.op == Op::Read || check.op.is_atomic() { (to, from) } else { (from, to) };
-        let atomic = ATOMIC.0.to_ne_bytes();
-        let content = if check.op.is_atomic() { &atomic[..] } else { &bytes };
-        write(source, SOURCE, content)?;
-        write(target, TARGET - GUARD, &vec![GUARD_BYTE; content.len() + 2 * GUARD as usize])?;
+        let (source, target) = if check.op.is_pull() { (to, from) } else { (from, to) };
+        write(source, SOURCE, &bytes)?;
+        write(target, TARGET - GUARD, &vec![GUARD_BYTE; bytes.len() + 2 * GUARD as usize])?;
         Ok(Self { bytes, imm })
     }
 
     fn request(&self, check: &Check, from: &End<'_>, to: &End<'_>) -> Value {
-        let is_pull = check.op == Op::Read || check.op.is_atomic();
-        let (local, remote) = if is_pull { (TARGET, SOURCE) } else { (SOURCE, TARGET) };
+        let (local, remote) = if check.op.is_pull() { (TARGET, SOURCE) } else { (SOURCE, TARGET) };
         let mut request = json!({
             "qp": from.qp, "wr_id": 1, "opcode": check.op.opcodes().0,
             "sge": [{"mr": from.mr, "offset": local, "length": check.size}],
@@ -107,7 +107,7 @@ impl Moved {
         if let Some(ah) = from.ah {
             request["ah"] = ah.into();
             request["remote_qpn"] = to.qpn.into();
-            request["remote_qkey"] = End::qkey().into();
+            request["remote_qkey"] = QKEY.into();
         } else if !matches!(check.op, Op::Send | Op::SendImm) {
             request["remote_addr"] = (to.addr + remote).into();
             request["rkey"] = to.rkey.into();
@@ -126,18 +126,13 @@ impl Moved {
     /// Compares what is there with what should be. Only a WRITE without acknowledgement may still
     /// be under way.
     fn compare<'a>(&self, check: &Check, from: &mut End<'a>, to: &mut End<'a>) -> Result<(), Failed> {
-        let is_pull = check.op == Op::Read || check.op.is_atomic();
-        let old = ATOMIC.0.to_ne_bytes();
-        let content = if check.op.is_atomic() { &old[..] } else { &self.bytes };
         let guard = vec![GUARD_BYTE; GUARD as usize];
-        let mut wanted = [&guard, content, &guard].concat();
-        if check.service == Service::Ud {
-            // The GRH, or on RoCE v2 over IPv4 half of it and bytes that nobody defines.
-            wanted.drain(..GUARD as usize);
-        }
-        let begin = if check.service == Service::Ud { TARGET } else { TARGET - GUARD };
+        // In front of a datagram is the GRH, or on RoCE v2 over IPv4 half of it and bytes that
+        // nobody defines.
+        let before = if check.service == Service::Ud { &[] } else { &guard[..] };
+        let (wanted, begin) = ([before, &self.bytes, &guard].concat(), TARGET - before.len() as u64);
         let until = Instant::now() + Duration::from_millis(PATIENCE_MS);
-        let target = if is_pull { &mut *from } else { &mut *to };
+        let target = if check.op.is_pull() { &mut *from } else { &mut *to };
         loop {
             let found = read(target, begin, wanted.len())?;
             if found == wanted {
@@ -170,7 +165,7 @@ fn difference(wanted: &[u8], found: &[u8], begin: u64) -> String {
 }
 
 fn completion(end: &mut End<'_>, who: &str) -> Result<Value, Failed> {
-    let mut answer = end.call(Command::Poll, json!({"cq": end.cq, "max": 2, "timeout_ms": PATIENCE_MS}))?;
+    let mut answer = end.client.call(Command::Poll, json!({"cq": end.cq, "max": 2, "timeout_ms": PATIENCE_MS}))?;
     let list = answer["completions"].as_array_mut();
     let [one] = &mut list.map_or_else(Vec::new, std::mem::take)[..] else {
         return Err(Failed::Wrong(format!("{who} has got no completion, or several: {answer}")));
@@ -190,7 +185,7 @@ fn expect(completion: &Value, what: &str, wanted: &[(&str, Value)]) -> Result<()
 
 fn write(end: &mut End<'_>, offset: u64, bytes: &[u8]) -> Result<(), ClientError> {
     for (offset, part) in (offset..).step_by(limits::TRANSFER).zip(bytes.chunks(limits::TRANSFER)) {
-        end.call(Command::Write, json!({"mr": end.mr, "offset": offset, "hex": to_hex(part)}))?;
+        end.client.call(Command::Write, json!({"mr": end.mr, "offset": offset, "hex": to_hex(part)}))?;
     }
     Ok(())
 }
@@ -200,7 +195,7 @@ fn read(end: &mut End<'_>, offset: u64, len: usize) -> Result<Vec<u8>, Failed> {
     while bytes.len() < len {
         let part = (len - bytes.len()).min(limits::TRANSFER);
         let place = offset + bytes.len() as u64;
-        let answer = end.call(Command::Read, json!({"mr": end.mr, "offset": place, "length": part}))?;
+        let answer = end.client.call(Command::Read, json!({"mr": end.mr, "offset": place, "length": part}))?;
         let part = answer["hex"].as_str().and_then(from_hex).filter(|bytes| bytes.len() == part);
         bytes.extend(part.ok_or_else(|| ClientError::Protocol("not the bytes that were asked for".to_owned()))?);
     }

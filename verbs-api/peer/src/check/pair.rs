@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Bytes of each region: the longest message twice, to be sent from and to be received in, and what
 /// must not be touched around it.
 pub(super) const REGION: u64 = 4 << 20;
-const QKEY: u32 = 0x1234_5678;
+/// The Q_Key that datagrams bear, and queue pairs ask for.
+pub(super) const QKEY: u32 = 0x1234_5678;
 const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
 
 /// Why there is no pair.
@@ -103,30 +104,21 @@ impl<'a> End<'a> {
             Service::Ud => json!({"qp": qp, "to": "INIT", "qkey": QKEY}),
             _ => json!({"qp": qp, "to": "INIT", "access": RIGHTS}),
         };
-        self.call(Command::ModifyQp, init)?;
+        self.client.call(Command::ModifyQp, init)?;
         let path = json!({"dgid": gid, "sgid_index": self.gid_index});
         if service == Service::Ud {
-            self.call(Command::ModifyQp, json!({"qp": qp, "to": "RTR"}))?;
-            self.ah = Some(number(&self.call(Command::CreateAh, path)?, "ah")?);
+            self.client.call(Command::ModifyQp, json!({"qp": qp, "to": "RTR"}))?;
+            self.ah = Some(number(&self.client.call(Command::CreateAh, path)?, "ah")?);
         } else {
             let mut rtr = json!({"qp": qp, "to": "RTR", "path_mtu": mtu, "dest_qpn": qpn, "rq_psn": 0xff_fff0});
             for name in ["dgid", "sgid_index"] {
                 rtr[name] = path[name].clone();
             }
-            self.call(Command::ModifyQp, rtr)?;
+            self.client.call(Command::ModifyQp, rtr)?;
         }
         // The PSNs of every pair go through 0 soon.
-        self.call(Command::ModifyQp, json!({"qp": qp, "to": "RTS", "sq_psn": 0xff_fff0}))?;
+        self.client.call(Command::ModifyQp, json!({"qp": qp, "to": "RTS", "sq_psn": 0xff_fff0}))?;
         Ok(())
-    }
-
-    pub(super) fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
-        self.client.call(command, arguments)
-    }
-
-    /// The Q_Key that datagrams bear, and queue pairs ask for.
-    pub(super) const fn qkey() -> u32 {
-        QKEY
     }
 }
 

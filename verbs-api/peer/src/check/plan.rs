@@ -84,6 +84,11 @@ impl Op {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 
+    /// Whether bytes come to the requester.
+    pub(super) const fn is_pull(self) -> bool {
+        matches!(self, Self::Read | Self::FetchAdd | Self::CmpSwap)
+    }
+
     /// Whether it takes a receive from the responder.
     #[must_use]
     pub const fn takes_receive(self) -> bool {

@@ -1,5 +1,7 @@
 //! Why a request was not carried out. Touches nothing.
 
+use std::{fmt, io};
+
 /// Why a request was not carried out: by the agent, or by the verb that it called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (errno {errno})")]
@@ -14,6 +16,11 @@ impl Refusal {
     /// A request that makes no sense: `EINVAL`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self { text: text.into(), errno: libc::EINVAL }
+    }
+
+    /// What the system said to `what`.
+    pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
+        Self { text: format!("{what}: {error}"), errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
 }
 

@@ -27,7 +27,7 @@ impl Session {
             })
             .collect();
         Ok(json!({
-            "device": self.context.name(),
+            "device": self.context.name,
             "port": port_info(self.port, &port),
             "gids": gids,
             "limits": device_limits(&attr),
@@ -44,7 +44,7 @@ impl Session {
     }
 
     pub(super) fn counters(&self) -> Result<Value> {
-        let folder = self.context.folder().join("ports").join(self.port.to_string()).join("hw_counters");
+        let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
         let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
         let counters: Map<_, _> = files
             .filter_map(|file| {
@@ -64,11 +64,8 @@ impl Session {
             // One was waited for, the others are those that have come meanwhile.
             until = std::time::Instant::now();
             let mut value = json!({"type": names::name(names::EVENTS, event.number)});
-            let handle = self.table.source(event.source);
             match event.source {
-                EventSource::Qp(_) => value["qp"] = handle.into(),
-                EventSource::Cq(_) => value["cq"] = handle.into(),
-                EventSource::Srq(_) => value["srq"] = handle.into(),
+                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
                 EventSource::Port(port) => value["port"] = port.into(),
                 EventSource::Device => {}
             }

@@ -1,9 +1,10 @@
 //! Connections by librdmacm: listening, asking, accepting, and what is told of them.
 
 use super::table::Object;
-use super::{Session, deadline};
+use super::{Session, deadline, private_data};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
-use crate::verbs::{CmChannel, CmEvent, CmId, Qp, Terms};
+use crate::verbs::{CmChannel, CmEvent, CmId, Qp};
+use roxe_abi::rdma_conn_param;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
@@ -55,7 +56,7 @@ impl Session {
         if qp.kind() != UD {
             id.bring(&qp, INIT)?;
         }
-        id.connect(&terms(args, &qp)?)?;
+        id.connect(&private_data(args)?, terms(args, &qp)?)?;
         Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id)))}))
     }
 
@@ -64,7 +65,7 @@ impl Session {
         let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
         while Instant::now() < until {
             let Some(event) = channel.event(until)? else { continue };
-            if event.about != id.address() {
+            if event.about != id.raw.addr() {
                 self.cm_events.push_back(event);
                 continue;
             }
@@ -78,7 +79,7 @@ impl Session {
         Err(Refusal { text: format!("no {wanted}"), errno: libc::ETIMEDOUT })
     }
 
-    pub(super) fn cm_accept(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn cm_accept(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
         let last = if args.has("to") { args.named("to", names::STATES)?.cast_signed() } else { RTS };
         if qp.kind() != UD {
@@ -86,34 +87,17 @@ impl Session {
                 id.bring(&qp, state)?;
             }
         }
-        id.accept(&terms(args, &qp)?)?;
-        Ok(json!({}))
+        id.accept(&private_data(args)?, terms(args, &qp)?)
     }
 
-    pub(super) fn cm_establish(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn cm_establish(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
         // INIT once more, as librdmacm does: before the connection was asked for nobody knew which
         // rights its peer needs.
         for state in [INIT, RTR, RTS] {
             id.bring(&qp, state)?;
         }
-        id.establish()?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_reject(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.reject(&args.bytes("hex")?.unwrap_or_default())?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_disconnect(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.disconnect()?;
-        Ok(json!({}))
-    }
-
-    pub(super) fn cm_notify(&mut self, args: &Args) -> Result<Value> {
-        self.table.cm(args.number("cm")?)?.notify()?;
-        Ok(json!({}))
+        id.establish()
     }
 
     pub(super) fn cm_events(&mut self, args: &Args) -> Result<Value> {
@@ -134,7 +118,7 @@ impl Session {
 
     /// An event in words; the identifier of a request becomes one of the session's.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
-        let about = self.table.cm_at(event.about);
+        let about = self.table.at("cm", event.about);
         let (cm, listener) = match event.new {
             Some(id) => {
                 self.table.has_room(0)?;
@@ -157,12 +141,14 @@ fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
     Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
 }
 
-fn terms(args: &Args, qp: &Qp) -> Result<Terms> {
-    Ok(Terms {
-        private_data: args.bytes("hex")?.unwrap_or_default(),
-        qpn: qp.number(),
-        depths: [args.or("responder_resources", 1)?, args.or("initiator_depth", 1)?],
-        retry_cnt: args.or("retry_cnt", 7)?,
-        rnr_retry: args.or("rnr_retry", 7)?,
+/// What a connection is asked for or accepted with, but for the private data.
+fn terms(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
+    Ok(rdma_conn_param {
+        qp_num: qp.number(),
+        responder_resources: args.or("responder_resources", 1)?,
+        initiator_depth: args.or("initiator_depth", 1)?,
+        retry_count: args.or("retry_cnt", 7)?,
+        rnr_retry_count: args.or("rnr_retry", 7)?,
+        ..rdma_conn_param::ZERO
     })
 }

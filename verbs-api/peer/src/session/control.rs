@@ -5,10 +5,9 @@ use super::card::mtu_bytes;
 use super::table::Object;
 use super::{Session, data};
 use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
-use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Window, Xrcd};
-use roxe_abi::{ibv_qp_attr, ibv_qp_cap};
+use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
+use roxe_abi::{ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 
@@ -96,11 +95,10 @@ impl Session {
         Ok(json!({"qp": self.table.insert(Object::Qp(qp)), "qpn": number, "cq": cq, "recv_cq": recv_handle}))
     }
 
-    pub(super) fn modify_qp(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn modify_qp(&mut self, args: &Args) -> Result<()> {
         let qp = self.table.qp(args.number("qp")?)?;
         let (attr, mask) = modification(args, qp.kind(), self.port, || self.gids())?;
-        qp.modify(attr, mask)?;
-        Ok(json!({}))
+        qp.modify(attr, mask)
     }
 
     pub(super) fn query_qp(&mut self, args: &Args) -> Result<Value> {
@@ -132,21 +130,21 @@ impl Session {
         let mr = self.table.mr(args.number("mr")?)?;
         let (offset, length): (usize, usize) = (args.or("offset", 0)?, args.number("length")?);
         let access = args.flags("access", names::ACCESS)?.unwrap_or(0);
-        let window = Window { addr: mr.addr(offset, length)?, mr, length: length as u64, access };
-        let rkey = qp.bind(&mw, &window, args.or("wr_id", 0)?, data::send_flags(args)?)?;
+        let (addr, length) = (mr.addr(offset, length)?, length as u64);
+        let part = ibv_mw_bind_info { addr, length, mw_access_flags: access, ..ibv_mw_bind_info::ZERO };
+        let rkey = qp.bind(&mw, &mr, part, args.or("wr_id", 0)?, data::send_flags(args)?)?;
         Ok(json!({ "rkey": rkey }))
     }
 
-    pub(super) fn set_member(&mut self, args: &Args, joins: bool) -> Result<Value> {
+    pub(super) fn set_member(&mut self, args: &Args, joins: bool) -> Result<()> {
         let group = args.gid("gid")?.ok_or_else(|| Refusal::invalid("gid is missing"))?;
         let handle = args.number("qp")?;
         self.table.qp(handle)?.set_member(group, joins)?;
         if joins {
-            self.hear(handle, group)?;
-        } else {
-            self.memberships.remove(&(handle, group));
+            return self.hear(handle, group);
         }
-        Ok(json!({}))
+        self.memberships.remove(&(handle, group));
+        Ok(())
     }
 
     /// Makes the interface of the card take the packets of a group of IPv4: the kernel's rxe gets
@@ -161,17 +159,9 @@ impl Session {
         let Some(ours) = ours else { return Ok(()) };
         let joined = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &ours).map(|()| socket));
-        let refused = |error: io::Error| Refusal {
-            text: format!("cannot join {address}: {error}"),
-            errno: error.raw_os_error().unwrap_or(libc::EIO),
-        };
+        let refused = |error| Refusal::os(format_args!("cannot join {address}"), &error);
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
-    }
-
-    pub(super) fn destroy_as(&mut self, kind: &str, handle: u64) -> Result<Value> {
-        self.table.destroy(kind, handle)?;
-        Ok(json!({}))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Session, deadline};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex, to_runs};
-use crate::verbs::{RecvRequest, Segment, SendRequest, Target};
-use roxe_abi::ibv_wc;
+use crate::verbs::Segment;
+use roxe_abi::{ibv_send_wr, ibv_wc, wr_atomic, wr_rdma, wr_ud, wr_union};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -43,43 +43,48 @@ impl Session {
             .collect()
     }
 
-    pub(super) fn post_send(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn post_send(&mut self, args: &Args) -> Result<()> {
         let qp = self.table.qp(args.number("qp")?)?;
-        let (opcode, flags) = (args.named("opcode", names::SEND_OPCODES)?, send_flags(args)?);
+        let (opcode, mut send_flags) = (args.named("opcode", names::SEND_OPCODES)?, send_flags(args)?);
         let inline = args.bytes("inline_data")?;
         if inline.as_ref().is_some_and(|bytes| bytes.len() > limits::TRANSFER || args.has("sge")) {
             return Err(Refusal::invalid("inline_data is too long, or comes with sge"));
         }
-        let target = if qp.kind() == UD {
-            let ah = self.table.ah(args.number("ah")?)?;
-            Target::Datagram { ah, qpn: args.number("remote_qpn")?, qkey: args.or("remote_qkey", 0)? }
+        let is_datagram = qp.kind() == UD;
+        let path = is_datagram.then(|| self.table.ah(args.number("ah")?)).transpose()?;
+        let wr = if is_datagram {
+            let (remote_qpn, remote_qkey) = (args.number("remote_qpn")?, args.or("remote_qkey", 0)?);
+            wr_union { ud: wr_ud { remote_qpn, remote_qkey, ..wr_ud::ZERO } }
         } else {
-            Target::Remote {
-                addr: args.or("remote_addr", 0)?,
-                rkey: args.or("rkey", 0)?,
-                compare_add: args.or("compare_add", 0)?,
-                swap: args.or("swap", 0)?,
-                is_atomic: matches!(opcode, 5 | 6),
+            let (remote_addr, rkey) = (args.or("remote_addr", 0)?, args.or("rkey", 0)?);
+            let (compare_add, swap) = (args.or("compare_add", 0)?, args.or("swap", 0)?);
+            match opcode {
+                5 | 6 => wr_union { atomic: wr_atomic { remote_addr, compare_add, swap, rkey } },
+                _ => wr_union { rdma: wr_rdma { remote_addr, rkey } },
             }
         };
+        // As it stands in the request: immediate data in network byte order, or a key.
         let imm_data = match args.optional("invalidate_rkey")? {
             Some(key) => key,
             None => args.or::<u32>("imm", 0)?.to_be(),
         };
-        let segments = self.segments(args, flags & INLINE != 0)?;
-        let (wr_id, srqn) = (args.or("wr_id", 0)?, args.or("remote_srqn", 0)?);
-        qp.post_send(&SendRequest { wr_id, opcode, flags, imm_data, segments, inline, target, srqn })?;
-        Ok(json!({}))
+        let mut segments = self.segments(args, send_flags & INLINE != 0)?;
+        if let Some(bytes) = &inline {
+            segments.push(Segment { addr: bytes.as_ptr().addr() as u64, length: bytes.len() as u32, lkey: 0 });
+            send_flags |= INLINE;
+        }
+        let (wr_id, remote_srqn) = (args.or("wr_id", 0)?, args.or("remote_srqn", 0)?);
+        let request = ibv_send_wr { wr_id, opcode, send_flags, imm_data, wr, remote_srqn, ..ibv_send_wr::ZERO };
+        qp.post_send(request, &segments, path.as_deref())
     }
 
-    pub(super) fn post_recv(&mut self, args: &Args) -> Result<Value> {
-        let request = RecvRequest { wr_id: args.or("wr_id", 0)?, segments: self.segments(args, false)? };
+    pub(super) fn post_recv(&mut self, args: &Args) -> Result<()> {
+        let (wr_id, segments) = (args.or("wr_id", 0)?, self.segments(args, false)?);
         match (args.optional("qp")?, args.optional("srq")?) {
-            (Some(handle), None) => self.table.qp(handle)?.post_recv(&request)?,
-            (None, Some(handle)) => self.table.srq(handle)?.post_recv(&request)?,
-            _ => return Err(Refusal::invalid("a receive is of a qp or of an srq")),
+            (Some(handle), None) => self.table.qp(handle)?.post_recv(wr_id, &segments),
+            (None, Some(handle)) => self.table.srq(handle)?.post_recv(wr_id, &segments),
+            _ => Err(Refusal::invalid("a receive is of a qp or of an srq")),
         }
-        Ok(json!({}))
     }
 
     /// Polls until there are as many as were asked for, or the time is over. Between two polls the
@@ -103,11 +108,6 @@ impl Session {
         Ok(json!({ "completions": completions }))
     }
 
-    pub(super) fn notify(&mut self, args: &Args) -> Result<Value> {
-        self.table.cq(args.number("cq")?)?.notify(args.is_set("solicited")?)?;
-        Ok(json!({}))
-    }
-
     pub(super) fn cq_event(&mut self, args: &Args) -> Result<Value> {
         let fired = self.table.cq(args.number("cq")?)?.event(deadline(args)?)?;
         Ok(json!({ "fired": fired }))
@@ -118,14 +118,13 @@ impl Session {
         Ok(if args.is_set("runs")? { json!({"runs": to_runs(&bytes)}) } else { json!({"hex": to_hex(&bytes)}) })
     }
 
-    pub(super) fn write(&mut self, args: &Args) -> Result<Value> {
+    pub(super) fn write(&mut self, args: &Args) -> Result<()> {
         let bytes = match (args.bytes("hex")?, args.optional("fill")?) {
             (Some(bytes), None) => bytes,
             (None, Some(fill)) => vec![fill; transfer(args)?],
             _ => return Err(Refusal::invalid("what is written is in hex, or in fill and length")),
         };
-        self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)?;
-        Ok(json!({}))
+        self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)
     }
 }
 

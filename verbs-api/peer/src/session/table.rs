@@ -1,7 +1,7 @@
 //! The objects of a session by their handles. A handle is never given out twice.
 
 use crate::protocol::{Refusal, Result, limits};
-use crate::verbs::{Ah, CmId, Cq, EventSource, Mr, Mw, Pd, Qp, Srq, Xrcd};
+use crate::verbs::{Ah, CmId, Cq, Mr, Mw, Pd, Qp, Srq, Xrcd};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -16,6 +16,13 @@ macro_rules! kinds {
             const fn kind(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => $name,)+
+                }
+            }
+
+            /// Where the library has it, to be compared with what an event is about.
+            fn address(&self) -> usize {
+                match self {
+                    $(Self::$variant(object) => object.raw.addr(),)+
                 }
             }
 
@@ -117,20 +124,9 @@ impl Table {
         self.memory = 0;
     }
 
-    /// The handle of the identifier at this address, if it is still there.
-    pub(super) fn cm_at(&self, address: usize) -> Option<u64> {
-        let is_it = |object: &Object| matches!(object, Object::Cm(id) if id.address() == address);
-        self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
-    }
-
-    /// The handle of the object that an event is about, if it is still there.
-    pub(super) fn source(&self, source: EventSource) -> Option<u64> {
-        let is_it = |object: &Object| match (object, source) {
-            (Object::Qp(qp), EventSource::Qp(address)) => qp.address() == address,
-            (Object::Cq(cq), EventSource::Cq(address)) => cq.address() == address,
-            (Object::Srq(srq), EventSource::Srq(address)) => srq.address() == address,
-            _ => false,
-        };
+    /// The handle of the object of this kind at this address, if it is still there.
+    pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
+        let is_it = |object: &Object| object.kind() == kind && object.address() == address;
         self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
     }
 }

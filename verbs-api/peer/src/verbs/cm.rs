@@ -4,13 +4,13 @@
 //! has made by itself and bring it to its states with `rdma_init_qp_attr`.
 
 use super::library::CmLibrary;
-use super::{Qp, check, check_pointer, make_nonblocking, wait_readable};
+use super::{Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};
 use core::{ptr, slice};
-use libc::{sockaddr, sockaddr_in, sockaddr_in6};
 use roxe_abi::*;
-use std::net::{IpAddr, SocketAddr};
+use socket2::SockAddr;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -117,73 +117,19 @@ impl Drop for CmChannel {
     }
 }
 
-/// What a connection is asked for or accepted with.
-pub(crate) struct Terms {
-    pub(crate) private_data: Vec<u8>,
-    pub(crate) qpn: u32,
-    pub(crate) depths: [u8; 2],
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-}
-
-impl Terms {
-    fn raw(&self) -> Result<rdma_conn_param, Refusal> {
-        let private_data_len = length(&self.private_data)?;
-        let [responder_resources, initiator_depth] = self.depths;
-        Ok(rdma_conn_param {
-            private_data: self.private_data.as_ptr().cast::<c_void>(),
-            private_data_len,
-            responder_resources,
-            initiator_depth,
-            retry_count: self.retry_cnt,
-            rnr_retry_count: self.rnr_retry,
-            qp_num: self.qpn,
-            ..rdma_conn_param::ZERO
-        })
-    }
+/// The terms of a connection that have no private data yet, with these.
+fn with_private_data(terms: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
+    let private_data_len = length(private_data)?;
+    Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..terms })
 }
 
 fn length(private_data: &[u8]) -> Result<u8, Refusal> {
     u8::try_from(private_data.len()).map_err(|_| Refusal::invalid("too much private data"))
 }
 
-/// An address as C has it.
-enum Address {
-    V4(sockaddr_in),
-    V6(sockaddr_in6),
-}
-
-impl Address {
-    fn of(address: SocketAddr) -> Self {
-        let port = address.port().to_be();
-        match address.ip() {
-            IpAddr::V4(ip) => Self::V4(sockaddr_in {
-                sin_family: libc::AF_INET as u16,
-                sin_port: port,
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
-                sin_zero: [0; 8],
-            }),
-            IpAddr::V6(ip) => Self::V6(sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as u16,
-                sin6_port: port,
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
-                sin6_scope_id: 0,
-            }),
-        }
-    }
-
-    fn raw(&mut self) -> *mut sockaddr {
-        match self {
-            Self::V4(address) => ptr::from_mut(address).cast(),
-            Self::V6(address) => ptr::from_mut(address).cast(),
-        }
-    }
-}
-
 /// An identifier: a listener, or a connection.
 pub(crate) struct CmId {
-    raw: *mut rdma_cm_id,
+    pub(crate) raw: *mut rdma_cm_id,
     channel: Rc<CmChannel>,
 }
 
@@ -197,16 +143,11 @@ impl CmId {
         Ok(Self { raw, channel: Rc::clone(channel) })
     }
 
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
-    }
-
     /// Listens there, and tells at which port.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
-        let (library, mut address) = (&self.channel.library, Address::of(address));
+        let (library, address) = (&self.channel.library, SockAddr::from(address));
         // SAFETY: the identifier is alive, and so is the address during the call.
-        check("rdma_bind_addr", unsafe { (library.rdma_bind_addr)(self.raw, address.raw()) })?;
+        check("rdma_bind_addr", unsafe { (library.rdma_bind_addr)(self.raw, address.as_ptr().cast()) })?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
         // SAFETY: the identifier is alive.
         check("rdma_listen", unsafe { (library.rdma_listen)(self.raw, backlog) })?;
@@ -216,11 +157,11 @@ impl CmId {
 
     /// Begins to look for the way to `to`; an event tells the end.
     pub(crate) fn resolve_addr(&self, from: Option<SocketAddr>, to: SocketAddr) -> Result<(), Refusal> {
-        let (mut from, mut to) = (from.map(Address::of), Address::of(to));
-        let from = from.as_mut().map_or(ptr::null_mut(), Address::raw);
+        let (from, to) = (from.map(SockAddr::from), SockAddr::from(to));
+        let from = from.as_ref().map_or(ptr::null(), SockAddr::as_ptr);
         let resolve = self.channel.library.rdma_resolve_addr;
         // SAFETY: the identifier is alive, and so are the addresses during the call.
-        check("rdma_resolve_addr", unsafe { resolve(self.raw, from, to.raw(), RESOLVE_MS) })
+        check("rdma_resolve_addr", unsafe { resolve(self.raw, from.cast(), to.as_ptr().cast(), RESOLVE_MS) })
     }
 
     /// Begins to look for the route; an event tells the end.
@@ -238,14 +179,14 @@ impl CmId {
         qp.modify(attr, mask.unsigned_abs())
     }
 
-    pub(crate) fn connect(&self, terms: &Terms) -> Result<(), Refusal> {
-        let mut param = terms.raw()?;
+    pub(crate) fn connect(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
+        let mut param = with_private_data(terms, private_data)?;
         // SAFETY: the identifier is alive, and so is what the structure points to.
         check("rdma_connect", unsafe { (self.channel.library.rdma_connect)(self.raw, &raw mut param) })
     }
 
-    pub(crate) fn accept(&self, terms: &Terms) -> Result<(), Refusal> {
-        let mut param = terms.raw()?;
+    pub(crate) fn accept(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
+        let mut param = with_private_data(terms, private_data)?;
         // SAFETY: the identifier is alive, and so is what the structure points to.
         check("rdma_accept", unsafe { (self.channel.library.rdma_accept)(self.raw, &raw mut param) })
     }
@@ -271,22 +212,8 @@ impl CmId {
         // SAFETY: the identifier is alive.
         check("rdma_notify", unsafe { (self.channel.library.rdma_notify)(self.raw, COMM_EST) })
     }
-
-    /// Destroys it and tells what the function answered.
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
-        let raw = core::mem::replace(&mut self.raw, ptr::null_mut());
-        if raw.is_null() {
-            return Ok(());
-        }
-        // SAFETY: alive until this call, nobody has its pointer now, and all its events have been
-        // acknowledged.
-        check("rdma_destroy_id", unsafe { (self.channel.library.rdma_destroy_id)(raw) })
-    }
 }
 
-impl Drop for CmId {
-    fn drop(&mut self) {
-        // Nobody is there to be told.
-        let _ = self.end();
-    }
+owned! {
+    CmId by rdma_destroy_id = |id| Some(id.channel.library.rdma_destroy_id);
 }

@@ -16,19 +16,18 @@ const GIDS: usize = 256;
 
 /// An opened device; closed when the last object of it is gone.
 pub(crate) struct Context {
-    raw: *mut ibv_context,
-    library: Rc<Library>,
-    name: String,
-    folder: PathBuf,
+    pub(super) raw: *mut ibv_context,
+    pub(super) library: Rc<Library>,
+    pub(crate) name: String,
+    /// In sysfs.
+    pub(crate) folder: PathBuf,
 }
 
-/// What an asynchronous event is about: the address of the object, to be compared only, or the
-/// port.
+/// What an asynchronous event is about: the kind and the address of the object, to be compared
+/// only, or the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSource {
-    Qp(usize),
-    Cq(usize),
-    Srq(usize),
+    Object(&'static str, usize),
     Port(u8),
     Device,
 }
@@ -67,14 +66,6 @@ impl Context {
         Ok(Rc::new(context))
     }
 
-    pub(super) fn library(&self) -> &Library {
-        &self.library
-    }
-
-    pub(super) const fn raw(&self) -> *mut ibv_context {
-        self.raw
-    }
-
     /// The functions that the headers call inline.
     pub(super) fn ops(&self) -> &ibv_context_ops {
         // SAFETY: the context is open, and nobody changes its functions.
@@ -99,15 +90,6 @@ impl Context {
         }
         // SAFETY: the structure is there as a whole, and nobody changes its functions.
         Some(unsafe { &*start })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The folder of the device in sysfs.
-    pub(crate) const fn folder(&self) -> &PathBuf {
-        &self.folder
     }
 
     pub(crate) fn device_attr(&self) -> Result<ibv_device_attr, Refusal> {
@@ -153,9 +135,9 @@ impl Context {
         // initialized because the union was.
         let (address, port) = unsafe { (event.element.cq.addr(), event.element.port_num) };
         let source = match number {
-            0 => EventSource::Cq(address),
-            1..=7 | 16 => EventSource::Qp(address),
-            14 | 15 => EventSource::Srq(address),
+            0 => EventSource::Object("cq", address),
+            1..=7 | 16 => EventSource::Object("qp", address),
+            14 | 15 => EventSource::Object("srq", address),
             9..=13 | 17 | 18 => EventSource::Port(u8::try_from(port).unwrap_or(0)),
             _ => EventSource::Device,
         };

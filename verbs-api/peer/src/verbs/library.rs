@@ -76,10 +76,10 @@ library! {
     rdma_ack_cm_event: fn(*mut rdma_cm_event) -> c_int;
     rdma_create_id: fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, c_int) -> c_int;
     rdma_destroy_id: fn(*mut rdma_cm_id) -> c_int;
-    rdma_bind_addr: fn(*mut rdma_cm_id, *mut sockaddr) -> c_int;
+    rdma_bind_addr: fn(*mut rdma_cm_id, *const sockaddr) -> c_int;
     rdma_listen: fn(*mut rdma_cm_id, c_int) -> c_int;
     rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
-    rdma_resolve_addr: fn(*mut rdma_cm_id, *mut sockaddr, *mut sockaddr, c_int) -> c_int;
+    rdma_resolve_addr: fn(*mut rdma_cm_id, *const sockaddr, *const sockaddr, c_int) -> c_int;
     rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
     rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
     rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;

@@ -1,6 +1,6 @@
 //! Memory of the agent: pages of its own, registered; and windows.
 
-use super::{Pd, check, check_pointer, missing};
+use super::{Pd, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};
 use core::{mem, ptr};
@@ -22,11 +22,7 @@ impl Pages {
         // SAFETY: new pages, at a place that the kernel chooses.
         let begin = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
         if begin == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            return Err(Refusal {
-                text: format!("mmap: {error}"),
-                errno: error.raw_os_error().unwrap_or(libc::ENOMEM),
-            });
+            return Err(Refusal::os("mmap", &io::Error::last_os_error()));
         }
         Ok(Self { begin: begin.cast(), len })
     }
@@ -49,7 +45,7 @@ impl Drop for Pages {
 
 /// A memory region over pages of its own.
 pub(crate) struct Mr {
-    raw: *mut ibv_mr,
+    pub(crate) raw: *mut ibv_mr,
     pages: Option<Pages>,
     pd: Rc<Pd>,
 }
@@ -66,7 +62,7 @@ impl Mr {
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let begin = pages.begin.cast::<c_void>();
         // SAFETY: the domain is alive; the pages stay until the region is deregistered.
-        let raw = unsafe { (pd.context().library().ibv_reg_mr)(pd.raw, begin, len, access) };
+        let raw = unsafe { (pd.context.library.ibv_reg_mr)(pd.raw, begin, len, access) };
         Ok(Self { raw: check_pointer("ibv_reg_mr", raw)?, pages: Some(pages), pd: Rc::clone(pd) })
     }
 
@@ -115,7 +111,7 @@ impl Mr {
             return Ok(());
         }
         // SAFETY: registered, and nobody has its pointer now.
-        let result = check("ibv_dereg_mr", unsafe { (self.pd.context().library().ibv_dereg_mr)(raw) });
+        let result = check("ibv_dereg_mr", unsafe { (self.pd.context.library.ibv_dereg_mr)(raw) });
         if result.is_err() {
             // The card may still use the pages: they stay for good.
             mem::forget(self.pages.take());
@@ -133,31 +129,19 @@ impl Drop for Mr {
 
 /// A memory window.
 pub(crate) struct Mw {
-    raw: *mut ibv_mw,
-    pd: Rc<Pd>,
+    pub(crate) raw: *mut ibv_mw,
+    pub(super) pd: Rc<Pd>,
     /// The region that it was bound to last: that one must not go before the window does.
-    bound: Cell<Option<Rc<Mr>>>,
+    pub(super) bound: Cell<Option<Rc<Mr>>>,
 }
 
 impl Mw {
     /// A window of type 1 or 2.
     pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
-        let alloc = pd.context().ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
+        let alloc = pd.context.ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
         // SAFETY: the domain is alive.
         let raw = unsafe { alloc(pd.raw, kind) };
         Ok(Self { raw: check_pointer("ibv_alloc_mw", raw)?, pd: Rc::clone(pd), bound: Cell::new(None) })
-    }
-
-    pub(super) const fn raw(&self) -> *mut ibv_mw {
-        self.raw
-    }
-
-    pub(super) fn pd(&self) -> &Rc<Pd> {
-        &self.pd
-    }
-
-    pub(super) fn set_bound(&self, mr: &Rc<Mr>) {
-        self.bound.set(Some(Rc::clone(mr)));
     }
 
     pub(crate) fn rkey(&self) -> u32 {
@@ -175,25 +159,8 @@ impl Mw {
         // SAFETY: the window is allocated.
         unsafe { (*self.raw).mw_type }
     }
-
-    /// Deallocates it and tells what the verb answered.
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
-        let raw = mem::replace(&mut self.raw, ptr::null_mut());
-        let Some(dealloc) = self.pd.context().ops().dealloc_mw.filter(|_| !raw.is_null()) else { return Ok(()) };
-        // SAFETY: allocated, and nobody has its pointer now.
-        check("ibv_dealloc_mw", unsafe { dealloc(raw) })
-    }
 }
 
-impl Drop for Mw {
-    fn drop(&mut self) {
-        // Nobody is there to be told.
-        let _ = self.end();
-    }
-}
-
-impl Mr {
-    pub(super) const fn raw(&self) -> *mut ibv_mr {
-        self.raw
-    }
+owned! {
+    Mw by ibv_dealloc_mw = |mw| mw.pd.context.ops().dealloc_mw;
 }

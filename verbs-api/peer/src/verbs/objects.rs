@@ -7,25 +7,21 @@ use std::rc::Rc;
 
 /// A protection domain.
 pub(crate) struct Pd {
-    pub(super) raw: *mut ibv_pd,
-    context: Rc<Context>,
+    pub(crate) raw: *mut ibv_pd,
+    pub(super) context: Rc<Context>,
 }
 
 impl Pd {
     pub(crate) fn alloc(context: &Rc<Context>) -> Result<Self, Refusal> {
         // SAFETY: the context is open.
-        let raw = unsafe { (context.library().ibv_alloc_pd)(context.raw()) };
+        let raw = unsafe { (context.library.ibv_alloc_pd)(context.raw) };
         Ok(Self { raw: check_pointer("ibv_alloc_pd", raw)?, context: Rc::clone(context) })
-    }
-
-    pub(super) const fn context(&self) -> &Rc<Context> {
-        &self.context
     }
 }
 
 /// A domain of XRC.
 pub(crate) struct Xrcd {
-    pub(super) raw: *mut ibv_xrcd,
+    pub(crate) raw: *mut ibv_xrcd,
     context: Rc<Context>,
 }
 
@@ -36,46 +32,27 @@ impl Xrcd {
         // `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`.
         let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
         // SAFETY: the context is open, the structure is the one of the ABI.
-        let raw = unsafe { open(context.raw(), &raw mut init) };
+        let raw = unsafe { open(context.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_open_xrcd", raw)?, context: Rc::clone(context) })
-    }
-
-    /// Closes it and tells what the verb answered.
-    pub(crate) fn end(&mut self) -> Result<(), Refusal> {
-        let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
-        let close = self.context.extended().and_then(|more| more.close_xrcd);
-        let Some(close) = close.filter(|_| !raw.is_null()) else { return Ok(()) };
-        // SAFETY: open, and nobody has its pointer now.
-        check("ibv_close_xrcd", unsafe { close(raw) })
-    }
-}
-
-impl Drop for Xrcd {
-    fn drop(&mut self) {
-        // Nobody is there to be told.
-        let _ = self.end();
     }
 }
 
 /// An address handle.
 pub(crate) struct Ah {
-    pub(super) raw: *mut ibv_ah,
+    pub(crate) raw: *mut ibv_ah,
     pd: Rc<Pd>,
 }
 
 impl Ah {
     pub(crate) fn create(pd: &Rc<Pd>, mut attr: ibv_ah_attr) -> Result<Self, Refusal> {
         // SAFETY: the domain is alive, the structure is the one of the ABI.
-        let raw = unsafe { (pd.context().library().ibv_create_ah)(pd.raw, &raw mut attr) };
+        let raw = unsafe { (pd.context.library.ibv_create_ah)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_ah", raw)?, pd: Rc::clone(pd) })
-    }
-
-    fn context(&self) -> &Context {
-        self.pd.context()
     }
 }
 
 owned! {
-    Pd by ibv_dealloc_pd;
-    Ah by ibv_destroy_ah;
+    Pd by ibv_dealloc_pd = |pd| Some(pd.context.library.ibv_dealloc_pd);
+    Xrcd by ibv_close_xrcd = |xrcd| xrcd.context.extended().and_then(|more| more.close_xrcd);
+    Ah by ibv_destroy_ah = |ah| Some(ah.pd.context.library.ibv_destroy_ah);
 }

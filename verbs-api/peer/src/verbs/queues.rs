@@ -27,15 +27,9 @@ struct Channel {
     context: Rc<Context>,
 }
 
-impl Channel {
-    fn context(&self) -> &Context {
-        &self.context
-    }
-}
-
 /// A completion queue. Its channel is a field of it, so it goes after the queue.
 pub(crate) struct Cq {
-    pub(super) raw: *mut ibv_cq,
+    pub(crate) raw: *mut ibv_cq,
     channel: Channel,
 }
 
@@ -43,18 +37,14 @@ impl Cq {
     pub(crate) fn create(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
         let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
         // SAFETY: the context is open.
-        let raw = unsafe { (context.library().ibv_create_comp_channel)(context.raw()) };
+        let raw = unsafe { (context.library.ibv_create_comp_channel)(context.raw) };
         let raw = check_pointer("ibv_create_comp_channel", raw)?;
         let channel = Channel { raw, context: Rc::clone(context) };
         // SAFETY: the channel is alive.
         make_nonblocking(unsafe { (*channel.raw).fd })?;
         // SAFETY: the context is open, the channel is alive.
-        let raw = unsafe { (context.library().ibv_create_cq)(context.raw(), cqe, ptr::null_mut(), channel.raw, 0) };
+        let raw = unsafe { (context.library.ibv_create_cq)(context.raw, cqe, ptr::null_mut(), channel.raw, 0) };
         Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel })
-    }
-
-    fn context(&self) -> &Context {
-        self.channel.context()
     }
 
     /// How many completions it holds.
@@ -63,14 +53,9 @@ impl Cq {
         unsafe { (*self.raw).cqe }
     }
 
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
-    }
-
     /// At most `max` completions.
     pub(crate) fn poll(&self, max: usize) -> Result<Vec<ibv_wc>, Refusal> {
-        let poll = self.context().ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
+        let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
         let room = c_int::try_from(max).unwrap_or(c_int::MAX);
         // SAFETY: the queue is alive, and there is room for as many entries as are asked for.
@@ -82,7 +67,7 @@ impl Cq {
 
     /// Asks for an event.
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
-        let notify = self.context().ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
+        let notify = self.channel.context.ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
         // SAFETY: the queue is alive.
         check("ibv_req_notify_cq", unsafe { notify(self.raw, c_int::from(solicited)) })
     }
@@ -95,7 +80,7 @@ impl Cq {
             return Ok(false);
         }
         let (mut cq, mut data) = (ptr::null_mut(), ptr::null_mut());
-        let library = self.context().library();
+        let library = &self.channel.context.library;
         // SAFETY: the channel is alive, and only this queue uses it.
         let code = unsafe { (library.ibv_get_cq_event)(self.channel.raw, &raw mut cq, &raw mut data) };
         check("ibv_get_cq_event", code)?;
@@ -107,8 +92,8 @@ impl Cq {
 
 /// A shared receive queue; one of XRC has a completion queue and a domain of its own.
 pub(crate) struct Srq {
-    pub(super) raw: *mut ibv_srq,
-    pd: Rc<Pd>,
+    pub(crate) raw: *mut ibv_srq,
+    pub(super) pd: Rc<Pd>,
     _xrc: Option<(Rc<Xrcd>, Rc<Cq>)>,
 }
 
@@ -117,7 +102,7 @@ impl Srq {
         let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, the structure is the one of the ABI.
-        let raw = unsafe { (pd.context().library().ibv_create_srq)(pd.raw, &raw mut init) };
+        let raw = unsafe { (pd.context.library.ibv_create_srq)(pd.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _xrc: None })
     }
 
@@ -128,7 +113,7 @@ impl Srq {
         xrcd: Rc<Xrcd>,
         cq: Rc<Cq>,
     ) -> Result<Self, Refusal> {
-        let create = pd.context().extended().and_then(|more| more.create_srq_ex);
+        let create = pd.context.extended().and_then(|more| more.create_srq_ex);
         let create = create.ok_or_else(|| missing("ibv_create_srq_ex"))?;
         let mut init = ibv_srq_init_attr_ex {
             attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
@@ -140,26 +125,17 @@ impl Srq {
             ..ibv_srq_init_attr_ex::ZERO
         };
         // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
-        let raw = unsafe { create(pd.context().raw(), &raw mut init) };
+        let raw = unsafe { create(pd.context.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_create_srq_ex", raw)?, pd: Rc::clone(pd), _xrc: Some((xrcd, cq)) })
     }
 
     /// The number by which requests of XRC name it.
     pub(crate) fn number(&self) -> Result<u32, Refusal> {
-        let get = self.context().extended().and_then(|more| more.get_srq_num);
+        let get = self.pd.context.extended().and_then(|more| more.get_srq_num);
         let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
         // SAFETY: the queue is alive, and there is a place for the number.
         check("ibv_get_srq_num", unsafe { get(self.raw, &raw mut number) })?;
         Ok(number)
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        self.pd.context()
-    }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
     }
 }
 
@@ -176,8 +152,8 @@ pub(crate) struct QpInit {
 
 /// A queue pair.
 pub(crate) struct Qp {
-    pub(super) raw: *mut ibv_qp,
-    pd: Rc<Pd>,
+    pub(crate) raw: *mut ibv_qp,
+    pub(super) pd: Rc<Pd>,
     init: QpInit,
 }
 
@@ -196,14 +172,14 @@ impl Qp {
             sq_sig_all: c_int::from(init.sig_all),
         };
         // SAFETY: the domain and the queues are alive, and stay as long as this has them.
-        let raw = unsafe { (pd.context().library().ibv_create_qp)(pd.raw, &raw mut attr) };
+        let raw = unsafe { (pd.context.library.ibv_create_qp)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
     }
 
     /// Either end of a connection of XRC: the initiator has a domain for its memory, the target one
     /// of XRC for the shared queues that requests name.
     fn create_xrc(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
-        let create = pd.context().extended().and_then(|more| more.create_qp_ex);
+        let create = pd.context.extended().and_then(|more| more.create_qp_ex);
         let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
         let mut attr = ibv_qp_init_attr_ex {
             qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
@@ -218,21 +194,8 @@ impl Qp {
             attr.sq_sig_all = c_int::from(init.sig_all);
         }
         // SAFETY: the domains and the queue are alive, and stay as long as this has them.
-        let raw = unsafe { create(pd.context().raw(), &raw mut attr) };
+        let raw = unsafe { create(pd.context.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp_ex", raw)?, pd: Rc::clone(pd), init })
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        self.pd.context()
-    }
-
-    pub(super) const fn pd(&self) -> &Rc<Pd> {
-        &self.pd
-    }
-
-    /// Its address, to be compared with that of an event.
-    pub(crate) fn address(&self) -> usize {
-        self.raw.addr()
     }
 
     /// One of `protocol::names::QP_TYPES`.
@@ -248,14 +211,14 @@ impl Qp {
     pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
         let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
         // SAFETY: the queue pair is alive, the structure is the one of the ABI.
-        check("ibv_modify_qp", unsafe { (self.context().library().ibv_modify_qp)(self.raw, &raw mut attr, mask) })
+        check("ibv_modify_qp", unsafe { (self.pd.context.library.ibv_modify_qp)(self.raw, &raw mut attr, mask) })
     }
 
     /// Its attributes, those of the mask for certain.
     pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
         let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
-        let query = self.context().library().ibv_query_qp;
+        let query = self.pd.context.library.ibv_query_qp;
         // SAFETY: the queue pair is alive, the structures are those of the ABI.
         check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, mask, &raw mut init) })?;
         Ok(attr)
@@ -263,7 +226,7 @@ impl Qp {
 
     /// Joins a multicast group, or leaves it.
     pub(crate) fn set_member(&self, group: [u8; 16], joins: bool) -> Result<(), Refusal> {
-        let (gid, library) = (ibv_gid { raw: group }, self.context().library());
+        let (gid, library) = (ibv_gid { raw: group }, &self.pd.context.library);
         let (verb, function) = match joins {
             true => ("ibv_attach_mcast", library.ibv_attach_mcast),
             false => ("ibv_detach_mcast", library.ibv_detach_mcast),
@@ -274,8 +237,8 @@ impl Qp {
 }
 
 owned! {
-    Channel by ibv_destroy_comp_channel;
-    Cq by ibv_destroy_cq;
-    Srq by ibv_destroy_srq;
-    Qp by ibv_destroy_qp;
+    Channel by ibv_destroy_comp_channel = |channel| Some(channel.context.library.ibv_destroy_comp_channel);
+    Cq by ibv_destroy_cq = |cq| Some(cq.channel.context.library.ibv_destroy_cq);
+    Srq by ibv_destroy_srq = |srq| Some(srq.pd.context.library.ibv_destroy_srq);
+    Qp by ibv_destroy_qp = |qp| Some(qp.pd.context.library.ibv_destroy_qp);
 }

@@ -4,12 +4,11 @@
 use super::behind;
 use crate::config::{AF_IB, options};
 use crate::rdma::{self, Rdma, rdma};
-use crate::real::real;
+use crate::real::{domain, real};
 use crate::table::{self, FdKind, Stage};
 use crate::{epoll, errno, fail};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_void};
-use core::mem::size_of;
 use core::slice;
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t};
 use std::os::fd::RawFd;
@@ -127,14 +126,6 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
         table::stage(new, Stage::Accepted);
     }
     new
-}
-
-/// The family of a kernel socket.
-fn domain(fd: c_int) -> c_int {
-    let (mut domain, mut len) = (libc::AF_INET, size_of::<c_int>() as socklen_t);
-    // SAFETY: a variable and its size.
-    unsafe { (real().getsockopt)(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, (&raw mut domain).cast(), &raw mut len) };
-    domain
 }
 
 /// `man 2 connect`. When nobody at that address speaks RDMA, the number becomes an ordinary socket.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order.
 /// Clones are the same channel.
 #[derive(Clone, Debug)]
-pub struct EventChannel(Arc<cm::Channel>);
+pub struct EventChannel(pub(crate) Arc<cm::Channel>);
 
 impl EventChannel {
     /// Makes one.
@@ -19,10 +19,6 @@ impl EventChannel {
     /// [`Error::Resources`] if the process has no descriptor left.
     pub fn create() -> Result<Self, Error> {
         Ok(Self(cm::Channel::create()?))
-    }
-
-    pub(crate) const fn provider(&self) -> &Arc<cm::Channel> {
-        &self.0
     }
 }
 

@@ -13,12 +13,12 @@ impl EventChannel {
     /// # Errors
     /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
     pub fn next(&self) -> Result<CmEvent, Error> {
-        Ok(CmEvent::new(self.provider().next()?))
+        Ok(CmEvent::new(self.0.next()?))
     }
 
     /// The oldest event, if there is one; never waits.
     pub fn try_next(&self) -> Option<CmEvent> {
-        self.provider().try_next().map(CmEvent::new)
+        self.0.try_next().map(CmEvent::new)
     }
 }
 
@@ -35,10 +35,8 @@ pub struct CmEvent {
 impl CmEvent {
     pub(crate) fn new(event: cm::Event) -> Self {
         let cm::Event { kind, status, id, listener, data, .. } = event;
-        match listener {
-            Some(listener) => Self { kind, status, id: CmId::identity(&listener), request: Some(CmId::own(id)), data },
-            None => Self { kind, status, id: CmId::identity(&id), request: None, data },
-        }
+        let about = CmId::identity(listener.as_ref().unwrap_or(&id));
+        Self { kind, status, id: about, request: listener.is_some().then(|| CmId::own(id)), data }
     }
 
     /// What happened.

@@ -55,7 +55,7 @@ impl CmId {
     /// [`Error::Resources`] if there are too many.
     pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
         let name = ObjectId::next();
-        let id = cm::Id::create(channel.provider(), port_space, name.0)?;
+        let id = cm::Id::create(&channel.0, port_space, name.0)?;
         Ok(Self(Arc::new(Held { id, name })))
     }
 
@@ -66,7 +66,7 @@ impl CmId {
     /// As [`create`](Self::create).
     pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
         let name = ObjectId::next();
-        let id = cm::Id::create_for(channel.provider(), port_space, service, name.0)?;
+        let id = cm::Id::create_for(&channel.0, port_space, service, name.0)?;
         Ok(Self(Arc::new(Held { id, name })))
     }
 
@@ -86,7 +86,7 @@ impl CmId {
                 id.set_user(ObjectId::next().0);
             }
         }
-        ObjectId::from_user(id.user())
+        ObjectId(id.user())
     }
 
     /// Who this is: events carry it.
@@ -266,13 +266,13 @@ impl CmId {
     /// # Errors
     /// [`Error::Argument`] if it is being destroyed.
     pub fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
-        Ok(self.0.id.migrate(to.provider())?)
+        Ok(self.0.id.migrate(&to.0)?)
     }
 
     /// The device that its address belongs to; none before `AddrResolved`, or if it is bound to
     /// all.
     pub fn device(&self) -> Option<Device> {
-        self.0.id.device().map(Device::new)
+        self.0.id.device().map(Device)
     }
 
     /// That device, opened: all ids on it share one context as long as something uses it.

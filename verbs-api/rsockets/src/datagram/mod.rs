@@ -7,19 +7,19 @@
 
 mod options;
 mod port;
-mod settings;
 
 use crate::addr::{mapped, unmapped, unspecified};
+use crate::config::Config;
 use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
+use crate::service::{self, Wish};
 use crate::stream::{Drain, Fill, RecvMode};
+use crate::sys;
 use crate::wait::{self, Source, Waker, Watchers};
-use crate::{service, sys};
-use port::{Arrived, Port};
+use port::{Arrived, Depth, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
-use settings::Settings;
 use socket2::{Domain, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -45,22 +45,18 @@ pub(crate) struct Datagram {
 
 #[derive(Debug)]
 struct Inner {
-    settings: Settings,
+    /// What the program has set.
+    settings: Config,
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
     /// Whom `connect` named: nobody else is heard.
     connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
-    shut: Shut,
+    /// Which directions the program has ended: in, out.
+    shut_read: bool,
+    shut_write: bool,
     closed: bool,
     watchers: Watchers,
-}
-
-/// Which directions the program has ended.
-#[derive(Clone, Copy, Debug, Default)]
-struct Shut {
-    read: bool,
-    write: bool,
 }
 
 /// A socket that was sent to or heard of.
@@ -95,12 +91,13 @@ impl Datagram {
         let socket = Socket::new(Domain::from(domain), Type::DGRAM, None)?;
         socket.set_nonblocking(true)?;
         let inner = Inner {
-            settings: Settings::new(),
+            settings: *Config::get(),
             ports: Vec::new(),
             peers: HashMap::new(),
             connected: None,
             inbox: VecDeque::new(),
-            shut: Shut::default(),
+            shut_read: false,
+            shut_write: false,
             closed: false,
             watchers: Watchers::default(),
         };
@@ -128,8 +125,8 @@ impl Datagram {
         if inner.connected.is_none() {
             return Err(os(libc::ENOTCONN));
         }
-        inner.shut.read |= read;
-        inner.shut.write |= write;
+        inner.shut_read |= read;
+        inner.shut_write |= write;
         inner.watchers.wake();
         Ok(())
     }
@@ -154,14 +151,9 @@ impl Datagram {
         self.inner.lock().connected.ok_or_else(|| os(libc::ENOTCONN))
     }
 
-    /// Whether the background thread has to look after it.
-    pub(crate) fn needs_service(&self) -> bool {
-        !self.inner.lock().closed
-    }
-
-    /// On what the background thread sleeps for it.
-    pub(crate) fn wants_service(&self) -> Option<RawFd> {
-        self.needs_service().then(|| self.fd())
+    /// On what the background thread sleeps for it, as long as it is open.
+    pub(crate) fn wants_service(&self) -> Option<Wish> {
+        (!self.inner.lock().closed).then(|| (Some(self.fd()), None))
     }
 
     /// Takes in what has come over UDP.
@@ -231,13 +223,13 @@ impl Datagram {
 
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
-        if !self.knows(to) {
+        if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.queue.is_none()) {
             // The answer may be here already: then what follows need not overtake what went over
             // UDP.
             self.serve();
         }
         let mut inner = self.current();
-        if inner.shut.write {
+        if inner.shut_write {
             return Err(os(libc::EPIPE));
         }
         let at = self.peer(&mut inner, to)?;
@@ -245,7 +237,7 @@ impl Datagram {
         let port = &mut ports[at];
         let source = SocketAddr::new(port.ip(), self.udp.local_addr()?.port());
         let header = datagram::encode_source(source);
-        let len = data.left(u32::MAX) as usize;
+        let len = data.left();
         if len > port.longest(header.as_slice().len()) {
             return Err(os(libc::EMSGSIZE));
         }
@@ -255,11 +247,6 @@ impl Datagram {
             None => self.send_address(port, to, true, data)?,
         }
         Ok(len)
-    }
-
-    /// Whether the peer's queue pair is known.
-    fn knows(&self, to: SocketAddr) -> bool {
-        self.inner.lock().peers.get(&to).is_some_and(|peer| peer.queue.is_some())
     }
 
     /// The own port that leads to `to`, which is remembered.
@@ -291,15 +278,7 @@ impl Datagram {
 
     /// Receives one datagram; what does not fit is lost.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
-        loop {
-            if let Some(received) = self.current().recv(room, mode.peek)? {
-                return Ok(received);
-            }
-            if !mode.wait {
-                return Err(os(libc::EAGAIN));
-            }
-            wait::until(self, None, || self.ready(libc::POLLIN) != 0)?;
-        }
+        wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }
 
     /// Locks it, with everything taken in that has happened.
@@ -316,7 +295,7 @@ impl Inner {
         if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
             return Ok(at);
         }
-        self.ports.push(Port::open(ip, self.settings.depth())?);
+        self.ports.push(Port::open(ip, Depth::of(&self.settings))?);
         // Whoever sleeps does not know its descriptor.
         self.watchers.wake();
         Ok(self.ports.len() - 1)
@@ -324,8 +303,8 @@ impl Inner {
 
     /// Whether a datagram from there is for the program, and has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
-        let room = self.inbox.len() < usize::from(self.settings.depth().recvs);
-        room && !self.shut.read && self.connected.is_none_or(|connected| connected == from)
+        let room = self.inbox.len() < usize::from(Depth::of(&self.settings).recvs);
+        room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
     }
 
     fn progress(&mut self) {
@@ -352,7 +331,7 @@ impl Inner {
         let Some(message) = self.inbox.front() else {
             return match self {
                 Self { closed: true, .. } => Err(os(libc::EBADF)),
-                Self { shut: Shut { read: true, .. }, .. } => Ok(Some((0, None))),
+                Self { shut_read: true, .. } => Ok(Some((0, None))),
                 _ => Ok(None),
             };
         };
@@ -364,7 +343,7 @@ impl Inner {
         if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
             self.ports[port].give_back(arrived.slot);
         }
-        Ok(Some((room.filled(), Some(from))))
+        Ok(Some((room.moved(), Some(from))))
     }
 }
 
@@ -372,10 +351,10 @@ impl Source for Datagram {
     fn ready(&self, events: i16) -> i16 {
         let inner = self.current();
         let mut ready = 0;
-        if !inner.inbox.is_empty() || inner.shut.read {
+        if !inner.inbox.is_empty() || inner.shut_read {
             ready |= libc::POLLIN;
         }
-        if inner.ports.iter().all(Port::can_send) || inner.shut.write {
+        if inner.ports.iter().all(Port::can_send) || inner.shut_write {
             ready |= libc::POLLOUT;
         }
         if inner.closed {

@@ -1,6 +1,7 @@
 //! One own address on the fabric: a UD queue pair with the memory for what it sends and receives.
 
 use crate::completions::{BATCH, Completions};
+use crate::config::Config;
 use crate::errno::{self, os};
 use crate::proto::datagram::{self, HeaderBytes, MAX_DATAGRAM};
 use crate::stream::Drain;
@@ -18,6 +19,8 @@ const QKEY: Qkey = Qkey(0x0123_4567);
 const GRH: usize = 40;
 /// Room for one datagram that arrives.
 const SLOT: usize = GRH + MAX_DATAGRAM;
+/// Longest queues.
+pub(crate) const MOST: u32 = 16384;
 /// Marks completions of receives.
 const RECV: u64 = 1 << 63;
 
@@ -27,6 +30,21 @@ pub(crate) struct Depth {
     pub(crate) sends: u16,
     pub(crate) recvs: u16,
     pub(crate) inline: u32,
+}
+
+impl Depth {
+    /// As many datagrams as both the queue and the buffer hold, but one at least.
+    pub(crate) fn of(settings: &Config) -> Self {
+        let fits = |queue: u16, buffer: u32| {
+            let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MOST);
+            datagrams as u16
+        };
+        Self {
+            sends: fits(settings.sizes.send_queue, settings.sizes.send_buffer),
+            recvs: fits(settings.sizes.recv_queue, settings.sizes.recv_buffer),
+            inline: settings.inline.min(MAX_DATAGRAM as u32),
+        }
+    }
 }
 
 /// A datagram that has arrived and not been read.
@@ -149,7 +167,7 @@ impl Port {
         let Some(slot) = self.free.pop() else { return Ok(false) };
         let start = usize::from(slot) * MAX_DATAGRAM;
         let body = start + header.as_slice().len();
-        let end = body + data.left(u32::MAX) as usize;
+        let end = body + data.left();
         self.send_buffer.write(start, header.as_slice())?;
         data.write_to(&self.send_buffer, body..end)?;
         let sges = [self.send_buffer.slice(start..end)?];

@@ -2,6 +2,7 @@
 //! its reply.
 
 use super::Violation;
+use std::array;
 
 /// Bytes of it.
 pub(crate) const CONN_DATA_LEN: usize = 40;
@@ -38,19 +39,13 @@ impl ByteOrder {
     /// That of this machine.
     pub(crate) const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
-    /// Bytes of `value` as a host of this order has them in memory.
-    const fn u64(self, value: u64) -> [u8; 8] {
-        match self {
-            Self::Big => value.to_be_bytes(),
-            Self::Little => value.to_le_bytes(),
+    /// The bytes of a number, most significant first, as a host of this order has them in memory;
+    /// and the other way round.
+    fn arranged<const N: usize>(self, mut bytes: [u8; N]) -> [u8; N] {
+        if self == Self::Little {
+            bytes.reverse();
         }
-    }
-
-    const fn u32(self, value: u32) -> [u8; 4] {
-        match self {
-            Self::Big => value.to_be_bytes(),
-            Self::Little => value.to_le_bytes(),
-        }
+        bytes
     }
 }
 
@@ -59,17 +54,19 @@ impl Target {
     // clause: RSOCK-TARGET
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; TARGET_LEN] {
         let mut out = [0; TARGET_LEN];
-        out[..8].copy_from_slice(&order.u64(self.addr));
-        out[8..12].copy_from_slice(&order.u32(self.rkey));
-        out[12..].copy_from_slice(&order.u32(self.len));
+        out[..8].copy_from_slice(&order.arranged(self.addr.to_be_bytes()));
+        out[8..12].copy_from_slice(&order.arranged(self.rkey.to_be_bytes()));
+        out[12..].copy_from_slice(&order.arranged(self.len.to_be_bytes()));
         out
     }
 
-    /// An entry of the own memory that the peer has written.
-    pub(crate) fn decode_native(bytes: [u8; TARGET_LEN]) -> Self {
-        let [addr, rest] = halves(bytes);
-        let [rkey, len] = quarters(rest);
-        Self { addr: u64::from_ne_bytes(addr), rkey: u32::from_ne_bytes(rkey), len: u32::from_ne_bytes(len) }
+    /// An entry in the memory of a host of this byte order.
+    pub(crate) fn decode(bytes: [u8; TARGET_LEN], order: ByteOrder) -> Self {
+        Self {
+            addr: u64::from_be_bytes(order.arranged(array::from_fn(|i| bytes[i]))),
+            rkey: u32::from_be_bytes(order.arranged(array::from_fn(|i| bytes[8 + i]))),
+            len: u32::from_be_bytes(order.arranged(array::from_fn(|i| bytes[12 + i]))),
+        }
     }
 }
 
@@ -85,18 +82,15 @@ impl Iomap {
     // clause: RSOCK-IOMAP
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; IOMAP_LEN] {
         let mut out = [0; IOMAP_LEN];
-        out[..8].copy_from_slice(&order.u64(self.offset));
+        out[..8].copy_from_slice(&order.arranged(self.offset.to_be_bytes()));
         out[8..].copy_from_slice(&self.place.encode(order));
         out
     }
 
     /// An entry of the own memory that the peer has written.
     pub(crate) fn decode_native(bytes: [u8; IOMAP_LEN]) -> Self {
-        let mut offset = [0; 8];
-        offset.copy_from_slice(&bytes[..8]);
-        let mut place = [0; TARGET_LEN];
-        place.copy_from_slice(&bytes[8..]);
-        Self { offset: u64::from_ne_bytes(offset), place: Target::decode_native(place) }
+        let offset = u64::from_ne_bytes(array::from_fn(|i| bytes[i]));
+        Self { offset, place: Target::decode(array::from_fn(|i| bytes[8 + i]), ByteOrder::NATIVE) }
     }
 
     /// The place of `offset` and the bytes that follow it there, if the mapping covers it.
@@ -153,7 +147,7 @@ impl ConnData {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Violation> {
         let bytes: &[u8; CONN_DATA_LEN] = bytes.first_chunk().ok_or(Violation)?;
         let [version, flags, high, low, _, _, _, iomaps, ..] = *bytes;
-        let targets = decode_big(&bytes[8..24])?;
+        let targets = Target::decode(array::from_fn(|i| bytes[8 + i]), ByteOrder::Big);
         if version != VERSION || targets.len == 0 {
             return Err(Violation);
         }
@@ -162,23 +156,9 @@ impl ConnData {
             credits: u16::from_be_bytes([high, low]),
             iomaps: (flags & FLAG_IOMAP != 0).then(|| unscale(iomaps)),
             targets,
-            data: decode_big(&bytes[24..])?,
+            data: Target::decode(array::from_fn(|i| bytes[24 + i]), ByteOrder::Big),
         })
     }
-}
-
-fn decode_big(bytes: &[u8]) -> Result<Target, Violation> {
-    let [addr, rest] = halves(bytes.try_into().map_err(|_| Violation)?);
-    let [rkey, len] = quarters(rest);
-    Ok(Target { addr: u64::from_be_bytes(addr), rkey: u32::from_be_bytes(rkey), len: u32::from_be_bytes(len) })
-}
-
-fn halves(bytes: [u8; 16]) -> [[u8; 8]; 2] {
-    std::array::from_fn(|half| std::array::from_fn(|i| bytes[half * 8 + i]))
-}
-
-fn quarters(bytes: [u8; 8]) -> [[u8; 4]; 2] {
-    std::array::from_fn(|half| std::array::from_fn(|i| bytes[half * 4 + i]))
 }
 
 /// A count in one byte: as it is up to 128, above that in steps of 256.
@@ -243,7 +223,7 @@ mod tests {
         assert_eq!(big, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
         let little = target.encode(ByteOrder::Little);
         assert_eq!(little, [8, 7, 6, 5, 4, 3, 2, 1, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21]);
-        assert_eq!(Target::decode_native(target.encode(ByteOrder::NATIVE)), target);
+        assert_eq!(Target::decode(target.encode(ByteOrder::NATIVE), ByteOrder::NATIVE), target);
     }
 
     // clause: RSOCK-IOMAP

@@ -38,8 +38,19 @@ pub(crate) struct HeaderBytes {
 }
 
 impl HeaderBytes {
-    const fn new(len: usize) -> Self {
-        Self { bytes: [0; MAX_HEADER], len }
+    /// A header that ends with this address, as long as its version of the two is; and the version.
+    fn ending_with(address: IpAddr, [v4, v6]: [usize; 2]) -> (Self, u8) {
+        let mut bytes = [0; MAX_HEADER];
+        match address {
+            IpAddr::V4(address) => {
+                bytes[v4 - 4..v4].copy_from_slice(&address.octets());
+                (Self { bytes, len: v4 }, 4)
+            }
+            IpAddr::V6(address) => {
+                bytes[v6 - 16..v6].copy_from_slice(&address.octets());
+                (Self { bytes, len: v6 }, 6)
+            }
+        }
     }
 
     pub(crate) fn as_slice(&self) -> &[u8] {
@@ -50,20 +61,12 @@ impl HeaderBytes {
 impl UdpHeader {
     // clause: RSOCK-UDP-HEADER
     pub(crate) fn encode(&self) -> HeaderBytes {
-        let (version, len) = match self.addr {
-            IpAddr::V4(_) => (4, UDP_V4_LEN),
-            IpAddr::V6(_) => (6, UDP_V6_LEN),
-        };
-        let mut out = HeaderBytes::new(len);
+        let (mut out, version) = HeaderBytes::ending_with(self.addr, [UDP_V4_LEN, UDP_V6_LEN]);
         out.bytes[..4].copy_from_slice(&TAG.to_be_bytes());
         out.bytes[4] = version;
         out.bytes[5] = if self.data { OP_DATA } else { OP_CONTROL };
-        out.bytes[6] = len as u8;
+        out.bytes[6] = out.len as u8;
         out.bytes[8..12].copy_from_slice(&(self.qpn & 0xff_ffff).to_be_bytes());
-        match self.addr {
-            IpAddr::V4(addr) => out.bytes[12..16].copy_from_slice(&addr.octets()),
-            IpAddr::V6(addr) => out.bytes[12..28].copy_from_slice(&addr.octets()),
-        }
         out
     }
 
@@ -92,19 +95,11 @@ impl UdpHeader {
 /// The header over UD: the address of the sending socket.
 // clause: RSOCK-UD-HEADER
 pub(crate) fn encode_source(source: SocketAddr) -> HeaderBytes {
-    let mut out = HeaderBytes::new(if source.is_ipv4() { UD_V4_LEN } else { UD_V6_LEN });
-    out.bytes[1] = out.len as u8;
+    let (mut out, version) = HeaderBytes::ending_with(source.ip(), [UD_V4_LEN, UD_V6_LEN]);
+    (out.bytes[0], out.bytes[1]) = (version, out.len as u8);
     out.bytes[2..4].copy_from_slice(&source.port().to_be_bytes());
-    match source {
-        SocketAddr::V4(addr) => {
-            out.bytes[0] = 4;
-            out.bytes[4..8].copy_from_slice(&addr.ip().octets());
-        }
-        SocketAddr::V6(addr) => {
-            out.bytes[0] = 6;
-            out.bytes[4..8].copy_from_slice(&addr.flowinfo().to_be_bytes());
-            out.bytes[8..24].copy_from_slice(&addr.ip().octets());
-        }
+    if let SocketAddr::V6(addr) = source {
+        out.bytes[4..8].copy_from_slice(&addr.flowinfo().to_be_bytes());
     }
     out
 }

@@ -75,13 +75,14 @@ impl Outgoing {
     }
 
     /// Whether a message that takes a credit may leave.
-    pub(crate) const fn may_message(&self) -> bool {
-        self.slots > 0 && self.sent != self.allowed && self.buffer.free >= low_water(self.buffer.len)
+    pub(crate) fn may_message(&self) -> bool {
+        self.sent != self.allowed && self.may_write()
     }
 
     /// Whether a WRITE that takes no credit may leave: one into a mapping.
-    pub(crate) const fn may_write(&self) -> bool {
-        self.slots > 0 && self.buffer.free >= low_water(self.buffer.len)
+    pub(crate) fn may_write(&self) -> bool {
+        // A buffer smaller than the usual mark waits until it is empty.
+        self.slots > 0 && self.buffer.free >= self.buffer.len.min(LOW_WATER)
     }
 
     /// Free bytes of the send buffer.
@@ -100,18 +101,15 @@ impl Outgoing {
         self.write(to, buffered)
     }
 
-    /// A WRITE to a mapping of the peer's; takes no credit, because the peer does not notice.
-    pub(crate) fn direct(&mut self, to: Target, buffered: bool) -> Write {
-        self.write(to, buffered)
-    }
-
     /// A message that takes a credit and holds nothing of the send buffer.
     pub(crate) const fn message(&mut self) {
         self.sent = self.sent.wrapping_add(1);
         self.slots = self.slots.saturating_sub(1);
     }
 
-    fn write(&mut self, to: Target, buffered: bool) -> Write {
+    /// A WRITE that takes no credit, because the peer does not notice: one into a mapping. The
+    /// caller asks [`may_write`](Self::may_write) before.
+    pub(crate) fn write(&mut self, to: Target, buffered: bool) -> Write {
         self.slots = self.slots.saturating_sub(1);
         let parts = if buffered { self.buffer.take(to.len) } else { [0..0, 0..0] };
         Write { to, parts }
@@ -149,11 +147,6 @@ impl Outgoing {
             self.next_target = (self.next_target + 1) % super::conn::TARGETS;
         }
     }
-}
-
-/// A buffer smaller than the usual mark waits until it is empty.
-const fn low_water(len: u32) -> u32 {
-    if len < LOW_WATER { len } else { LOW_WATER }
 }
 
 impl Ring {

@@ -5,7 +5,7 @@ use super::Violation;
 use super::conn::{ConnData, IOMAP_LEN, Iomap, TARGET_LEN, Target};
 use super::incoming::{Grant, Incoming};
 use super::message::{Control, Message};
-use super::outgoing::{Outgoing, Write};
+use super::outgoing::Outgoing;
 
 /// Places in the send queue for messages about the connection; data never takes them, so that both
 /// sides can always tell each other that there is room again.
@@ -69,14 +69,6 @@ pub(crate) enum Done {
     Disconnect,
 }
 
-/// What a message of the peer asks of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Nothing,
-    /// To read this entry of the table of mappings, and to hand it to [`Stream::set_iomap`].
-    ReadIomap(u16),
-}
-
 /// A stream. The driver posts what it is given, reports what completes and arrives, and moves the
 /// bytes.
 #[derive(Debug)]
@@ -92,8 +84,8 @@ pub(crate) struct Stream {
     pending_end: Option<Control>,
     probe: bool,
     control_free: u16,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    pub(crate) outgoing: Outgoing,
+    pub(crate) incoming: Incoming,
     /// Offset of the receive buffer in the peer's eyes.
     buffer: Target,
     peer: ConnData,
@@ -143,16 +135,6 @@ impl Stream {
         self.shut
     }
 
-    /// The direction out.
-    pub(crate) const fn outgoing(&mut self) -> &mut Outgoing {
-        &mut self.outgoing
-    }
-
-    /// The direction in.
-    pub(crate) const fn incoming(&mut self) -> &mut Incoming {
-        &mut self.incoming
-    }
-
     /// Whether a send would find room for a byte.
     pub(crate) fn can_send(&self) -> bool {
         self.outgoing.room() > 0
@@ -164,13 +146,14 @@ impl Stream {
         self.link != Link::Up || said && self.outgoing.is_done()
     }
 
-    /// A message came as immediate data.
+    /// A message came as immediate data. It may ask for an entry of the table of mappings to be
+    /// read and handed to [`set_iomap`](Self::set_iomap).
     ///
     /// # Errors
     /// One that the peer must not send; the stream is broken then.
-    pub(crate) fn handle_message(&mut self, imm: u32) -> Result<Asked, Violation> {
+    pub(crate) fn handle_message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         if self.link != Link::Up {
-            return Ok(Asked::Nothing);
+            return Ok(None);
         }
         let asked = self.message(imm);
         if asked.is_err() {
@@ -179,17 +162,17 @@ impl Stream {
         asked
     }
 
-    fn message(&mut self, imm: u32) -> Result<Asked, Violation> {
+    fn message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         match Message::decode(imm)? {
             Message::Data(len) => self.incoming.arrived(len)?,
             Message::Credit(up_to) => self.outgoing.allow(up_to),
             Message::Iomap(index) => {
                 self.incoming.message_read();
-                return Ok(Asked::ReadIomap(index));
+                return Ok(Some(index));
             }
             Message::Control(control) => self.controlled(control),
         }
-        Ok(Asked::Nothing)
+        Ok(None)
     }
 
     // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
@@ -293,11 +276,8 @@ impl Stream {
     }
 
     /// How many buffers of its own this side can map for the peer.
-    pub(crate) const fn mappable(&self) -> u16 {
-        match self.peer.iomaps {
-            Some(iomaps) => iomaps,
-            None => 0,
-        }
+    pub(crate) fn mappable(&self) -> u16 {
+        self.peer.iomaps.unwrap_or(0)
     }
 
     /// The WRITE that puts entry `index` into the peer's table; a message announces it. The caller
@@ -321,11 +301,6 @@ impl Stream {
     /// Where `offset` of the peer's mappings is, and how many bytes follow there.
     pub(crate) fn mapped(&self, offset: u64) -> Option<Target> {
         self.iomaps.iter().flatten().find_map(|iomap| iomap.at(offset))
-    }
-
-    /// A WRITE into a mapping; the caller asks [`may_write`](Outgoing::may_write) before.
-    pub(crate) fn direct(&mut self, to: Target, buffered: bool) -> Write {
-        self.outgoing.direct(to, buffered)
     }
 }
 

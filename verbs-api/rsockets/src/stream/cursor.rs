@@ -3,34 +3,67 @@
 
 use roxe::MemoryRegion;
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-/// Bytes to be sent.
+/// A list of buffers, and how far it is used up.
 #[derive(Debug)]
-pub(crate) struct Drain<'a> {
-    bufs: &'a [IoSlice<'a>],
-    /// Bytes of the first buffer that are taken.
+pub(crate) struct Cursor<L> {
+    bufs: L,
+    index: usize,
+    /// Bytes of that buffer that are used up.
     at: usize,
     left: usize,
-    taken: usize,
+    moved: usize,
 }
 
-impl<'a> Drain<'a> {
-    pub(crate) fn new(bufs: &'a [IoSlice<'a>]) -> Self {
-        Self { bufs, at: 0, left: bufs.iter().map(|buf| buf.len()).sum(), taken: 0 }
+/// Bytes to be sent.
+pub(crate) type Drain<'a> = Cursor<&'a [IoSlice<'a>]>;
+
+/// Room for bytes that arrive.
+pub(crate) type Fill<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
+
+impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
+    pub(crate) fn new(bufs: L) -> Self {
+        let left = bufs.iter().map(|buf| buf.len()).sum();
+        Self { bufs, index: 0, at: 0, left, moved: 0 }
     }
 
-    pub(crate) const fn is_empty(&self) -> bool {
+    /// Whether nothing is left.
+    pub(crate) const fn is_done(&self) -> bool {
         self.left == 0
     }
 
-    /// How many bytes were taken so far.
-    pub(crate) const fn taken(&self) -> usize {
-        self.taken
+    /// How many bytes are left.
+    pub(crate) const fn left(&self) -> usize {
+        self.left
     }
 
-    /// How many are left, but not more than `max`.
-    pub(crate) fn left(&self, max: u32) -> u32 {
+    /// How many bytes were taken, or filled, so far.
+    pub(crate) const fn moved(&self) -> usize {
+        self.moved
+    }
+
+    /// Where the next bytes are that stand together, at most `max`: in which buffer, and where
+    /// there.
+    fn next(&mut self, max: usize) -> (usize, Range<usize>) {
+        while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
+            self.index += 1;
+            self.at = 0;
+        }
+        let rest = self.bufs.get(self.index).map_or(0, |buf| buf.len() - self.at);
+        (self.index, self.at..self.at + rest.min(max))
+    }
+
+    const fn advance(&mut self, len: usize) {
+        self.at += len;
+        self.left -= len;
+        self.moved += len;
+    }
+}
+
+impl<'a> Drain<'a> {
+    /// How many bytes are left, but not more than `max`.
+    pub(crate) fn at_most(&self, max: u32) -> u32 {
         u32::try_from(self.left).map_or(max, |left| left.min(max))
     }
 
@@ -53,7 +86,7 @@ impl<'a> Drain<'a> {
     /// Copies as many bytes as there are and `out` holds; returns how many.
     pub(crate) fn copy_to(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
-        while filled < out.len() && !self.is_empty() {
+        while filled < out.len() && !self.is_done() {
             let piece = self.piece(out.len() - filled);
             out[filled..filled + piece.len()].copy_from_slice(piece);
             filled += piece.len();
@@ -65,7 +98,7 @@ impl<'a> Drain<'a> {
     /// Copies as many bytes as `range` of `region` has.
     pub(crate) fn write_to(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
-        while at < range.end && !self.is_empty() {
+        while at < range.end && !self.is_done() {
             let piece = self.piece(range.end - at);
             region.write(at, piece)?;
             at += piece.len();
@@ -76,59 +109,16 @@ impl<'a> Drain<'a> {
 
     /// The next bytes that stand together, at most `max`.
     fn piece(&mut self, max: usize) -> &'a [u8] {
-        while let [first, rest @ ..] = self.bufs
-            && self.at >= first.len()
-        {
-            self.bufs = rest;
-            self.at = 0;
-        }
-        let whole: &'a [u8] = self.bufs.first().map_or(&[], |first| first);
-        let rest = whole.get(self.at..).unwrap_or_default();
-        &rest[..rest.len().min(max)]
-    }
-
-    const fn advance(&mut self, len: usize) {
-        self.at += len;
-        self.left -= len;
-        self.taken += len;
+        let (index, range) = self.next(max);
+        self.bufs.get(index).map_or(&[], |buf| &buf[range])
     }
 }
 
-/// Room for bytes that arrive.
-#[derive(Debug)]
-pub(crate) struct Fill<'a, 'b> {
-    bufs: &'a mut [IoSliceMut<'b>],
-    index: usize,
-    /// Bytes of that buffer that are full.
-    at: usize,
-    left: usize,
-    filled: usize,
-}
-
-impl<'a, 'b> Fill<'a, 'b> {
-    pub(crate) fn new(bufs: &'a mut [IoSliceMut<'b>]) -> Self {
-        let left = bufs.iter().map(|buf| buf.len()).sum();
-        Self { bufs, index: 0, at: 0, left, filled: 0 }
-    }
-
-    pub(crate) const fn is_full(&self) -> bool {
-        self.left == 0
-    }
-
-    /// How many bytes fit.
-    pub(crate) const fn left(&self) -> usize {
-        self.left
-    }
-
-    /// How many are there.
-    pub(crate) const fn filled(&self) -> usize {
-        self.filled
-    }
-
+impl Fill<'_, '_> {
     /// Takes the bytes of `range` of `region`, which fit.
     pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
-        while at < range.end && !self.is_full() {
+        while at < range.end && !self.is_done() {
             let room = self.room(range.end - at);
             let len = room.len();
             region.read(at, room)?;
@@ -141,7 +131,7 @@ impl<'a, 'b> Fill<'a, 'b> {
     /// Takes as many of `bytes` as fit.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let mut bytes = bytes;
-        while !bytes.is_empty() && !self.is_full() {
+        while !bytes.is_empty() && !self.is_done() {
             let room = self.room(bytes.len());
             let (now, later) = bytes.split_at(room.len());
             room.copy_from_slice(now);
@@ -152,19 +142,8 @@ impl<'a, 'b> Fill<'a, 'b> {
 
     /// The next room that stands together, at most `max`.
     fn room(&mut self, max: usize) -> &mut [u8] {
-        while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
-            self.index += 1;
-            self.at = 0;
-        }
-        let rest = self.bufs.get_mut(self.index).and_then(|buf| buf.get_mut(self.at..)).unwrap_or_default();
-        let len = rest.len().min(max);
-        &mut rest[..len]
-    }
-
-    const fn advance(&mut self, len: usize) {
-        self.at += len;
-        self.left -= len;
-        self.filled += len;
+        let (index, range) = self.next(max);
+        self.bufs.get_mut(index).map_or(&mut [], |buf| &mut buf[range])
     }
 }
 
@@ -175,26 +154,26 @@ mod tests {
     #[test]
     fn bytes_leave_in_order_across_buffers() {
         let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
-        let mut data = Drain::new(&bufs);
+        let mut data = Drain::new(&bufs[..]);
         let mut scratch = [0; 8];
-        assert_eq!(data.left(100), 8);
+        assert_eq!(data.at_most(100), 8);
         assert_eq!(data.take(2, &mut scratch), b"ab");
         assert_eq!(data.take(3, &mut scratch), b"cde");
-        assert_eq!((data.taken(), data.left(2)), (5, 2));
+        assert_eq!((data.moved(), data.at_most(2)), (5, 2));
         assert_eq!(data.take(3, &mut scratch), b"fgh");
-        assert!(data.is_empty());
-        assert!(Drain::new(&[]).is_empty());
+        assert!(data.is_done());
+        assert!(Drain::new(&[]).is_done());
     }
 
     #[test]
     fn bytes_arrive_in_order_across_buffers() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
         let mut bufs = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
-        let mut room = Fill::new(&mut bufs);
+        let mut room = Fill::new(&mut bufs[..]);
         room.put(b"xyz");
-        assert_eq!((room.filled(), room.left()), (3, 3));
+        assert_eq!((room.moved(), room.left()), (3, 3));
         room.put(b"12345");
-        assert!(room.is_full());
+        assert!(room.is_done());
         assert_eq!((&a, &c), (b"xy", b"z123"));
     }
 }

@@ -101,7 +101,7 @@ impl Endpoint {
         let mut entry = [0; TARGET_LEN];
         self.lists.read(at, &mut entry)?;
         self.lists.write(at, &[0; TARGET_LEN])?;
-        Ok(Target::decode_native(entry))
+        Ok(Target::decode(entry, ByteOrder::NATIVE))
     }
 
     /// The entry `index` of the table of mappings.

@@ -3,13 +3,11 @@
 
 use super::endpoint::Endpoint;
 use super::open::Open;
-use super::phase::{Accepted, Listening, Phase};
 use super::settings::Settings;
-use super::{Inner, Stream};
+use super::{Inner, Listening, Phase, Stream};
 use crate::errno::{self, os};
 use crate::proto::conn::ConnData;
-use crate::service;
-use crate::wait::Source;
+use crate::{service, wait};
 use roxe::cm::{CmEvent, CmId, ConnParam, EventChannel};
 use std::collections::VecDeque;
 use std::io;
@@ -38,18 +36,10 @@ impl Stream {
     /// # Errors
     /// EINVAL if it does not listen, EAGAIN.
     pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
-        loop {
-            if let Some(Accepted { channel, open, settings, next_probe }) = self.next_accepted()? {
-                return Ok(Self::in_phase(channel, Phase::Open(open), settings, next_probe));
-            }
-            if !wait {
-                return Err(os(libc::EAGAIN));
-            }
-            crate::wait::until(self, None, || self.ready(libc::POLLIN) != 0)?;
-        }
+        wait::retry(self, wait, libc::POLLIN, || self.next_accepted())
     }
 
-    fn next_accepted(&self) -> io::Result<Option<Accepted>> {
+    fn next_accepted(&self) -> io::Result<Option<Self>> {
         let mut inner = self.inner.lock();
         let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
         let was_full = !listening.has_room();
@@ -59,11 +49,6 @@ impl Stream {
             service::wake();
         }
         Ok(next)
-    }
-
-    /// Whether the background thread is to look at its events: it listens and has room.
-    pub(crate) fn takes_requests(&self) -> bool {
-        matches!(&self.inner.lock().phase, Phase::Listening(listening) if listening.has_room())
     }
 
     /// Takes the requests that have come, and accepts them.
@@ -85,7 +70,7 @@ impl Stream {
 }
 
 /// Accepts the request that `event` brought.
-fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Accepted> {
+fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
     let channel = EventChannel::create().map_err(errno::of)?;
     id.migrate(&channel).map_err(errno::of)?;
@@ -94,5 +79,5 @@ fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Accepted>
     let private_data = endpoint.conn_data().encode().to_vec();
     id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
     let open = Box::new(Open::new(id, endpoint, peer, settings.inline, false));
-    Ok(Accepted { channel, open, settings: settings.clone(), next_probe: settings.first_probe() })
+    Ok(Stream::in_phase(channel, Phase::Open(open), settings.clone()))
 }

@@ -1,6 +1,6 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
-//! A [`Stream`] goes through the phases of a connection (`phase.rs`, `opening.rs`, `listening.rs`);
+//! A [`Stream`] goes through the phases of a connection (`opening.rs`, `listening.rs`);
 //! once it is [`open::Open`] it moves bytes (`transfer.rs`); the background thread looks after it
 //! (`service.rs`). Everything of a stream is behind one lock that nobody holds while waiting.
 //! Besides, one thread at a time sends, and one receives, so that the bytes of a call stay
@@ -14,7 +14,6 @@ mod open;
 mod opening;
 mod options;
 mod path;
-mod phase;
 mod service;
 mod settings;
 mod transfer;
@@ -26,11 +25,12 @@ use crate::errno::{self, os};
 use crate::lock;
 use crate::proto::stream::Link;
 use crate::wait::{self, Source, Waker, Watchers};
+use open::Open;
 use opening::Opening;
-use phase::Phase;
 use roxe::cm::{CmId, EventChannel, IdOption, PortSpace};
 use roxe_provider::lock::{Mutex, MutexGuard};
 use settings::Settings;
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -60,17 +60,92 @@ struct Inner {
     broken: bool,
 }
 
+/// Where a stream is between `socket` and `close`.
+#[derive(Debug)]
+enum Phase {
+    /// New, or bound.
+    Idle(CmId),
+    Opening(Box<Opening>),
+    Listening(Listening),
+    /// Connected, or it was.
+    Open(Box<Open>),
+    /// It could not be connected.
+    Failed,
+    Closed,
+}
+
+impl Phase {
+    const fn id(&self) -> Option<&CmId> {
+        match self {
+            Self::Idle(id) => Some(id),
+            Self::Opening(opening) => Some(&opening.id),
+            Self::Listening(listening) => Some(&listening.id),
+            Self::Open(open) => Some(&open.id),
+            Self::Failed | Self::Closed => None,
+        }
+    }
+
+    /// What `poll(2)` would say.
+    fn ready(&mut self) -> i16 {
+        match self {
+            Self::Idle(_) => libc::POLLOUT | libc::POLLHUP,
+            Self::Opening(_) => 0,
+            Self::Listening(listening) if listening.accepted.is_empty() => 0,
+            Self::Listening(_) => libc::POLLIN,
+            Self::Open(open) => Self::open_ready(open),
+            Self::Failed => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
+            Self::Closed => libc::POLLNVAL,
+        }
+    }
+
+    fn open_ready(open: &mut Open) -> i16 {
+        let mut ready = 0;
+        let has_data = open.stream.incoming.has_data();
+        if has_data || open.stream.at_end() {
+            ready |= libc::POLLIN;
+        }
+        if open.stream.at_end() {
+            ready |= libc::POLLRDHUP;
+        }
+        if open.stream.is_shut() || open.can_send() {
+            ready |= libc::POLLOUT;
+        }
+        match open.stream.link() {
+            Link::Up => ready,
+            // Many programs take a hang-up for the end of everything: it waits until they have read
+            // all that came before.
+            Link::Down if has_data => ready,
+            Link::Down => ready | libc::POLLHUP,
+            Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
+        }
+    }
+}
+
+/// A listener.
+#[derive(Debug)]
+struct Listening {
+    id: CmId,
+    /// Connections that may wait.
+    backlog: usize,
+    /// Those that nobody has taken.
+    accepted: VecDeque<Stream>,
+}
+
+impl Listening {
+    fn has_room(&self) -> bool {
+        self.accepted.len() < self.backlog
+    }
+}
+
 impl Stream {
     pub(crate) fn new() -> io::Result<Self> {
         let channel = EventChannel::create().map_err(errno::of)?;
         let id = CmId::create(&channel, PortSpace::Tcp).map_err(errno::of)?;
-        let settings = Settings::new();
-        let next_probe = settings.first_probe();
-        Ok(Self::in_phase(channel, Phase::Idle(id), settings, next_probe))
+        Ok(Self::in_phase(channel, Phase::Idle(id), Settings::new()))
     }
 
-    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings, next_probe: Option<Instant>) -> Self {
-        let watchers = Watchers::default();
+    fn in_phase(channel: EventChannel, phase: Phase, settings: Settings) -> Self {
+        let (watchers, next_probe) = (Watchers::default(), settings.first_probe());
         let inner = Inner { phase, settings, watchers, error: 0, next_probe, broken: false };
         Self { channel, inner: Mutex::new(inner), send_turn: Mutex::default(), recv_turn: Mutex::default() }
     }
@@ -168,7 +243,7 @@ impl Stream {
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
         let inner = self.inner.lock();
         match &inner.phase {
-            Phase::Open(open) => open.id().peer_addr().ok_or_else(|| os(libc::ENOTCONN)),
+            Phase::Open(open) => open.id.peer_addr().ok_or_else(|| os(libc::ENOTCONN)),
             _ => Err(os(libc::ENOTCONN)),
         }
     }
@@ -208,7 +283,7 @@ impl Inner {
             && let Some(event) = channel.try_next()
         {
             changed = true;
-            match opening.handle(&event, &self.settings) {
+            match opening.handle(event, &self.settings) {
                 Ok(None) => {}
                 Ok(Some(open)) => self.phase = Phase::Open(Box::new(open)),
                 Err(error) => {
@@ -244,7 +319,7 @@ impl Inner {
         }
     }
 
-    const fn open(&mut self) -> Option<&mut open::Open> {
+    const fn open(&mut self) -> Option<&mut Open> {
         match &mut self.phase {
             Phase::Open(open) => Some(open),
             _ => None,

@@ -8,7 +8,7 @@ use crate::completions::BATCH;
 use crate::proto::conn::{ConnData, Target};
 use crate::proto::message::Message;
 use crate::proto::outgoing::Write;
-use crate::proto::stream::{Asked, Done, Link, Notice, Stream};
+use crate::proto::stream::{Done, Link, Notice, Stream};
 use roxe::cm::{CmEventKind, CmId, EventChannel};
 use roxe::{Sge, WcStatus, WorkCompletion, WorkRequest};
 
@@ -29,7 +29,7 @@ const DISCONNECT: u64 = 2 << 32;
 pub(crate) struct Open {
     pub(crate) endpoint: Endpoint,
     pub(crate) stream: Stream,
-    id: CmId,
+    pub(super) id: CmId,
     /// Data up to this length goes inline.
     inline: u32,
     /// The connection manager has the peer's word that it stands.
@@ -41,10 +41,6 @@ impl Open {
     pub(crate) fn new(id: CmId, endpoint: Endpoint, peer: ConnData, inline: u32, established: bool) -> Self {
         let stream = Stream::new(&endpoint.sizes, endpoint.buffer(), peer);
         Self { endpoint, stream, id, inline: inline.min(MOST_INLINE), established, maps: Mappings::default() }
-    }
-
-    pub(crate) const fn id(&self) -> &CmId {
-        &self.id
     }
 
     /// Ends the connection for the connection manager as well.
@@ -123,7 +119,7 @@ impl Open {
         // Who writes has heard that the connection stands.
         self.established = true;
         let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
-        if let Ok(Asked::ReadIomap(index)) = self.stream.handle_message(imm)
+        if let Ok(Some(index)) = self.stream.handle_message(imm)
             && let Ok(iomap) = self.endpoint.read_iomap(index)
         {
             self.stream.set_iomap(index, iomap);
@@ -160,15 +156,15 @@ impl Open {
     /// Sends as much of `data` as may leave now.
     pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
         let mut limit = FIRST_WRITE;
-        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+        while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             self.look_for_target();
-            let room = self.stream.outgoing().room();
+            let room = self.stream.outgoing.room();
             if room == 0 {
                 return;
             }
-            let len = data.left(room.min(limit));
+            let len = data.at_most(room.min(limit));
             let buffered = len > self.inline;
-            let write = self.stream.outgoing().data(len, buffered);
+            let write = self.stream.outgoing.data(len, buffered);
             self.post_write(&write, data, Some(Message::Data(len)));
             limit = (limit * 2).min(LONGEST_WRITE);
         }
@@ -181,9 +177,9 @@ impl Open {
     }
 
     fn look_for_target(&mut self) {
-        if let Some(index) = self.stream.outgoing().wants_target() {
+        if let Some(index) = self.stream.outgoing.wants_target() {
             match self.endpoint.take_target(index) {
-                Ok(target) => self.stream.outgoing().set_target(target),
+                Ok(target) => self.stream.outgoing.set_target(target),
                 Err(_) => self.stream.break_off(),
             }
         }
@@ -194,14 +190,14 @@ impl Open {
     pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
-        while !data.is_empty() && !self.stream.is_shut() && self.announce_maps() {
+        while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
             let Some(place) = self.stream.mapped(offset) else { return false };
-            if !self.stream.outgoing().may_write() {
+            if !self.stream.outgoing.may_write() {
                 return true;
             }
-            let room = self.stream.outgoing().buffer_room();
-            let len = data.left(place.len.min(room).min(limit));
-            let write = self.stream.direct(Target { len, ..place }, len > self.inline);
+            let room = self.stream.outgoing.buffer_room();
+            let len = data.at_most(place.len.min(room).min(limit));
+            let write = self.stream.outgoing.write(Target { len, ..place }, len > self.inline);
             self.post_write(&write, data, None);
             offset = offset.wrapping_add(u64::from(len));
             limit = (limit * 2).min(LONGEST_WRITE);
@@ -247,7 +243,7 @@ impl Open {
     /// Tells the peer of mappings it does not know. False while that is not possible.
     fn announce_maps(&mut self) -> bool {
         while let Some((index, iomap)) = self.maps.unannounced() {
-            if !self.stream.outgoing().may_message() {
+            if !self.stream.outgoing.may_message() {
                 return false;
             }
             let (to, bytes, message) = self.stream.map(index, &iomap);
@@ -261,8 +257,8 @@ impl Open {
     /// the peer.
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
-        while !room.is_full() {
-            let place = self.stream.incoming().peek(seen, room.left());
+        while !room.is_done() {
+            let place = self.stream.incoming.peek(seen, room.left());
             if place.is_empty() {
                 break;
             }
@@ -271,7 +267,7 @@ impl Open {
             }
             match peek {
                 true => seen += place.end - place.start,
-                false => self.stream.incoming().consume(place.end - place.start),
+                false => self.stream.incoming.consume(place.end - place.start),
             }
         }
         self.post_notices();

@@ -16,7 +16,7 @@ const LOOKUP: Duration = Duration::from_secs(8);
 /// A connection that is on its way.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    id: CmId,
+    pub(super) id: CmId,
     /// What the connection will live on, once it was asked for.
     endpoint: Option<Endpoint>,
 }
@@ -28,21 +28,19 @@ impl Opening {
         Ok(Self { id, endpoint: None })
     }
 
-    pub(crate) const fn id(&self) -> &CmId {
-        &self.id
-    }
-
     /// Goes on after `event`; returns the connection when it stands.
     ///
     /// # Errors
     /// Why there will be none.
-    pub(crate) fn handle(&mut self, event: &CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
+    pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
             CmEventKind::AddrResolved => self.find_route(settings)?,
             CmEventKind::RouteResolved => self.ask(settings)?,
-            CmEventKind::Established => return self.established(event, settings).map(Some),
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
-            _ => return Err(os(errno::of_event(event))),
+            _ => {
+                let answer = event.expect(CmEventKind::Established).map_err(|failed| os(failed.errno()))?;
+                return self.established(&answer, settings).map(Some);
+            }
         }
         Ok(None)
     }

@@ -2,13 +2,12 @@
 //! effect.
 
 use super::path;
-use super::phase::Phase;
-use super::{Inner, Stream};
+use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
-use roxe::cm::IdOption;
+use roxe::cm::{CmId, IdOption};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// TCP states, as TCP_INFO tells them.
 const TCP_ESTABLISHED: u8 = 1;
@@ -17,7 +16,7 @@ const TCP_CLOSE: u8 = 7;
 const TCP_INFO_LEN: usize = 104;
 const TCP_INFO_CWND: usize = 80;
 /// TCP_MAXSEG before the path is known.
-const DEFAULT_SEGMENT: i32 = 2048;
+const DEFAULT_SEGMENT: u32 = 2048;
 
 impl Stream {
     /// Sets an option. True if the background thread has to be told.
@@ -73,7 +72,7 @@ impl Inner {
             }
             libc::SO_KEEPALIVE => {
                 self.settings.keepalive = number(value)? != 0;
-                self.schedule_probe();
+                self.next_probe = self.settings.first_probe();
             }
             libc::SO_OOBINLINE => self.settings.oob_inline = number(value)? != 0,
             _ => return Err(os(libc::ENOTSUP)),
@@ -90,17 +89,12 @@ impl Inner {
                     return Err(os(libc::EINVAL));
                 }
                 self.settings.keep_idle = Duration::from_secs(seconds.into());
-                self.schedule_probe();
+                self.next_probe = self.settings.first_probe();
             }
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION => {}
             _ => return Err(os(libc::ENOTSUP)),
         }
         Ok(())
-    }
-
-    fn schedule_probe(&mut self) {
-        let next = Instant::now().checked_add(self.settings.keep_idle);
-        self.next_probe = next.filter(|_| self.settings.keepalive);
     }
 
     fn set_rdma(&mut self, name: i32, value: &[u8]) -> io::Result<()> {
@@ -124,13 +118,13 @@ impl Inner {
             libc::SO_REUSEADDR => flag(settings.reuse_addr),
             libc::SO_KEEPALIVE => flag(settings.keepalive),
             libc::SO_OOBINLINE => flag(settings.oob_inline),
-            libc::SO_RCVBUF => unsigned(settings.sizes.recv_buffer),
-            libc::SO_SNDBUF => unsigned(settings.sizes.send_buffer),
+            libc::SO_RCVBUF => int(settings.sizes.recv_buffer),
+            libc::SO_SNDBUF => int(settings.sizes.send_buffer),
             libc::SO_LINGER => {
-                let seconds = settings.linger.map_or(0, |linger| linger.as_secs() as i32);
+                let seconds = settings.linger.map_or(0, |linger| linger.as_secs() as u32);
                 [flag(settings.linger.is_some()), int(seconds)].concat()
             }
-            libc::SO_ERROR => int(std::mem::take(&mut self.error)),
+            libc::SO_ERROR => int(std::mem::take(&mut self.error).cast_unsigned()),
             libc::SO_ACCEPTCONN => flag(matches!(self.phase, Phase::Listening(_))),
             libc::SO_BROADCAST => flag(false),
             _ => return Err(os(libc::ENOTSUP)),
@@ -140,13 +134,12 @@ impl Inner {
     fn tcp_option(&self, name: i32) -> io::Result<Vec<u8>> {
         Ok(match name {
             libc::TCP_NODELAY => flag(self.settings.no_delay),
-            libc::TCP_KEEPIDLE => int(self.settings.keep_idle.as_secs() as i32),
+            libc::TCP_KEEPIDLE => int(self.settings.keep_idle.as_secs() as u32),
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_CONGESTION => int(1),
-            libc::TCP_MAXSEG => int(self
-                .phase
-                .id()
-                .and_then(roxe::cm::CmId::path)
-                .map_or(DEFAULT_SEGMENT, |path| path.mtu.bytes() as i32)),
+            libc::TCP_MAXSEG => {
+                let path = self.phase.id().and_then(CmId::path);
+                int(path.map_or(DEFAULT_SEGMENT, |path| path.mtu.bytes()))
+            }
             libc::TCP_INFO => self.tcp_info(),
             _ => return Err(os(libc::ENOTSUP)),
         })
@@ -166,7 +159,7 @@ impl Inner {
         Ok(match name {
             RDMA_SQSIZE => int(sizes.send_queue.into()),
             RDMA_RQSIZE => int(sizes.recv_queue.into()),
-            RDMA_INLINE => unsigned(self.settings.inline),
+            RDMA_INLINE => int(self.settings.inline),
             RDMA_IOMAPSIZE => int(sizes.iomaps.into()),
             RDMA_ROUTE => {
                 let path = self.settings.path.or_else(|| self.phase.id()?.path());
@@ -182,11 +175,7 @@ fn number(value: &[u8]) -> io::Result<u32> {
     value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
 }
 
-fn int(value: i32) -> Vec<u8> {
-    value.to_ne_bytes().to_vec()
-}
-
-fn unsigned(value: u32) -> Vec<u8> {
+fn int(value: u32) -> Vec<u8> {
     value.to_ne_bytes().to_vec()
 }
 

@@ -1,25 +1,19 @@
 //! What the background thread does for a stream: takes the requests of a listener, asks silent
 //! peers for a sign of life.
 
-use super::Stream;
-use super::phase::Phase;
-use std::os::fd::RawFd;
+use super::{Phase, Stream};
+use crate::service::Wish;
 use std::time::Instant;
 
 impl Stream {
-    /// Whether the background thread has to look after it.
-    pub(crate) fn needs_service(&self) -> bool {
+    /// On what and until when the background thread sleeps for it, if it has to look after it.
+    pub(crate) fn wants_service(&self) -> Option<Wish> {
         let inner = self.inner.lock();
         match &inner.phase {
-            Phase::Closed => false,
-            Phase::Listening(_) => true,
-            _ => inner.next_probe.is_some(),
+            Phase::Closed => None,
+            Phase::Listening(listening) => Some((listening.has_room().then(|| self.fd()), inner.next_probe)),
+            _ => inner.next_probe.map(|due| (None, Some(due))),
         }
-    }
-
-    /// On what and until when the background thread sleeps for it.
-    pub(crate) fn wants_service(&self) -> (Option<RawFd>, Option<Instant>) {
-        (self.takes_requests().then(|| self.fd()), self.inner.lock().next_probe)
     }
 
     /// Looks after it: takes requests, asks a silent peer for a sign of life.

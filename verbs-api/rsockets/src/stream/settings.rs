@@ -34,14 +34,8 @@ impl Settings {
     pub(crate) fn new() -> Self {
         let config = Config::get();
         let mut settings = Self {
-            sizes: Sizes {
-                send_queue: config.send_queue,
-                recv_queue: config.recv_queue,
-                send_buffer: config.send_buffer,
-                recv_buffer: config.recv_buffer & !1,
-                iomaps: 0,
-            },
-            inline: config.inline.into(),
+            sizes: Sizes { recv_buffer: config.sizes.recv_buffer & !1, ..config.sizes },
+            inline: config.inline,
             reuse_addr: false,
             keepalive: false,
             keep_idle: default_keep_idle(),
@@ -52,13 +46,13 @@ impl Settings {
             tos: 0,
             path: None,
         };
-        settings.set_iomaps(config.iomaps.into());
+        settings.set_iomaps(config.sizes.iomaps.into());
         settings
     }
 
-    /// When the peer of a new stream is asked for a sign of life first, if SO_KEEPALIVE is on.
+    /// When a peer that is silent from now on is asked for a sign of life, if SO_KEEPALIVE is on.
     pub(crate) fn first_probe(&self) -> Option<Instant> {
-        self.keepalive.then(|| Instant::now() + self.keep_idle)
+        Instant::now().checked_add(self.keep_idle).filter(|_| self.keepalive)
     }
 
     /// SO_RCVBUF: room for twice as much, as the system does it.

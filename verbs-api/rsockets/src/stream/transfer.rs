@@ -1,15 +1,12 @@
 //! Moving bytes: the calls that send and receive, and those that write into mapped memory.
 
 use super::open::Open;
-use super::phase::Phase;
-use super::{Drain, Fill, Inner, Stream};
+use super::{Drain, Fill, Inner, Phase, Stream};
 use crate::errno::os;
+use crate::wait;
 use roxe::{MemoryRegion, ProtectionDomain};
 use roxe_provider::lock::{Mutex, MutexGuard, Rank};
 use std::io;
-
-/// After these a call does not wait any more.
-const ENDED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
 /// How a call receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +29,7 @@ impl Stream {
     /// Writes `data` to what the peer has mapped from `offset` on.
     pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
-            let offset = offset.wrapping_add(data.taken() as u64);
+            let offset = offset.wrapping_add(data.moved() as u64);
             open.write_mapped(data, offset)
         })
     }
@@ -45,21 +42,9 @@ impl Stream {
         mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
     ) -> io::Result<usize> {
         let _turn = turn(&self.send_turn, wait)?;
-        let result = loop {
-            match self.send_now(data, &mut step) {
-                Ok(true) => break Ok(()),
-                Ok(false) if !wait => break Err(os(libc::EAGAIN)),
-                Ok(false) => {}
-                Err(error) => break Err(error),
-            }
-            if let Err(error) = self.wait(None, Inner::can_send) {
-                break Err(error);
-            }
-        };
-        match data.taken() {
-            0 => result.map(|()| 0),
-            taken => Ok(taken),
-        }
+        let events = libc::POLLOUT | libc::POLLNVAL;
+        let done = wait::retry(self, wait, events, || Ok(self.send_now(data, &mut step)?.then_some(())));
+        moved(data.moved(), done)
     }
 
     /// One attempt, and a second one after a look at what has happened. True if the call is done.
@@ -74,7 +59,7 @@ impl Stream {
                 inner.progress(&self.channel);
             }
             let Some(open) = inner.writable()? else { continue };
-            if (!step(open, data) && look) || data.is_empty() {
+            if (!step(open, data) && look) || data.is_done() {
                 return Ok(true);
             }
         }
@@ -85,24 +70,12 @@ impl Stream {
     /// Receives what is there, or waits for it.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
         let _turn = turn(&self.recv_turn, mode.wait)?;
-        if room.is_full() {
+        if room.is_done() {
             return Ok(0);
         }
-        let result = loop {
-            match self.recv_now(room, mode) {
-                Ok(true) => break Ok(()),
-                Ok(false) if !mode.wait => break Err(os(libc::EAGAIN)),
-                Ok(false) => {}
-                Err(error) => break Err(error),
-            }
-            if let Err(error) = self.wait(None, |inner| inner.can_recv()) {
-                break Err(error);
-            }
-        };
-        match room.filled() {
-            0 => result.map(|()| 0),
-            filled => Ok(filled),
-        }
+        let events = libc::POLLIN | libc::POLLNVAL;
+        let done = wait::retry(self, mode.wait, events, || Ok(self.recv_now(room, mode)?.then_some(())));
+        moved(room.moved(), done)
     }
 
     /// One attempt, after a look if nothing is there. True if the call is done.
@@ -114,7 +87,7 @@ impl Stream {
             }
             let Some(open) = inner.readable()? else { continue };
             open.recv(room, mode.peek);
-            if room.is_full() || room.filled() > 0 && (!mode.all || mode.peek) {
+            if room.is_done() || room.moved() > 0 && (!mode.all || mode.peek) {
                 return Ok(true);
             }
         }
@@ -140,6 +113,12 @@ impl Stream {
         let mut inner = self.current();
         inner.open().ok_or_else(|| os(libc::EINVAL))?.maps.remove(addr, len)
     }
+}
+
+/// What a call returns that has moved `count` bytes and ended so: a failure only counts if nothing
+/// was moved before.
+fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
+    if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
 /// Whose turn it is to send, or to receive.
@@ -190,15 +169,5 @@ impl Inner {
             },
             _ => Ok(false),
         }
-    }
-
-    /// Whether a call that sends should try again.
-    fn can_send(&mut self) -> bool {
-        self.phase.ready() & (libc::POLLOUT | ENDED) != 0
-    }
-
-    /// Whether a call that receives should try again.
-    fn can_recv(&mut self) -> bool {
-        self.phase.ready() & (libc::POLLIN | ENDED) != 0
     }
 }

@@ -70,11 +70,11 @@ impl Side {
     /// Sends up to `len` bytes; returns how many.
     fn send(&mut self, len: u32) -> u32 {
         self.look_for_target();
-        let len = len.min(self.stream.outgoing().room());
+        let len = len.min(self.stream.outgoing.room());
         if len == 0 {
             return 0;
         }
-        let write = self.stream.outgoing().data(len, true);
+        let write = self.stream.outgoing.data(len, true);
         let bytes = (0..len).map(|_| next(&mut self.next_out)).collect();
         let (imm, done) = (Some(Message::Data(len).encode()), Done::Data(write.held()));
         self.wire.push_back(Packet { to: write.to, bytes, imm, done });
@@ -82,20 +82,20 @@ impl Side {
     }
 
     fn look_for_target(&mut self) {
-        if let Some(entry) = self.stream.outgoing().wants_target() {
+        if let Some(entry) = self.stream.outgoing.wants_target() {
             let place = &mut self.list[entry * TARGET_LEN..][..TARGET_LEN];
-            self.stream.outgoing().set_target(Target::decode_native((*place).try_into().unwrap()));
+            self.stream.outgoing.set_target(Target::decode((*place).try_into().unwrap(), ByteOrder::NATIVE));
             place.fill(0);
         }
     }
 
     /// Reads up to `max` bytes and judges each.
     fn recv(&mut self, max: usize) {
-        let place = self.stream.incoming().peek(0, max);
+        let place = self.stream.incoming.peek(0, max);
         for at in place.clone() {
             assert_eq!(self.buffer[at as usize], next(&mut self.next_in));
         }
-        self.stream.incoming().consume(place.end - place.start);
+        self.stream.incoming.consume(place.end - place.start);
         self.received += place.len();
     }
 }
@@ -117,7 +117,7 @@ fn land(from: &mut Side, to: &mut Side) {
         to.list[at..at + packet.bytes.len()].copy_from_slice(&packet.bytes);
     }
     if let Some(imm) = packet.imm {
-        assert_eq!(to.stream.handle_message(imm), Ok(Asked::Nothing));
+        assert_eq!(to.stream.handle_message(imm), Ok(None));
     }
     from.stream.handle_done(packet.done);
 }
@@ -223,7 +223,7 @@ fn a_peer_that_breaks_the_protocol_breaks_the_connection() {
         let mut liar = stream(&SIZES);
         assert_eq!(liar.handle_message(imm), Err(Violation));
         assert_eq!(liar.link(), Link::Broken);
-        assert_eq!(liar.handle_message(5), Ok(Asked::Nothing), "nothing is heard any more");
+        assert_eq!(liar.handle_message(5), Ok(None), "nothing is heard any more");
         assert_eq!(liar.poll_notice(), None);
     }
 }
@@ -236,7 +236,7 @@ fn a_probe_is_a_write_of_nothing() {
     a.keep_alive();
     assert_eq!(a.poll_notice(), Some(Notice::Probe));
     assert_eq!(a.poll_notice(), None);
-    assert_eq!(a.handle_message(Message::Control(Control::Keepalive).encode()), Ok(Asked::Nothing));
+    assert_eq!(a.handle_message(Message::Control(Control::Keepalive).encode()), Ok(None));
     assert_eq!(a.link(), Link::Up);
 }
 
@@ -263,14 +263,14 @@ fn a_mapping_goes_behind_the_targets_and_is_found_by_its_offset() {
     let iomap = Iomap { offset: 1000, place: Target { addr: 0x5000, rkey: 9, len: 100 } };
     let (to, bytes, message) = a.map(1, &iomap);
     assert_eq!(to, Target { addr: LIST + 2 * 16 + 24, rkey: 2, len: 24 });
-    assert_eq!(b.handle_message(message.encode()), Ok(Asked::ReadIomap(1)));
+    assert_eq!(b.handle_message(message.encode()), Ok(Some(1)));
     b.set_iomap(1, Iomap::decode_native(bytes));
     b.set_iomap(7, iomap);
     assert_eq!(b.mapped(1099), Some(Target { addr: 0x5063, rkey: 9, len: 1 }));
     assert_eq!(b.mapped(1100), None);
     assert_eq!(b.mapped(999), None);
     assert_eq!(a.mappable(), 2);
-    let write = b.direct(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
+    let write = b.outgoing.write(Target { addr: 0x5063, rkey: 9, len: 1 }, true);
     assert_eq!(write.to.len, 1);
 }
 
