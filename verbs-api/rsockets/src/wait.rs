@@ -90,8 +90,8 @@ impl Watchers {
 
 /// Something to wait for.
 pub(crate) trait Source {
-    /// Takes in what has happened, and says which of `events`, and of POLLERR and POLLHUP, hold
-    /// now.
+    /// Takes in what has happened, and says which of `events`, and of POLLERR, POLLHUP and
+    /// POLLNVAL, hold now.
     fn ready(&self, events: i16) -> i16;
 
     /// Lets changes be announced from now on, to `waker` and on the descriptors that are added to

@@ -4,14 +4,17 @@ mod common;
 
 use common::{Sock, errno, has_ipv6};
 use libc::{
-    AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_RD, SHUT_RDWR,
-    SHUT_WR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
+    AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, SHUT_RD,
+    SHUT_RDWR, SHUT_WR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
 };
 use roxe::Access;
-use roxe_rsockets::{PollFd, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, poll, select};
+use roxe_rsockets::{PollFd, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, accept, poll, select};
+use std::fs;
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
 
 /// A listener at a port of its own.
@@ -172,6 +175,34 @@ fn a_shutdown_wakes_who_waits() {
         a.shutdown(SHUT_RD).unwrap();
         assert_eq!(waiting.join().unwrap(), 0);
     });
+}
+
+/// What `wait` on a listener brings that another thread closes when it sleeps.
+fn closed_while_asleep<T: Send + 'static>(wait: impl FnOnce(i32) -> T + Send + 'static) -> T {
+    let ((listener, _), (tell, told)) = (listener("127.0.0.1:0"), mpsc::channel());
+    let fd = listener.fd();
+    let waiting = thread::spawn(move || {
+        tell.send(fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        wait(fd)
+    });
+    let stat = Path::new("/proc").join(told.recv().unwrap()).join("stat");
+    while !fs::read_to_string(&stat).unwrap().contains(") S ") {
+        thread::yield_now();
+    }
+    drop(listener);
+    waiting.join().unwrap()
+}
+
+// clause: RSOCK-SHUTDOWN
+#[test]
+fn a_close_ends_an_accept_and_a_poll_of_other_threads() {
+    // Without its number where the thread slept before it called.
+    assert!([libc::EINVAL, libc::EBADF].contains(&errno(closed_while_asleep(accept))));
+    let events = closed_while_asleep(|fd| {
+        let mut fds = [PollFd { fd, events: POLLIN, revents: 0 }];
+        (poll(&mut fds, -1).unwrap(), fds[0].revents)
+    });
+    assert_eq!(events, (1, POLLNVAL));
 }
 
 #[test]
@@ -408,7 +439,7 @@ fn misuse_is_told() {
         assert_eq!(errno(roxe_rsockets::open(domain, kind, protocol)), libc::ENOTSUP);
     }
     assert_eq!(errno(roxe_rsockets::close(-1)), libc::EBADF);
-    assert_eq!(errno(roxe_rsockets::accept(0)), libc::EBADF);
+    assert_eq!(errno(accept(0)), libc::EBADF);
 }
 
 #[test]

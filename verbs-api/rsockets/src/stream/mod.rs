@@ -338,7 +338,7 @@ impl Inner {
 impl Source for Stream {
     fn ready(&self, events: i16) -> i16 {
         let mut inner = self.current();
-        inner.phase.ready() & (events | libc::POLLERR | libc::POLLHUP)
+        inner.phase.ready() & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL)
     }
 
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>) {
