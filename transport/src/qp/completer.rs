@@ -12,8 +12,8 @@ use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;
 use crate::qp::segment;
 use crate::qp::shared::Shared;
-use crate::qp::sq::{Origin, Payload, SendWqe};
-use crate::wr::WcStatus;
+use crate::qp::sq::{Origin, SendWqe};
+use crate::wr::{SendData, WcStatus};
 use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for besides retiring what it acknowledges.
@@ -201,8 +201,8 @@ impl Requester {
         let side = if wqe.origin == Origin::Rendezvous { Side::Recv } else { Side::Send };
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {
             _ if data.is_empty() => true,
-            Payload::Sges(sges) => host.scatter(side, sges, offset, data).is_ok(),
-            Payload::Inline(_) => false,
+            SendData::Sges(sges) => host.scatter(side, sges, offset, data).is_ok(),
+            SendData::Inline(_) => false,
         };
         // clause: READ-LOCAL-FAULT
         if placed { Ok(()) } else { Err(ResponseError::Failed(WcStatus::LocProtErr)) }

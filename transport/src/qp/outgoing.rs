@@ -6,8 +6,8 @@
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::in_flight::charge_range;
 use crate::qp::segment::{self, Place, len_of};
-use crate::qp::sq::{Payload, SendWqe};
-use crate::wr::{Av, SendOp};
+use crate::qp::sq::SendWqe;
+use crate::wr::{Av, SendData, SendOp};
 use roxe_wire::{Form, Header, PathMtu, Request, Reth};
 
 /// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
@@ -104,7 +104,7 @@ pub(crate) enum Put {
 pub(crate) struct Departing<'a> {
     pub(crate) av: &'a Av,
     pub(crate) header: Header,
-    pub(crate) payload: Payload<'a>,
+    pub(crate) payload: SendData<'a>,
     pub(crate) note: PacketNote,
 }
 
@@ -147,7 +147,7 @@ impl Departing<'_> {
     }
 }
 
-impl Payload<'_> {
+impl SendData<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
     #[inline]
     pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
