@@ -232,6 +232,19 @@ impl Response {
         }
     }
 
+    /// Its acknowledgement; what is from the middle of READ data has none.
+    #[inline]
+    pub const fn aeth(&self) -> Option<&Aeth> {
+        match self {
+            Self::ReadMiddle => None,
+            Self::ReadFirst(aeth)
+            | Self::ReadLast(aeth)
+            | Self::ReadOnly(aeth)
+            | Self::Ack(aeth)
+            | Self::AtomicAck(aeth, _) => Some(aeth),
+        }
+    }
+
     #[inline(always)]
     fn read(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
         Ok(match operation {

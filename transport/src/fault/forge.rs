@@ -48,7 +48,7 @@ impl Forged {
         let Bth { dest_qpn, psn, pkey, .. } = seen.header.bth;
         let header = match self {
             Self::Nak(syndrome) => {
-                let answer = Response::Ack(Aeth { syndrome, ..aeth(&seen.header.kind)? });
+                let answer = Response::Ack(Aeth { syndrome, ..*aeth(&seen.header.kind)? });
                 let is_xrc = matches!(seen.header.kind, Kind::XrcResponse(_));
                 let kind = if is_xrc { Kind::XrcResponse(answer) } else { Kind::RcResponse(answer) };
                 Header { bth: Bth { pkey, ..Bth::new(dest_qpn, psn) }, kind }
@@ -76,14 +76,7 @@ impl fmt::Display for Forged {
 }
 
 /// The AETH of an answer, if it has one.
-const fn aeth(kind: &Kind) -> Option<Aeth> {
+const fn aeth(kind: &Kind) -> Option<&Aeth> {
     let (Kind::RcResponse(answer) | Kind::XrcResponse(answer)) = kind else { return None };
-    match answer {
-        Response::ReadMiddle => None,
-        Response::ReadFirst(aeth)
-        | Response::ReadLast(aeth)
-        | Response::ReadOnly(aeth)
-        | Response::Ack(aeth)
-        | Response::AtomicAck(aeth, _) => Some(*aeth),
-    }
+    answer.aeth()
 }

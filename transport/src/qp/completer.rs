@@ -43,8 +43,11 @@ impl Requester {
         let una_before = self.una_psn;
         let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
+            // What comes with data is an acknowledgement, and cannot be anything else.
             // clause: READ-POSITIVE
-            _ if !is_positive(response) => self.asked(sh, host, psn, |_| false).map(drop),
+            _ if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) => {
+                self.asked(sh, host, psn, |_| false).map(drop)
+            }
             Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
             // clause: READ-STYLES
             Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
@@ -292,19 +295,6 @@ impl Requester {
             Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
-    }
-}
-
-/// Whether the AETH of an answer that brings data, if it has one, is an acknowledgement: it cannot
-/// be anything else.
-fn is_positive(response: &Response) -> bool {
-    match response {
-        Response::ReadMiddle => true,
-        Response::Ack(aeth)
-        | Response::AtomicAck(aeth, _)
-        | Response::ReadFirst(aeth)
-        | Response::ReadLast(aeth)
-        | Response::ReadOnly(aeth) => matches!(aeth.syndrome, Syndrome::Ack { .. }),
     }
 }
 
