@@ -3,7 +3,7 @@
 //!
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
-use crate::bytes::{Reader, Sink, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::error::ParseError;
 use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
@@ -29,7 +29,7 @@ impl Reth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u32(self.dma_len)
@@ -57,7 +57,7 @@ impl Aeth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(u32::from(self.syndrome.to_u8()) << 24 | self.msn.get())
     }
 }
@@ -174,7 +174,7 @@ impl AtomicEth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u64(self.swap_or_add)?;
@@ -197,7 +197,7 @@ impl AtomicAckEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.0)
     }
 }
@@ -220,7 +220,7 @@ impl ImmDt {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.array(self.0)
     }
 }
@@ -239,7 +239,7 @@ impl Ieth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.0.0)
     }
 }
@@ -263,7 +263,7 @@ impl Deth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.qkey.0)?;
         to.u32(self.src_qpn.get())
     }
@@ -284,7 +284,7 @@ impl XrcEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.0 & Self::MASK)
     }
 }
@@ -311,7 +311,7 @@ impl Feth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(u32::from((self.selectivity.to_u8() & 3) << 4 | self.placement.0 & 0xf))
     }
 }

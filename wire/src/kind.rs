@@ -3,7 +3,7 @@
 //!
 //! Touches `ext` and `opcode`.
 
-use crate::bytes::{Reader, Sink, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::error::ParseError;
 use crate::ext::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth, XrcEth};
 use crate::opcode::{Opcode, Operation, Service};
@@ -118,7 +118,7 @@ impl Kind {
 
     /// Writes the extended headers.
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::RcRequest(request) => request.write(to),
             Self::RcResponse(response) | Self::XrcResponse(response) => response.write(to),
@@ -192,7 +192,7 @@ impl Request {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Some(()),
             Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
@@ -215,7 +215,7 @@ impl Request {
     }
 }
 
-fn write_imm(imm: Option<ImmDt>, to: &mut Writer<impl Sink>) -> Option<()> {
+fn write_imm(imm: Option<ImmDt>, to: &mut impl Sink) -> Option<()> {
     imm.map_or(Some(()), |imm| imm.write(to))
 }
 
@@ -259,7 +259,7 @@ impl Response {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::ReadMiddle => Some(()),
             Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => aeth.write(to),

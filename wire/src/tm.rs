@@ -3,7 +3,7 @@
 //! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows
 //! nothing of them. Touches `num`.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::num::RKey;
 
 /// What a tagged message is (`enum ibv_tmh_op`).
@@ -69,7 +69,7 @@ impl Tmh {
     /// Its bytes; the reserved ones are 0.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes[..]);
+        let mut to = &mut bytes[..];
         // Exactly the length of the array.
         let _ =
             to.array([self.op.to_u8(), 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));

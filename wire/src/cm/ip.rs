@@ -4,7 +4,7 @@
 //! The destination port is not in it: the service id has it. Touches `num`.
 
 use super::num::PrivateData;
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink};
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -117,7 +117,7 @@ impl IpCmHeader {
             IpPair::V6 { src, dst } => (6, src.octets(), dst.octets()),
         };
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes[..]);
+        let mut to = &mut bytes[..];
         // Exactly the length of the array.
         let _ = to
             .array([Self::VERSION, ip_version << 4])
