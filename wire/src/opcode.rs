@@ -177,6 +177,12 @@ impl Operation {
         )
     }
 
+    /// Whether unreliable connections have it, too.
+    #[inline]
+    pub(crate) const fn is_of_uc(self) -> bool {
+        self as u8 <= Self::WriteOnlyImm as u8
+    }
+
     /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to
     /// reliable datagrams.
     #[rustfmt::skip]

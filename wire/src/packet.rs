@@ -7,7 +7,7 @@ use crate::bytes::Reader;
 use crate::error::ParseError;
 use crate::ext::{Deth, XrcEth};
 use crate::icrc;
-use crate::kind::Kind;
+use crate::kind::{Kind, UcRequest};
 use crate::opcode::{Opcode, Operation, PayloadRule, Service};
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -156,7 +156,7 @@ impl Header {
         match &self.kind {
             Kind::RcRequest(request) => Opcode::new(Service::Rc, request.operation()),
             Kind::RcResponse(response) => Opcode::new(Service::Rc, response.operation()),
-            Kind::UcRequest(request) => Opcode::new(Service::Uc, request.operation()),
+            Kind::UcRequest(UcRequest(request)) => Opcode::new(Service::Uc, request.operation()),
             Kind::Ud { imm: None, .. } => Opcode::new(Service::Ud, Operation::SendOnly),
             Kind::Ud { imm: Some(_), .. } => Opcode::new(Service::Ud, Operation::SendOnlyImm),
             Kind::XrcRequest(_, request) => Opcode::new(Service::Xrc, request.operation()),

@@ -11,7 +11,7 @@ use crate::sim::batch::{Batch, net_header};
 use crate::sim::{LinkSpec, Topology};
 use crate::time::Instant;
 use core::num::NonZeroU64;
-use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
+use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
 
 const MTU: u32 = 1024;
 /// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
@@ -37,7 +37,7 @@ fn net(to: Peer, ecn: u8) -> NetHeader {
 fn send_to_b(service: Service, psn: u32) -> Header {
     match service {
         Service::Rc => request(B, psn, SEND_ONLY),
-        _ => Header { bth: bth(B, psn, false), kind: Kind::UcRequest(UcRequest::SendOnly(None)) },
+        _ => Header { bth: bth(B, psn, false), kind: uc(Request::SendOnly(SendTail::Plain)) },
     }
 }
 

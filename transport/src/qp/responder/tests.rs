@@ -103,8 +103,9 @@ impl Script {
         result
     }
 
-    fn put_uc(&mut self, psn: u32, req: UcRequest, payload: &[u8]) -> Result<(), DropReason> {
+    fn put_uc(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         let bth = Bth::new(Qpn::new(2), Psn::new(psn));
+        let req = UcRequest::try_from(req).expect("UC has it");
         let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload.into());
         self.settle();
         assert!(!self.responder.has_work(), "UC answers nothing");
