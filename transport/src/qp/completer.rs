@@ -265,7 +265,7 @@ impl Requester {
         if outstanding {
             self.in_flight.give_back(sh, host);
         } else {
-            self.release_all(sh, host);
+            self.in_flight.clear(sh, host);
         }
         self.report_fault(sh, host);
         self.check_drained(sh);

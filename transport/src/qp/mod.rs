@@ -24,7 +24,6 @@ mod completer;
 mod congestion;
 mod congestion_notice;
 mod datagram;
-mod diagnosis;
 mod early_packets;
 mod error;
 mod execution;

@@ -135,9 +135,10 @@ enum Source {
 pub(crate) struct RecvQueue {
     source: Source,
     /// Whatever is posted is not there for now: an injected fault.
-    starved: bool,
-    /// XRC: the shared queue that the newest request named, and the current receive is from.
-    srqn: u32,
+    pub(super) starved: bool,
+    /// XRC: the shared queue that the newest request named, and the current receive is from; the
+    /// host has selected it.
+    pub(super) srqn: u32,
     matches_tags: bool,
     /// Tag matching: what the current receive is for.
     tag_match: TagMatch,
@@ -162,16 +163,6 @@ impl RecvQueue {
         };
         let (matches_tags, tag_match) = (config.tag_matching, TagMatch::Plain);
         Self { source, starved: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
-    }
-
-    /// XRC: the shared queue that receives come from.
-    pub(crate) fn srqn(&self) -> u32 {
-        self.srqn
-    }
-
-    /// XRC: from now on receives come from the shared queue `srqn`, which the host has selected.
-    pub(crate) fn set_srqn(&mut self, srqn: u32) {
-        self.srqn = srqn;
     }
 
     /// Whether receives come from a shared queue.
@@ -217,11 +208,6 @@ impl RecvQueue {
             }
             _ => self.acquire(host),
         }
-    }
-
-    /// From now on, or no longer, there seems to be no receive.
-    pub(crate) fn starve(&mut self, starved: bool) {
-        self.starved = starved;
     }
 
     fn current(&self) -> Option<(&Slot, &[Sge])> {

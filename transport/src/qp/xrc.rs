@@ -26,7 +26,7 @@ impl Qp {
         let (sh, psn) = (&self.shared, packet.header.bth.psn);
         let is_next = sh.config.service == Service::XrcTgt
             && check_request(sh, net, &packet.header.bth).is_ok()
-            && psn == self.responder.e_psn()
+            && psn == self.responder.progress.e_psn
             && self.responder.goes_on(*srqn)
             && self.responder.check_here(sh, req).is_ok();
         is_next.then_some(*srqn)
@@ -44,9 +44,9 @@ impl Qp {
         packet: &Packet<'_>,
         outcome: Outcome,
     ) -> Result<(), DropReason> {
-        self.responder.set_outcome(Some(outcome));
+        self.responder.outcome = Some(outcome);
         let result = self.handle_packet(host, net, packet);
-        self.responder.set_outcome(None);
+        self.responder.outcome = None;
         result
     }
 
@@ -74,11 +74,7 @@ impl Responder {
     /// A message for `srqn` begins, or the open one is for it.
     // clause: XRC-ONE-QUEUE
     fn goes_on(&self, srqn: u32) -> bool {
-        self.open == Open::None || srqn == self.rq.srqn()
-    }
-
-    pub(super) fn set_outcome(&mut self, outcome: Option<Outcome>) {
-        self.outcome = outcome;
+        self.open == Open::None || srqn == self.rq.srqn
     }
 
     /// A proxy owes nobody an answer, and any packet is the one it expects.
@@ -141,7 +137,7 @@ impl Responder {
             self.note_established(sh);
             return Err(self.refuse(sh, host, Refusal::SharedQueue));
         }
-        self.rq.set_srqn(srqn);
+        self.rq.srqn = srqn;
         if place == SrqPlace::Elsewhere {
             return self.handle_elsewhere(sh, host, Incoming { bth, req, payload }, outcome);
         }
