@@ -245,8 +245,8 @@ impl RecvQueue {
         host.scatter(Side::Recv, sges, offset, data)
     }
 
-    /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are
-    /// filled in here, and every error counts as solicited (`man ibv_req_notify_cq`).
+    /// Ends the current receive, if there is one, with `cqe`: `wr_id` is filled in here, and every
+    /// error counts as solicited (`man ibv_req_notify_cq`).
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
@@ -255,13 +255,11 @@ impl RecvQueue {
         }
         // clause: WC-SOLICITED
         cqe.solicited |= cqe.status != WcStatus::Success;
-        (cqe.wr_id, cqe.qpn, cqe.timestamp) = (wr_id, sh.config.qpn, host.now().0);
+        cqe.wr_id = wr_id;
         if self.matches_tags {
             cqe = self.end_tagged(sh, host, cqe);
         }
-        if host.complete(Side::Recv, cqe).is_err() {
-            sh.overrun();
-        }
+        sh.complete(host, Side::Recv, cqe);
         true
     }
 
