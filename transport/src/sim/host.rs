@@ -103,7 +103,7 @@ pub struct Flow {
 impl Flow {
     /// Reserves `bytes` if they go no further than `beyond` the limit.
     fn take(&mut self, bytes: u32, beyond: u32) -> bool {
-        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit + beyond);
+        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
         if fits {
             self.reserved = self.reserved.saturating_add(bytes);
             self.peak = self.peak.max(self.reserved);
@@ -287,13 +287,9 @@ impl FlowControl for SimHost {
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
         assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
-        if own != 0 && flow.limit.is_some_and(|limit| flow.reserved + flow.others + bytes > limit) {
-            flow.refused = true;
-            return false;
-        }
-        flow.reserved = flow.reserved.saturating_add(bytes);
-        flow.peak = flow.peak.max(flow.reserved);
-        true
+        let fits = flow.take(bytes, if own == 0 { u32::MAX } else { 0 });
+        flow.refused |= !fits;
+        fits
     }
 
     fn reserve_in_run(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
