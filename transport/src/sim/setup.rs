@@ -296,10 +296,7 @@ impl Setup {
 
 /// The QP number of `who`.
 pub const fn qpn(who: Peer) -> Qpn {
-    match who {
-        Peer::A => QPN_A,
-        Peer::B => QPN_B,
-    }
+    [QPN_A, QPN_B][who.index()]
 }
 
 /// The way from `who` to its peer.
