@@ -5,7 +5,7 @@
 
 use crate::cx::{PacketNote, TxBatch, TxRoom};
 use crate::wr::Av;
-use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
+use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
@@ -193,13 +193,4 @@ pub fn net_header(av: &Av) -> NetHeader {
         flow_label: if av.dgid.is_ipv4() { 0 } else { av.flow_label },
         ident: 0,
     }
-}
-
-/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header`
-/// cannot carry `payload`.
-pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
-    let len = header.padded_len(payload.len());
-    let mut bytes = vec![0; len + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..len])?.copy_from_slice(payload);
-    Some(bytes)
 }

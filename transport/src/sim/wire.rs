@@ -13,7 +13,7 @@ use core::time::Duration;
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 use std::collections::BTreeMap;
 
-pub use super::batch::{forge, net_header};
+pub use super::batch::net_header;
 pub use super::setup::Peer;
 
 /// Asked about every packet of an end: told its number (from 0, counted from the moment this was
