@@ -46,9 +46,6 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let word = from.u32()?;
@@ -165,9 +162,6 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 28;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         Ok(Self { va: from.u64()?, rkey: RKey(from.u32()?), swap_or_add: from.u64()?, compare: from.u64()? })
@@ -188,9 +182,6 @@ impl AtomicEth {
 pub struct AtomicAckEth(pub u64);
 
 impl AtomicAckEth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 8;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.u64().map(Self)
@@ -211,9 +202,6 @@ impl AtomicAckEth {
 pub struct ImmDt(pub [u8; 4]);
 
 impl ImmDt {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.array().copied().map(Self)
@@ -230,9 +218,6 @@ impl ImmDt {
 pub struct Ieth(pub RKey);
 
 impl Ieth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.u32().map(|key| Self(RKey(key)))
@@ -301,9 +286,6 @@ pub struct Feth {
 }
 
 impl Feth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let [.., low] = from.u32()?.to_be_bytes();

@@ -75,9 +75,6 @@ pub struct Rvh {
 }
 
 impl Rvh {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 16;
-
     /// The header that `bytes` begin with, as it follows a [`Tmh`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
