@@ -1,6 +1,7 @@
 //! A look inside, for judges and for those who explain failures: where both roles of a queue pair
 //! stand. Changes nothing.
 
+use super::attr::QpState;
 use super::queue_pair::Qp;
 use super::refusal::Refusal;
 use roxe_wire::Psn;
@@ -8,6 +9,8 @@ use roxe_wire::Psn;
 /// Where the roles of a queue pair stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
+    /// The state of the queue pair.
+    pub state: QpState,
     /// Oldest PSN that is not acknowledged.
     pub una: Psn,
     /// PSN of the next packet to send; behind `sent` while a retry repeats packets.
@@ -29,6 +32,7 @@ impl Qp {
     pub fn probe(&self) -> Probe {
         let (sq, expected) = (&self.requester, self.responder.progress.e_psn);
         Probe {
+            state: self.state(),
             una: sq.una_psn,
             next: sq.cursor.psn,
             sent: sq.sent_psn,

@@ -303,7 +303,7 @@ impl<C: Choices> World<C> {
 
     /// Checks what can be seen between two calls.
     fn check(&mut self, id: usize) -> Result<(), Broken> {
-        let other = self.honest.then(|| self.ends[id ^ 1].watch.look(&self.ends[id ^ 1].qp));
+        let other = self.honest.then(|| self.ends[id ^ 1].qp.probe());
         let end = &mut self.ends[id];
         end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
     }
