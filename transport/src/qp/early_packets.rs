@@ -46,8 +46,8 @@ pub struct EarlyPacket<T> {
     payload: Vec<u8>,
     /// What the driver said of it.
     pub tag: T,
-    arrived_at: Instant,
-    max_wait: Duration,
+    /// When it has waited long enough.
+    until: Instant,
 }
 
 impl<T> EarlyPacket<T> {
@@ -59,10 +59,6 @@ impl<T> EarlyPacket<T> {
     /// Bytes from the BTH to the end of the ICRC.
     fn len(&self) -> usize {
         self.header.padded_len(self.payload.len()) + icrc::LEN
-    }
-
-    fn has_waited_enough(&self, now: Instant) -> bool {
-        now.since(self.arrived_at) >= self.max_wait
     }
 
     fn psn(&self) -> Psn {
@@ -166,7 +162,7 @@ impl<T> EarlyPackets<T> {
         max_wait: Duration,
     ) -> bool {
         let (header, payload) = (packet.header, packet.payload.to_vec());
-        let early = EarlyPacket { net: *net, header, payload, tag, arrived_at: now, max_wait };
+        let early = EarlyPacket { net: *net, header, payload, tag, until: now.after(max_wait) };
         if self.bytes + early.len() > self.most {
             return false;
         }
@@ -205,7 +201,7 @@ impl<T> EarlyPackets<T> {
         while let Some(early) = self.packets.front() {
             let is_early = qp.service() != Service::Ud && early.psn().is_after(qp.expected_psn())
                 || qp.lacks_receive(host, &early.net, &early.packet());
-            if is_early && !early.has_waited_enough(now) {
+            if is_early && now < early.until {
                 break;
             }
             let result = qp.handle_packet(host, &early.net, &early.packet());
