@@ -489,7 +489,8 @@ fn deadlines_are_those_of_whatever_comes_first() {
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
-    p.wire.topology = Topology::star(2, LinkSpec::gigabits(us(5), 10).marking_above(64 << 10));
+    let spec = LinkSpec { mark_above: Some(64 << 10), ..LinkSpec::gigabits(us(5), 10) };
+    p.wire.topology = Topology::star(2, spec);
     let (from, to) = (filled(&mut p, A, 32 << 20), blank(&mut p, B, 32 << 20));
     post(&mut p, A, 1, write_to(to), &[from.all()]);
     p.run_for(ms(10));
