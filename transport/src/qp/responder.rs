@@ -21,7 +21,7 @@ use crate::qp::segment::len_of;
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcOpcode};
-use roxe_wire::{Bth, PathMtu, Request, UcRequest};
+use roxe_wire::{Bth, NakCode, PathMtu, Request, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -198,7 +198,7 @@ impl Responder {
         // clause: GAP-NAK
         if self.nak_state == NakState::None {
             self.nak_state = NakState::Sequence;
-            self.replies.refuse_gap(self.progress.e_psn);
+            self.replies.refuse(self.progress.e_psn, Answer::Nak(NakCode::PsnSequence), false, 0);
         }
         DropReason::OutOfSequence
     }

@@ -16,7 +16,7 @@ use crate::qp::replay::{OnceKind, Op};
 use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
 use crate::qp::responder::{Incoming, NakState, Responder};
 use crate::qp::shared::{QpEvents, Service, Shared};
-use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
+use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
 
 impl Qp {
     /// The shared queue that `packet` names, if it is the request that this XRC target expects next
@@ -94,10 +94,10 @@ impl Responder {
     /// Why the remote request was not executed.
     fn refusal(&self, events: QpEvents) -> Outcome {
         match self.replies.refusal() {
-            Some(Answer::RnrNak) => Outcome::NotReady,
-            Some(Answer::Nak(code)) => Outcome::Refused(code, events),
+            Some(Syndrome::RnrNak { .. }) => Outcome::NotReady,
+            Some(Syndrome::Nak(code)) => Outcome::Refused(code, events),
             // It failed before.
-            Some(Answer::Silence) | None => Outcome::Refused(NakCode::InvalidRequest, events),
+            _ => Outcome::Refused(NakCode::InvalidRequest, events),
         }
     }
 
