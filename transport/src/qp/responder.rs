@@ -33,7 +33,7 @@ pub(super) struct Incoming<'a> {
 
 /// The NAK that answers, for now, every packet that is not the expected one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum NakState {
+enum NakState {
     #[default]
     None,
     /// The gap was reported.
@@ -49,7 +49,7 @@ pub(crate) struct Responder {
     pub(super) replies: Replies,
     pub(super) progress: Progress,
     pub(super) open: Open,
-    pub(super) nak_state: NakState,
+    nak_state: NakState,
     /// The current receive is in use by the message that is being executed.
     pub(super) receiving: bool,
     /// `COMM_EST` was raised.
@@ -184,7 +184,7 @@ impl Responder {
 
     /// The request that is expected has come.
     #[inline]
-    fn begin_expected(&mut self, sh: &mut Shared) {
+    pub(super) fn begin_expected(&mut self, sh: &mut Shared) {
         self.nak_state = NakState::None;
         self.replies.withdraw_nak();
         self.note_established(sh);

@@ -14,7 +14,7 @@ use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
-use crate::qp::responder::{Incoming, NakState, Responder};
+use crate::qp::responder::{Incoming, Responder};
 use crate::qp::shared::{QpEvents, Service, Shared};
 use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
 
@@ -158,9 +158,7 @@ impl Responder {
         }
         // Nobody has asked yet: the packet will come again.
         let Some(outcome) = outcome else { return Err(DropReason::OutOfSequence) };
-        self.nak_state = NakState::None;
-        self.replies.withdraw_nak();
-        self.note_established(sh);
+        self.begin_expected(sh);
         match outcome {
             Outcome::Done(original) => {
                 self.follow(sh, incoming, original);
