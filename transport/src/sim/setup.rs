@@ -299,6 +299,12 @@ pub const fn qpn(who: Peer) -> Qpn {
     [QPN_A, QPN_B][who.index()]
 }
 
+/// A QP number for end `end` of a large world: distinct, and not in order.
+pub fn number(end: usize) -> Qpn {
+    let end = u32::try_from(end).expect("few ends");
+    Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
+}
+
 /// The way from `who` to its peer.
 pub fn av(who: Peer) -> Av {
     let (sgid, dgid) = (address(who.index()), address(who.other().index()));
