@@ -106,7 +106,8 @@ impl Draft {
     fn take(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
-            return set(&mut rule.rate, parse_rate(rate).ok_or_else(|| bad_rate(word))?, word);
+            let bad = || format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word));
+            return set(&mut rule.rate, parse_rate(rate).ok_or_else(bad)?, word);
         }
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
@@ -312,10 +313,6 @@ fn parse_rate(word: &str) -> Option<Rate> {
     }
     let micro = format!("{decimals:0<6}").parse::<u32>().ok()?;
     Rate::from_micro_percent(whole.parse::<u32>().ok()?.checked_mul(1_000_000)?.checked_add(micro)?)
-}
-
-fn bad_rate(word: &str) -> Problem {
-    format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word))
 }
 
 /// A word of the text in an error: shortened, in quotes, control characters escaped.
