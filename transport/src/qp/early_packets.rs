@@ -125,30 +125,19 @@ impl<T> EarlyPackets<T> {
         tag: T,
         may_have_overtaken: impl FnOnce() -> bool,
     ) -> bool {
-        match self.wait_of(qp, host, net, packet, may_have_overtaken) {
-            None => false,
-            Some(max_wait) => self.push(qp.service(), host.now(), (net, packet), tag, max_wait),
-        }
-    }
-
-    /// How long a packet may have to wait. `None`: not at all.
-    #[inline]
-    fn wait_of<H: Host>(
-        &self,
-        qp: &mut Qp,
-        host: &mut H,
-        net: &NetHeader,
-        packet: &Packet<'_>,
-        may_have_overtaken: impl FnOnce() -> bool,
-    ) -> Option<Duration> {
         let is_ahead = |qp: &Qp| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(qp.expected_psn()));
         let is_behind_others = match packet.header.kind {
             Kind::Ud { .. } => !self.is_empty(),
             Kind::UcRequest(_) => is_ahead(qp) && (may_have_overtaken() || !self.is_empty()),
-            Kind::RcRequest(_) => return (is_ahead(qp) && may_have_overtaken()).then_some(MAX_WAIT_RC),
+            Kind::RcRequest(_) => {
+                return is_ahead(qp)
+                    && may_have_overtaken()
+                    && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT_RC);
+            }
             _ => false,
         };
-        (is_behind_others || qp.lacks_receive(host, net, packet)).then_some(MAX_WAIT)
+        (is_behind_others || qp.lacks_receive(host, net, packet))
+            && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT)
     }
 
     /// Puts a packet at its place; false if there is no room.
