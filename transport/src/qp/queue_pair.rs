@@ -343,7 +343,7 @@ impl Qp {
     /// returned; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
-        if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
+        if self.shared.congestion.notice_due && self.notify(tx) == TxState::BatchFull {
             return TxState::BatchFull;
         }
         // clause: ACK-BEHIND-REQUESTS
@@ -399,7 +399,7 @@ impl Qp {
     pub fn owes_only_ack(&self) -> bool {
         self.responder.replies.is_only_ack()
             && !self.flush_due
-            && !self.shared.congestion.is_notice_due()
+            && !self.shared.congestion.notice_due
             && !self.requester.has_work(&self.shared)
     }
 
@@ -407,14 +407,14 @@ impl Qp {
     /// refused by [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due
-            || self.shared.congestion.is_notice_due()
+            || self.shared.congestion.notice_due
             || self.responder.may_answer(&self.shared)
             || self.requester.has_work(&self.shared)
     }
 
     /// When [`Qp::handle_timeout`] wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.deadline());
+        let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.pause);
         if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }
     }
 
@@ -462,8 +462,8 @@ impl Qp {
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
         } else if self.is_quiescent() {
-            // What was held back has been acknowledged meanwhile.
-            self.shared.congestion.end_pause();
+            // What was held back has been acknowledged meanwhile. What comes next is measured anew.
+            self.shared.congestion.pause = None;
         }
     }
 
