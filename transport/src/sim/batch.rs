@@ -53,11 +53,11 @@ pub struct Batch {
 
 impl Batch {
     /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins`
-    /// them.
-    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool) -> OpenBatch<'b> {
+    /// them, and how many of one size leave together, 0 for none.
+    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool, run: u32) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
-        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run: 0 }
+        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run }
     }
 
     /// Takes the packets out, sealed.
@@ -101,13 +101,6 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
-    /// This batch, of which `run` packets of one size leave together.
-    #[must_use]
-    pub fn in_runs_of(mut self, run: u32) -> Self {
-        self.run = run;
-        self
-    }
-
     /// Takes the last packets apart, as they would travel.
     fn part(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);

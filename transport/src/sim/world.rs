@@ -439,7 +439,7 @@ impl<C: Choices> World<C> {
         let idle = !end.qp.has_work();
         let is_open = end.link == LinkState::Open;
         let room = if is_open { end.setup.batch } else { 0 };
-        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins).in_runs_of(end.setup.run);
+        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins, end.setup.run);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
         drop(tx);
         let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());

@@ -46,7 +46,7 @@ fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
     let end = &mut world.ends[who.index()];
-    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false));
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
     let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
@@ -194,7 +194,7 @@ fn a_full_batch_keeps_the_cnp_for_the_next() {
     let mut batch = Batch::default();
     let world = &mut *p;
     let end = &mut world.ends[1];
-    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0, false));
+    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0, false, 0));
     assert_eq!(state, crate::cx::TxState::BatchFull);
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }
