@@ -10,8 +10,8 @@ use roxe_transport::qp::Service;
 use roxe_transport::sim::case::Net;
 use roxe_transport::sim::random::random_faults;
 use roxe_transport::sim::scenario::{Accident, Report, Work};
+use roxe_transport::sim::setup::number;
 use roxe_transport::sim::shrink::shrink;
-use roxe_transport::sim::world::number;
 use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, WcStatus};
 use roxe_wire::PathMtu;
@@ -108,7 +108,8 @@ fn two_hundred_senders_fill_the_queue_in_front_of_one_receiver() {
 
 #[test]
 fn senders_that_heed_marks_lose_less() {
-    let link = LinkSpec::gigabits(Duration::from_micros(1), 40).with_queue(1_000_000).marking_above(50_000);
+    let link = LinkSpec::gigabits(Duration::from_micros(1), 40);
+    let link = LinkSpec { queue: Some(1_000_000), mark_above: Some(50_000), ..link };
     // Acknowledgements come four times in a window, which keeps it full: more than this makes
     // senders give up that heed nothing.
     let (without, with) = (Incast::of(32, link, 40 << 10, false), Incast::of(32, link, 40 << 10, true));
@@ -120,7 +121,8 @@ fn senders_that_heed_marks_lose_less() {
 
 #[test]
 fn among_two_hundred_senders_that_heed_marks_few_give_up() {
-    let link = LinkSpec::gigabits(Duration::from_micros(1), 40).with_queue(4_000_000).marking_above(200_000);
+    let link = LinkSpec::gigabits(Duration::from_micros(1), 40);
+    let link = LinkSpec { queue: Some(4_000_000), mark_above: Some(200_000), ..link };
     let (without, with) = (Incast::of(200, link, 32 << 10, false), Incast::of(200, link, 32 << 10, true));
     assert!(without.failed > 4 * with.failed, "{} and {} gave up", without.failed, with.failed);
     assert!(with.world.wire.tally.marked > 0 && without.world.wire.tally.marked == 0);

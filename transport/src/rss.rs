@@ -10,8 +10,6 @@ use roxe_wire::frame::{Field, FrameKey};
 /// Bytes of the key of a Toeplitz hash, enough for the addresses and ports of IPv6.
 pub const TOEPLITZ_KEY_LEN: usize = 40;
 
-/// Bytes of the longest input.
-const MAX_INPUT: usize = TOEPLITZ_KEY_LEN - 4;
 /// Protocols with ports.
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -63,27 +61,10 @@ impl RxHash {
     /// The hash of a frame; 0 if it has not all the fields.
     // clause: RSS-HASH
     pub fn of(&self, frame: &FrameKey) -> u32 {
-        let mut input = Input { bytes: [0; MAX_INPUT], len: 0 };
-        if !input.fill(self.fields, frame) {
-            return 0;
-        }
-        toeplitz(&self.key, input.bytes.get(..input.len).unwrap_or_default())
-    }
-}
-
-/// The bytes that are hashed: source address, destination address, source port, destination port,
-/// as far as wanted.
-struct Input {
-    bytes: [u8; MAX_INPUT],
-    len: usize,
-}
-
-impl Input {
-    /// Collects `fields` of `frame`; false if it lacks one.
-    fn fill(&mut self, fields: HashFields, frame: &FrameKey) -> bool {
         use HashFields as F;
         let (version, protocol) = (frame.get(Field::IpVersion), frame.get(Field::L4));
-        [
+        // In the order in which they are hashed.
+        let fields = [
             (F::SRC_IPV4, Field::SrcIp, version == [4], 4),
             (F::SRC_IPV6, Field::SrcIp, version == [6], 16),
             (F::DST_IPV4, Field::DstIp, version == [4], 4),
@@ -92,28 +73,23 @@ impl Input {
             (F::SRC_PORT_UDP, Field::SrcPort, protocol == [UDP], 2),
             (F::DST_PORT_TCP, Field::DstPort, protocol == [TCP], 2),
             (F::DST_PORT_UDP, Field::DstPort, protocol == [UDP], 2),
-        ]
-        .into_iter()
-        .filter(|(wanted, ..)| fields.contains(*wanted))
-        .all(|(_, field, is_there, len)| is_there && self.push(frame.get(field).get(..len).unwrap_or_default()))
-    }
-
-    fn push(&mut self, bytes: &[u8]) -> bool {
-        let Some(room) = self.bytes.get_mut(self.len..self.len + bytes.len()) else { return false };
-        room.copy_from_slice(bytes);
-        self.len += bytes.len();
-        true
+        ];
+        let wanted = fields.into_iter().filter(|(wanted, ..)| self.fields.contains(*wanted));
+        if !wanted.clone().all(|(_, _, is_there, _)| is_there) {
+            return 0;
+        }
+        toeplitz(&self.key, wanted.flat_map(|(_, field, _, len)| frame.get(field).iter().take(len)))
     }
 }
 
 /// The Toeplitz hash of at most 36 bytes: for each bit of the input that is set, the 32 bits of the
 /// key from there on.
 // clause: RSS-TOEPLITZ
-pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_LEN], input: &[u8]) -> u32 {
+fn toeplitz<'a>(key: &[u8; TOEPLITZ_KEY_LEN], input: impl IntoIterator<Item = &'a u8>) -> u32 {
     let (first, rest) = key.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
     let mut window = u32::from_be_bytes(*first);
     let mut hash = 0;
-    for (byte, next) in input.iter().zip(rest) {
+    for (byte, next) in input.into_iter().zip(rest) {
         for bit in (0..8).rev() {
             if byte >> bit & 1 != 0 {
                 hash ^= window;

@@ -2,7 +2,7 @@
 //!
 //! Touches `num` and `opcode`.
 
-use crate::bytes::{Reader, Sink, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::error::ParseError;
 use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
@@ -90,7 +90,7 @@ impl Bth {
 
     /// Writes the header; reserved bits are 0. `pad` is 0..=3.
     #[inline]
-    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, opcode: Opcode, pad: usize, to: &mut impl Sink) -> Option<()> {
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         let w0 = u32::from(opcode.to_u8()) << 24
             | flag(self.solicited, 23)

@@ -40,10 +40,27 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Room that is written to from its start on.
+/// Room that is written to from its start on. `None` means out of room.
 pub(crate) trait Sink {
-    /// Writes `bytes` and goes on behind them; `None` means out of room.
+    /// Writes `bytes` and goes on behind them.
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()>;
+
+    #[inline]
+    fn u32(&mut self, value: u32) -> Option<()> {
+        self.array(value.to_be_bytes())
+    }
+
+    /// The three words of a BTH, with one check of the length.
+    #[inline]
+    fn words(&mut self, values: [u32; 3]) -> Option<()> {
+        let [[a, b, c, d], [e, f, g, h], [i, j, k, l]] = values.map(u32::to_be_bytes);
+        self.array([a, b, c, d, e, f, g, h, i, j, k, l])
+    }
+
+    #[inline]
+    fn u64(&mut self, value: u64) -> Option<()> {
+        self.array(value.to_be_bytes())
+    }
 }
 
 impl Sink for &mut [u8] {
@@ -64,33 +81,5 @@ impl Sink for &[AtomicU8] {
         head.iter().zip(bytes).for_each(|(to, byte)| to.store(byte, Ordering::Relaxed));
         *self = rest;
         Some(())
-    }
-}
-
-/// What is left to write. `None` means out of room.
-#[derive(Debug)]
-pub(crate) struct Writer<S>(pub(crate) S);
-
-impl<S: Sink> Writer<S> {
-    #[inline]
-    pub(crate) fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
-        self.0.array(bytes)
-    }
-
-    #[inline]
-    pub(crate) fn u32(&mut self, value: u32) -> Option<()> {
-        self.array(value.to_be_bytes())
-    }
-
-    /// The three words of a BTH, with one check of the length.
-    #[inline]
-    pub(crate) fn words(&mut self, values: [u32; 3]) -> Option<()> {
-        let [[a, b, c, d], [e, f, g, h], [i, j, k, l]] = values.map(u32::to_be_bytes);
-        self.array([a, b, c, d, e, f, g, h, i, j, k, l])
-    }
-
-    #[inline]
-    pub(crate) fn u64(&mut self, value: u64) -> Option<()> {
-        self.array(value.to_be_bytes())
     }
 }

@@ -30,29 +30,26 @@ impl ParseError {
 
     /// A short name for counters and logs.
     pub const fn name(self) -> &'static str {
+        self.texts().0
+    }
+
+    /// Its name, and what it means for people.
+    const fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::NotIp => "not_ip",
-            Self::NotRoce => "not_roce",
-            Self::Truncated => "truncated",
-            Self::Version => "bth_version",
-            Self::Opcode => "bad_opcode",
-            Self::Pad => "bad_pad",
-            Self::PayloadLength => "bad_payload_length",
+            Self::NotIp => ("not_ip", "not a plain IPv4 or IPv6 packet"),
+            Self::NotRoce => ("not_roce", "not a UDP datagram to port 4791"),
+            Self::Truncated => ("truncated", "shorter than its headers"),
+            Self::Version => ("bth_version", "transport header version is not 0"),
+            Self::Opcode => ("bad_opcode", "unknown opcode"),
+            Self::Pad => ("bad_pad", "pad count does not fit the payload"),
+            Self::PayloadLength => ("bad_payload_length", "payload length does not fit the opcode"),
         }
     }
 }
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotIp => "not a plain IPv4 or IPv6 packet",
-            Self::NotRoce => "not a UDP datagram to port 4791",
-            Self::Truncated => "shorter than its headers",
-            Self::Version => "transport header version is not 0",
-            Self::Opcode => "unknown opcode",
-            Self::Pad => "pad count does not fit the payload",
-            Self::PayloadLength => "payload length does not fit the opcode",
-        })
+        f.write_str(self.texts().1)
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
-use crate::bytes::{Reader, Sink, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::error::ParseError;
 use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
@@ -29,7 +29,7 @@ impl Reth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u32(self.dma_len)
@@ -46,9 +46,6 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let word = from.u32()?;
@@ -57,7 +54,7 @@ impl Aeth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(u32::from(self.syndrome.to_u8()) << 24 | self.msn.get())
     }
 }
@@ -165,16 +162,13 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 28;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         Ok(Self { va: from.u64()?, rkey: RKey(from.u32()?), swap_or_add: from.u64()?, compare: from.u64()? })
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.va)?;
         to.u32(self.rkey.0)?;
         to.u64(self.swap_or_add)?;
@@ -188,16 +182,13 @@ impl AtomicEth {
 pub struct AtomicAckEth(pub u64);
 
 impl AtomicAckEth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 8;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.u64().map(Self)
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u64(self.0)
     }
 }
@@ -211,16 +202,13 @@ impl AtomicAckEth {
 pub struct ImmDt(pub [u8; 4]);
 
 impl ImmDt {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.array().copied().map(Self)
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.array(self.0)
     }
 }
@@ -230,16 +218,13 @@ impl ImmDt {
 pub struct Ieth(pub RKey);
 
 impl Ieth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         from.u32().map(|key| Self(RKey(key)))
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.0.0)
     }
 }
@@ -263,7 +248,7 @@ impl Deth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.qkey.0)?;
         to.u32(self.src_qpn.get())
     }
@@ -284,7 +269,7 @@ impl XrcEth {
     }
 
     #[inline]
-    pub(crate) fn write(self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(self, to: &mut impl Sink) -> Option<()> {
         to.u32(self.0 & Self::MASK)
     }
 }
@@ -301,9 +286,6 @@ pub struct Feth {
 }
 
 impl Feth {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 4;
-
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let [.., low] = from.u32()?.to_be_bytes();
@@ -311,7 +293,7 @@ impl Feth {
     }
 
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         to.u32(u32::from((self.selectivity.to_u8() & 3) << 4 | self.placement.0 & 0xf))
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Touches `ext` and `opcode`.
 
-use crate::bytes::{Reader, Sink, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::error::ParseError;
 use crate::ext::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth, XrcEth};
 use crate::opcode::{Opcode, Operation, Service};
@@ -50,19 +50,9 @@ pub enum Response {
     AtomicAck(Aeth, AtomicAckEth),
 }
 
-/// A request of an unreliable connection: those of [`Request`] that need no answer.
+/// A request of an unreliable connection: one of the SENDs and WRITEs that every service has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named as in the specification")]
-pub enum UcRequest {
-    SendFirst,
-    SendMiddle,
-    SendLast(Option<ImmDt>),
-    SendOnly(Option<ImmDt>),
-    WriteFirst(Reth),
-    WriteMiddle,
-    WriteLast(Option<ImmDt>),
-    WriteOnly(Reth, Option<ImmDt>),
-}
+pub struct UcRequest(pub(crate) Request);
 
 /// What a packet is: service, operation and extended headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +100,17 @@ impl Kind {
         }
     }
 
+    /// The request in it, if it is one of a connection.
+    #[inline]
+    pub const fn request(&self) -> Option<&Request> {
+        match self {
+            Self::RcRequest(request) | Self::UcRequest(UcRequest(request)) | Self::XrcRequest(_, request) => {
+                Some(request)
+            }
+            _ => None,
+        }
+    }
+
     fn read_ud(operation: Operation, from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let deth = Deth::read(from)?;
         let imm = if operation == Operation::SendOnlyImm { Some(ImmDt::read(from)?) } else { None };
@@ -118,11 +119,10 @@ impl Kind {
 
     /// Writes the extended headers.
     #[inline]
-    pub(crate) fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
-            Self::RcRequest(request) => request.write(to),
+            Self::RcRequest(request) | Self::UcRequest(UcRequest(request)) => request.write(to),
             Self::RcResponse(response) | Self::XrcResponse(response) => response.write(to),
-            Self::UcRequest(request) => Request::from(*request).write(to),
             Self::Ud { deth, imm } => {
                 deth.write(to)?;
                 write_imm(*imm, to)
@@ -192,7 +192,7 @@ impl Request {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::SendFirst | Self::SendMiddle | Self::WriteMiddle => Some(()),
             Self::SendLast(tail) | Self::SendOnly(tail) => match tail {
@@ -215,7 +215,7 @@ impl Request {
     }
 }
 
-fn write_imm(imm: Option<ImmDt>, to: &mut Writer<impl Sink>) -> Option<()> {
+fn write_imm(imm: Option<ImmDt>, to: &mut impl Sink) -> Option<()> {
     imm.map_or(Some(()), |imm| imm.write(to))
 }
 
@@ -229,6 +229,19 @@ impl Response {
             Self::ReadOnly(_) => Operation::ReadResponseOnly,
             Self::Ack(_) => Operation::Acknowledge,
             Self::AtomicAck(..) => Operation::AtomicAcknowledge,
+        }
+    }
+
+    /// Its acknowledgement; what is from the middle of READ data has none.
+    #[inline]
+    pub const fn aeth(&self) -> Option<&Aeth> {
+        match self {
+            Self::ReadMiddle => None,
+            Self::ReadFirst(aeth)
+            | Self::ReadLast(aeth)
+            | Self::ReadOnly(aeth)
+            | Self::Ack(aeth)
+            | Self::AtomicAck(aeth, _) => Some(aeth),
         }
     }
 
@@ -246,7 +259,7 @@ impl Response {
     }
 
     #[inline]
-    fn write(&self, to: &mut Writer<impl Sink>) -> Option<()> {
+    fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {
             Self::ReadMiddle => Some(()),
             Self::ReadFirst(aeth) | Self::ReadLast(aeth) | Self::ReadOnly(aeth) | Self::Ack(aeth) => aeth.write(to),
@@ -258,44 +271,9 @@ impl Response {
     }
 }
 
-impl UcRequest {
-    /// The operation of this request.
-    pub const fn operation(&self) -> Operation {
-        match self {
-            Self::SendFirst => Operation::SendFirst,
-            Self::SendMiddle => Operation::SendMiddle,
-            Self::SendLast(None) => Operation::SendLast,
-            Self::SendLast(Some(_)) => Operation::SendLastImm,
-            Self::SendOnly(None) => Operation::SendOnly,
-            Self::SendOnly(Some(_)) => Operation::SendOnlyImm,
-            Self::WriteFirst(_) => Operation::WriteFirst,
-            Self::WriteMiddle => Operation::WriteMiddle,
-            Self::WriteLast(None) => Operation::WriteLast,
-            Self::WriteLast(Some(_)) => Operation::WriteLastImm,
-            Self::WriteOnly(_, None) => Operation::WriteOnly,
-            Self::WriteOnly(_, Some(_)) => Operation::WriteOnlyImm,
-        }
-    }
-}
-
-impl From<Option<ImmDt>> for SendTail {
-    fn from(imm: Option<ImmDt>) -> Self {
-        imm.map_or(Self::Plain, Self::Imm)
-    }
-}
-
 impl From<UcRequest> for Request {
-    fn from(request: UcRequest) -> Self {
-        match request {
-            UcRequest::SendFirst => Self::SendFirst,
-            UcRequest::SendMiddle => Self::SendMiddle,
-            UcRequest::SendLast(imm) => Self::SendLast(imm.into()),
-            UcRequest::SendOnly(imm) => Self::SendOnly(imm.into()),
-            UcRequest::WriteFirst(reth) => Self::WriteFirst(reth),
-            UcRequest::WriteMiddle => Self::WriteMiddle,
-            UcRequest::WriteLast(imm) => Self::WriteLast(imm),
-            UcRequest::WriteOnly(reth, imm) => Self::WriteOnly(reth, imm),
-        }
+    fn from(UcRequest(request): UcRequest) -> Self {
+        request
     }
 }
 
@@ -303,19 +281,8 @@ impl TryFrom<Request> for UcRequest {
     /// Always [`ParseError::Opcode`]: the unreliable connection has no such opcode.
     type Error = ParseError;
 
+    #[inline]
     fn try_from(request: Request) -> Result<Self, ParseError> {
-        Ok(match request {
-            Request::SendFirst => Self::SendFirst,
-            Request::SendMiddle => Self::SendMiddle,
-            Request::SendLast(SendTail::Plain) => Self::SendLast(None),
-            Request::SendLast(SendTail::Imm(imm)) => Self::SendLast(Some(imm)),
-            Request::SendOnly(SendTail::Plain) => Self::SendOnly(None),
-            Request::SendOnly(SendTail::Imm(imm)) => Self::SendOnly(Some(imm)),
-            Request::WriteFirst(reth) => Self::WriteFirst(reth),
-            Request::WriteMiddle => Self::WriteMiddle,
-            Request::WriteLast(imm) => Self::WriteLast(imm),
-            Request::WriteOnly(reth, imm) => Self::WriteOnly(reth, imm),
-            _ => return Err(ParseError::Opcode),
-        })
+        if request.operation().is_of_uc() { Ok(Self(request)) } else { Err(ParseError::Opcode) }
     }
 }

@@ -244,15 +244,8 @@ impl PathMtu {
 
     /// The MTU with this code, 1..=5.
     // clause: MTU-PATH
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Mtu256),
-            2 => Some(Self::Mtu512),
-            3 => Some(Self::Mtu1024),
-            4 => Some(Self::Mtu2048),
-            5 => Some(Self::Mtu4096),
-            _ => None,
-        }
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| *mtu as u8 == code)
     }
 
     /// The largest path MTU that a network device with this MTU (bytes of an IP packet) carries:

@@ -127,6 +127,17 @@ pub struct Facts {
 }
 
 impl Operation {
+    /// All operations: requests, answers and the congestion notification.
+    #[rustfmt::skip]
+    pub const ALL: [Self; 26] = [
+        Self::SendFirst, Self::SendMiddle, Self::SendLast, Self::SendLastImm, Self::SendLastInvalidate,
+        Self::SendOnly, Self::SendOnlyImm, Self::SendOnlyInvalidate,
+        Self::WriteFirst, Self::WriteMiddle, Self::WriteLast, Self::WriteLastImm, Self::WriteOnly, Self::WriteOnlyImm,
+        Self::ReadRequest, Self::CompareSwap, Self::FetchAdd, Self::Flush, Self::AtomicWrite,
+        Self::ReadResponseFirst, Self::ReadResponseMiddle, Self::ReadResponseLast, Self::ReadResponseOnly,
+        Self::AtomicAcknowledge, Self::Acknowledge, Self::Cnp,
+    ];
+
     /// The facts about this operation.
     // clause: OPCODE-TABLE
     #[inline]
@@ -177,22 +188,23 @@ impl Operation {
         )
     }
 
+    /// Whether unreliable connections have it, too.
+    #[inline]
+    pub(crate) const fn is_of_uc(self) -> bool {
+        self as u8 <= Self::WriteOnlyImm as u8
+    }
+
     /// The operation with these low 5 bits in a connected service. 0x15 (RESYNC) belongs to
     /// reliable datagrams.
-    #[rustfmt::skip]
     const fn from_low_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0x00 => Self::SendFirst,         0x01 => Self::SendMiddle,        0x02 => Self::SendLast,
-            0x03 => Self::SendLastImm,       0x04 => Self::SendOnly,          0x05 => Self::SendOnlyImm,
-            0x06 => Self::WriteFirst,        0x07 => Self::WriteMiddle,       0x08 => Self::WriteLast,
-            0x09 => Self::WriteLastImm,      0x0a => Self::WriteOnly,         0x0b => Self::WriteOnlyImm,
-            0x0c => Self::ReadRequest,       0x0d => Self::ReadResponseFirst, 0x0e => Self::ReadResponseMiddle,
-            0x0f => Self::ReadResponseLast,  0x10 => Self::ReadResponseOnly,  0x11 => Self::Acknowledge,
-            0x12 => Self::AtomicAcknowledge, 0x13 => Self::CompareSwap,       0x14 => Self::FetchAdd,
-            0x16 => Self::SendLastInvalidate, 0x17 => Self::SendOnlyInvalidate,
-            0x1c => Self::Flush,             0x1d => Self::AtomicWrite,
-            _ => return None,
-        })
+        let mut rest: &[Self] = &Self::ALL;
+        while let [first, tail @ ..] = rest {
+            if *first as u8 == bits {
+                return Some(*first);
+            }
+            rest = tail;
+        }
+        None
     }
 }
 

@@ -3,11 +3,11 @@
 //! Touches `bth`, `kind`, `opcode`.
 
 use crate::bth::Bth;
-use crate::bytes::{Reader, Writer};
+use crate::bytes::Reader;
 use crate::error::ParseError;
 use crate::ext::{Deth, XrcEth};
 use crate::icrc;
-use crate::kind::Kind;
+use crate::kind::{Kind, UcRequest};
 use crate::opcode::{Opcode, Operation, PayloadRule, Service};
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -156,7 +156,7 @@ impl Header {
         match &self.kind {
             Kind::RcRequest(request) => Opcode::new(Service::Rc, request.operation()),
             Kind::RcResponse(response) => Opcode::new(Service::Rc, response.operation()),
-            Kind::UcRequest(request) => Opcode::new(Service::Uc, request.operation()),
+            Kind::UcRequest(UcRequest(request)) => Opcode::new(Service::Uc, request.operation()),
             Kind::Ud { imm: None, .. } => Opcode::new(Service::Ud, Operation::SendOnly),
             Kind::Ud { imm: Some(_), .. } => Opcode::new(Service::Ud, Operation::SendOnlyImm),
             Kind::XrcRequest(_, request) => Opcode::new(Service::Xrc, request.operation()),
@@ -210,15 +210,14 @@ impl Header {
     /// As [`Header::emit`] when the form is known: that of a header that differs in the BTH at
     /// most.
     #[inline]
-    pub fn emit_as<'b>(&self, form: &Form, out: &'b mut [u8]) -> Option<&'b mut [u8]> {
+    pub fn emit_as<'b>(&self, form: &Form, mut out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
         if out.len() != form.len {
             return None;
         }
-        let mut rest = Writer(out);
-        self.bth.write(form.opcode, form.pad, &mut rest)?;
-        self.kind.write(&mut rest)?;
-        let (payload, pad) = rest.0.split_at_mut_checked(form.payload_len)?;
+        self.bth.write(form.opcode, form.pad, &mut out)?;
+        self.kind.write(&mut out)?;
+        let (payload, pad) = out.split_at_mut_checked(form.payload_len)?;
         // Mostly there is none, and `fill` is a call.
         if !pad.is_empty() {
             pad.fill(0);
@@ -229,15 +228,14 @@ impl Header {
     /// As [`Header::emit_as`] where somebody else may change the bytes meanwhile: they are stored
     /// one by one and not looked at.
     #[inline]
-    pub fn emit_shared_as<'b>(&self, form: &Form, out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
+    pub fn emit_shared_as<'b>(&self, form: &Form, mut out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
         if out.len() != form.len {
             return None;
         }
-        let mut rest = Writer(out);
-        self.bth.write(form.opcode, form.pad, &mut rest)?;
-        self.kind.write(&mut rest)?;
-        let (payload, pad) = rest.0.split_at_checked(form.payload_len)?;
+        self.bth.write(form.opcode, form.pad, &mut out)?;
+        self.kind.write(&mut out)?;
+        let (payload, pad) = out.split_at_checked(form.payload_len)?;
         pad.iter().for_each(|byte| byte.store(0, Ordering::Relaxed));
         Some(payload)
     }

@@ -1,7 +1,7 @@
 //! A packet as one line of text, as `roxe dump` prints it.
 
 use crate::ext::ImmDt;
-use crate::kind::{Kind, Request, Response, SendTail};
+use crate::kind::{Kind, Request, Response, SendTail, UcRequest};
 use crate::packet::Packet;
 use core::fmt;
 
@@ -17,9 +17,8 @@ impl fmt::Display for Packet<'_> {
 impl Kind {
     fn fmt_headers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::RcRequest(request) => request.fmt_headers(f),
+            Self::RcRequest(request) | Self::UcRequest(UcRequest(request)) => request.fmt_headers(f),
             Self::RcResponse(response) | Self::XrcResponse(response) => response.fmt_headers(f),
-            Self::UcRequest(request) => Request::from(*request).fmt_headers(f),
             Self::Ud { deth, imm } => {
                 write!(f, " {deth}")?;
                 fmt_imm(*imm, f)

@@ -3,41 +3,27 @@
 //! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows
 //! nothing of them. Touches `num`.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink};
 use crate::num::RKey;
 
 /// What a tagged message is (`enum ibv_tmh_op`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum TmOp {
     /// Not tagged: for the receivers of untagged messages.
-    NoTag,
+    NoTag = 0,
     /// Rendezvous request: a [`Rvh`] follows, and tells where the data waits for the receiver to
     /// read it.
-    Rendezvous,
+    Rendezvous = 1,
     /// Answer to a rendezvous request: the data was read.
-    Fin,
+    Fin = 2,
     /// The data follows.
-    Eager,
+    Eager = 3,
 }
 
 impl TmOp {
     fn from_u8(byte: u8) -> Option<Self> {
-        Some(match byte {
-            0 => Self::NoTag,
-            1 => Self::Rendezvous,
-            2 => Self::Fin,
-            3 => Self::Eager,
-            _ => return None,
-        })
-    }
-
-    const fn to_u8(self) -> u8 {
-        match self {
-            Self::NoTag => 0,
-            Self::Rendezvous => 1,
-            Self::Fin => 2,
-            Self::Eager => 3,
-        }
+        [Self::NoTag, Self::Rendezvous, Self::Fin, Self::Eager].into_iter().find(|op| *op as u8 == byte)
     }
 }
 
@@ -69,10 +55,9 @@ impl Tmh {
     /// Its bytes; the reserved ones are 0.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes[..]);
+        let mut to = &mut bytes[..];
         // Exactly the length of the array.
-        let _ =
-            to.array([self.op.to_u8(), 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));
+        let _ = to.array([self.op as u8, 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));
         bytes
     }
 }
@@ -90,9 +75,6 @@ pub struct Rvh {
 }
 
 impl Rvh {
-    /// Length on the wire, bytes.
-    pub const LEN: usize = 16;
-
     /// The header that `bytes` begin with, as it follows a [`Tmh`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);

@@ -24,7 +24,8 @@ fn bytes(words: [u32; 64]) -> Vec<u8> {
 
 fn req() -> Mad {
     let (src, dst) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
-    let header = IpCmHeader { src_port: 50000, addresses: IpPair::V4 { src, dst } };
+    let addresses = IpPair::new(src.into(), dst.into()).unwrap();
+    let header = IpCmHeader { src_port: 50000, addresses };
     let primary = Path {
         local_lid: 0xffff,
         remote_lid: 0xffff,

@@ -1,7 +1,7 @@
 //! What a packet occupies in the receive buffer of a UDP socket, as Linux accounts it (`truesize`,
 //! `SO_RCVBUF` in `man 7 socket`). Pure arithmetic; touches nothing.
 
-use roxe_wire::{Kind, UcRequest};
+use roxe_wire::{Kind, Request};
 
 /// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of
 /// bookkeeping.
@@ -34,8 +34,9 @@ pub fn charge_alone(payload: u32) -> u32 {
 #[inline]
 pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
     let payload = u32::try_from(payload).unwrap_or(0);
-    match kind {
-        Kind::Ud { .. } | Kind::UcRequest(UcRequest::SendOnly(_) | UcRequest::WriteOnly(..)) => charge_alone(payload),
+    match (kind, kind.request()) {
+        (Kind::Ud { .. }, _) => charge_alone(payload),
+        (Kind::UcRequest(_), Some(Request::SendOnly(_) | Request::WriteOnly(..))) => charge_alone(payload),
         _ => charge(payload),
     }
 }
@@ -43,7 +44,7 @@ pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_wire::{Deth, Qkey, Qpn, Reth};
+    use roxe_wire::{Deth, Qkey, Qpn, Reth, SendTail};
 
     #[test]
     fn a_packet_costs_at_least_a_small_buffer() {
@@ -71,21 +72,23 @@ mod tests {
         }
     }
 
+    fn uc(request: Request) -> Kind {
+        Kind::UcRequest(request.try_into().expect("UC has it"))
+    }
+
     #[test]
     fn only_whole_messages_are_charged_as_alone() {
         let reth = Reth { va: 0, rkey: roxe_wire::RKey(1), dma_len: 4096 };
         let deth = Deth { qkey: Qkey(1), src_qpn: Qpn::new(2) };
-        for kind in [
-            Kind::Ud { deth, imm: None },
-            Kind::UcRequest(UcRequest::SendOnly(None)),
-            Kind::UcRequest(UcRequest::WriteOnly(reth, None)),
-        ] {
+        for kind in
+            [Kind::Ud { deth, imm: None }, uc(Request::SendOnly(SendTail::Plain)), uc(Request::WriteOnly(reth, None))]
+        {
             assert_eq!(charge_of(&kind, 4096), 8448);
         }
         for request in
-            [UcRequest::SendFirst, UcRequest::SendMiddle, UcRequest::SendLast(None), UcRequest::WriteFirst(reth)]
+            [Request::SendFirst, Request::SendMiddle, Request::SendLast(SendTail::Plain), Request::WriteFirst(reth)]
         {
-            assert_eq!(charge_of(&Kind::UcRequest(request), 4096), 4192);
+            assert_eq!(charge_of(&uc(request), 4096), 4192);
         }
     }
 }

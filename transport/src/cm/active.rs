@@ -9,7 +9,7 @@ use super::settings::Settings;
 use super::terms::{Connect, Ece, QpTerms};
 use super::times::{ack_timeout, wait};
 use crate::time::Instant;
-use roxe_wire::cm::{CommId, Mra, PrivateData, Rep, TransactionId};
+use roxe_wire::cm::{CommId, PrivateData, Rep, TransactionId};
 use roxe_wire::{Psn, Qpn};
 
 impl Connection {
@@ -79,18 +79,6 @@ impl Connection {
             State::Established if self.is_active => self.repeat(out),
             _ => return Err(Ignored::State),
         }
-        Ok(())
-    }
-
-    /// The peer needs longer to decide on our REQ. Counts once: what comes after that wait is
-    /// repeated as ever.
-    // clause: CM-MRA
-    pub(super) fn on_mra_of_req(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
-        if self.state != State::ReqSent {
-            return Err(Ignored::State);
-        }
-        self.state = State::MraReqRcvd;
-        self.wait_for_service(now, mra);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use super::outbox::{EventKind, Outbox};
 use super::settings::Settings;
 use super::terms::{Alternate, AlternateAnswer, Route};
 use crate::time::Instant;
-use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, Mra, TimeCode, TransactionId};
+use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, TimeCode, TransactionId};
 
 /// What is under way about an alternate path (IBA §12.9.7 has these as states of an established
 /// connection).
@@ -151,17 +151,6 @@ impl Connection {
         if status == AprStatus::Success {
             self.alternate = Some(route);
         }
-    }
-
-    /// The peer needs longer to load the path. Counts once, as with a REQ.
-    // clause: CM-MRA
-    pub(super) fn on_mra_of_lap(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
-        match &mut self.loading {
-            Loading::Asked { patient: patient @ false, .. } if self.state == State::Established => *patient = true,
-            _ => return Err(Ignored::State),
-        }
-        self.wait_for_service(now, mra);
-        Ok(())
     }
 
     /// Tells a peer that has asked to wait for our program.

@@ -19,8 +19,8 @@ use super::terms::{AlternateAnswer, Resolution, Route};
 use crate::time::Instant;
 use roxe_wire::PathMtu;
 use roxe_wire::cm::{
-    Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Mra, Rej, RejReason, Rep, Req, ServiceId,
-    SidrReq, SidrStatus, TransactionId,
+    Answered, AprStatus, CommId, Dreq, Guid, Info, Lap, Mad, Message, Rej, RejReason, Rep, Req, ServiceId, SidrReq,
+    SidrStatus, TransactionId,
 };
 
 /// Who has to act on a message, if several machines share an address.
@@ -71,7 +71,10 @@ impl Cm {
                     self.or_reject(found, (route, tid), Answered::Neither, rtu.local_comm_id, rtu.remote_comm_id)?;
                 self.hand(id, |conn, _, out| conn.establish(out).map_err(|_| Ignored::State))
             }
-            Message::Mra(mra) => self.on_mra(cx, route, mra),
+            Message::Mra(mra) => {
+                let id = self.find(route, mra.remote_comm_id, mra.local_comm_id)?;
+                self.hand(id, |conn, _, _| conn.on_mra(cx.now, mra))
+            }
             Message::Rej(rej) => self.on_rej(cx, route, rej),
             Message::Dreq(dreq) => self.on_dreq(cx, (route, tid), dreq),
             Message::Drep(drep) => {
@@ -155,16 +158,6 @@ impl Cm {
             conn.send_dreq(cx.now, tid, out);
             Ok(())
         });
-    }
-
-    fn on_mra(&mut self, cx: &Cx<'_>, route: Route, mra: &Mra) -> Result<(), Ignored> {
-        let id = self.find(route, mra.remote_comm_id, mra.local_comm_id)?;
-        self.hand(id, |conn, _, _| match mra.answered {
-            Answered::Req => conn.on_mra_of_req(cx.now, mra),
-            Answered::Rep => conn.on_mra_of_rep(cx.now, mra),
-            Answered::Neither => conn.on_mra_of_lap(cx.now, mra),
-            Answered::Other(_) => Err(Ignored::State),
-        })
     }
 
     // clause: CM-REJ-RECEIVED

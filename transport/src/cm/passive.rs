@@ -1,7 +1,7 @@
 //! The side that is asked: REQ in, REP out, RTU in.
 
 use super::conn::{Connection, Loading, Remote, State, Timer};
-use super::error::{CmError, Ignored};
+use super::error::CmError;
 use super::fields;
 use super::outbox::{EventKind, Origin, Outbox};
 use super::req_retry::ReqRetry;
@@ -9,7 +9,7 @@ use super::settings::Settings;
 use super::terms::{Accept, Ece, QpTerms, Route};
 use super::times::wait;
 use crate::time::Instant;
-use roxe_wire::cm::{CommId, Info, Mra, RejReason, Req, TimeCode, TransactionId};
+use roxe_wire::cm::{CommId, Info, RejReason, Req, TimeCode, TransactionId};
 use roxe_wire::{PathMtu, Psn, Qpn};
 
 impl Connection {
@@ -87,17 +87,6 @@ impl Connection {
         self.timer.stop();
         self.state = State::Established;
         self.tell(EventKind::Established, out);
-        Ok(())
-    }
-
-    /// The peer needs longer to confirm. Counts once, as with a REQ.
-    // clause: CM-MRA
-    pub(super) fn on_mra_of_rep(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
-        if self.state != State::RepSent {
-            return Err(Ignored::State);
-        }
-        self.state = State::MraRepRcvd;
-        self.wait_for_service(now, mra);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! How a connection ends, or comes to nothing: rejections, disconnects, how its program leaves it,
 //! and asking for more time.
 
-use super::conn::{Connection, State};
+use super::conn::{Connection, Loading, State};
 use super::error::{CmError, Ignored};
 use super::fields;
 use super::outbox::{Ending, EventKind, Outbox};
@@ -38,10 +38,18 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer needs longer: so long, and the time its packets take.
+    /// The peer needs longer to answer our REQ, to confirm our REP or to load a path: so long, and
+    /// the time its packets take. Counts once: what comes after that wait is repeated as ever.
     // clause: CM-MRA
-    pub(super) fn wait_for_service(&mut self, now: Instant, mra: &Mra) {
+    pub(super) fn on_mra(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
+        match (self.state, mra.answered, &mut self.loading) {
+            (State::ReqSent, Answered::Req, _) => self.state = State::MraReqRcvd,
+            (State::RepSent, Answered::Rep, _) => self.state = State::MraRepRcvd,
+            (State::Established, Answered::Neither, Loading::Asked { patient: patient @ false, .. }) => *patient = true,
+            _ => return Err(Ignored::State),
+        }
         self.timer.due = Some(now.after(wait(mra.service_timeout) + wait(self.terms.timeout)));
+        Ok(())
     }
 
     /// The peer does not want the connection, or not any more.

@@ -111,7 +111,7 @@ impl Connect {
 }
 
 /// What the passive side answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accept {
     /// Options of a vendor.
     pub ece: Ece,
@@ -135,18 +135,8 @@ pub struct Accept {
 
 impl Accept {
     /// Accepts with this queue pair, with nothing in flight for READs and atomics.
-    pub const fn new(qpn: Qpn, psn: Psn) -> Self {
-        Self {
-            ece: Ece::NONE,
-            qpn,
-            psn,
-            responder_resources: 0,
-            initiator_depth: 0,
-            flow_control: false,
-            rnr_retry_count: Small::MAX,
-            srq: false,
-            private_data: PrivateData::EMPTY,
-        }
+    pub fn new(qpn: Qpn, psn: Psn) -> Self {
+        Self { qpn, psn, rnr_retry_count: Small::MAX, ..Self::default() }
     }
 }
 

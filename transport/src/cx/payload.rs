@@ -126,12 +126,6 @@ impl<'a> TxRoom<'a> {
     }
 }
 
-impl<'a> From<&'a mut [u8]> for TxRoom<'a> {
-    fn from(room: &'a mut [u8]) -> Self {
-        Self::Own(room)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,7 +158,7 @@ mod tests {
         for (header, len) in packets() {
             let form = header.form(len).expect("a payload that fits");
             let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
-            for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+            for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
                 assert_eq!(room.put_header(&header, &form).and_then(|room| room.put(&payload)), Some(()));
             }
             assert_eq!(own, bytes(&room), "{header:?}");
@@ -177,7 +171,7 @@ mod tests {
             let form = header.form(len).expect("a payload that fits");
             for wrong in [0, 1, form.len() - 1, form.len() + 1] {
                 let (mut own, room) = (vec![0; wrong], shared(wrong));
-                for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+                for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
                     assert!(room.put_header(&header, &form).is_none(), "{header:?} in {wrong}");
                 }
             }
@@ -191,7 +185,7 @@ mod tests {
     #[test]
     fn the_first_bytes_are_those_that_were_asked_for() {
         let (mut own, room) = ([1; 5], [1; 5].map(AtomicU8::new));
-        for room in [TxRoom::from(&mut own[..]), TxRoom::Shared(&room)] {
+        for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
             assert_eq!(room.first(3).and_then(|room| room.put(&[7, 8, 9])), Some(()));
         }
         assert_eq!((own, bytes(&room)), ([7, 8, 9, 1, 1], vec![7, 8, 9, 1, 1]));

@@ -48,7 +48,7 @@ impl Forged {
         let Bth { dest_qpn, psn, pkey, .. } = seen.header.bth;
         let header = match self {
             Self::Nak(syndrome) => {
-                let answer = Response::Ack(Aeth { syndrome, ..aeth(&seen.header.kind)? });
+                let answer = Response::Ack(Aeth { syndrome, ..*aeth(&seen.header.kind)? });
                 let is_xrc = matches!(seen.header.kind, Kind::XrcResponse(_));
                 let kind = if is_xrc { Kind::XrcResponse(answer) } else { Kind::RcResponse(answer) };
                 Header { bth: Bth { pkey, ..Bth::new(dest_qpn, psn) }, kind }
@@ -58,11 +58,17 @@ impl Forged {
                 Header { bth, kind: Kind::Cnp }
             }
         };
-        let len = header.padded_len(0);
-        let mut bytes = vec![0; len + icrc::LEN];
-        header.emit(0, bytes.get_mut(..len)?)?;
-        Some(bytes)
+        forge(&header, &[])
     }
+}
+
+/// The bytes of a packet that nobody emitted, from the BTH to an ICRC that is not computed yet.
+/// `None` when `header` cannot carry `payload`.
+pub(crate) fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
+    let len = header.padded_len(payload.len());
+    let mut bytes = vec![0; len + icrc::LEN];
+    header.emit(payload.len(), bytes.get_mut(..len)?)?.copy_from_slice(payload);
+    Some(bytes)
 }
 
 impl fmt::Display for Forged {
@@ -76,14 +82,7 @@ impl fmt::Display for Forged {
 }
 
 /// The AETH of an answer, if it has one.
-const fn aeth(kind: &Kind) -> Option<Aeth> {
+const fn aeth(kind: &Kind) -> Option<&Aeth> {
     let (Kind::RcResponse(answer) | Kind::XrcResponse(answer)) = kind else { return None };
-    match answer {
-        Response::ReadMiddle => None,
-        Response::ReadFirst(aeth)
-        | Response::ReadLast(aeth)
-        | Response::ReadOnly(aeth)
-        | Response::Ack(aeth)
-        | Response::AtomicAck(aeth, _) => Some(*aeth),
-    }
+    answer.aeth()
 }

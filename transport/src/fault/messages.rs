@@ -96,8 +96,5 @@ impl Messages {
 
 /// Bytes that a READ asks for.
 fn read_len(header: &Header) -> u32 {
-    match header.kind {
-        Kind::RcRequest(Request::Read(reth)) | Kind::XrcRequest(_, Request::Read(reth)) => reth.dma_len,
-        _ => 0,
-    }
+    if let Some(Request::Read(reth)) = header.kind.request() { reth.dma_len } else { 0 }
 }

@@ -25,15 +25,6 @@ const RNR_NAK_BIT: u32 = 63;
 
 use Operation as O;
 
-/// All operations, in the order in which they are printed.
-#[rustfmt::skip]
-const ALL: [O; 26] = [
-    O::SendFirst, O::SendMiddle, O::SendLast, O::SendLastImm, O::SendLastInvalidate, O::SendOnly, O::SendOnlyImm,
-    O::SendOnlyInvalidate, O::WriteFirst, O::WriteMiddle, O::WriteLast, O::WriteLastImm, O::WriteOnly, O::WriteOnlyImm,
-    O::ReadRequest, O::CompareSwap, O::FetchAdd, O::Flush, O::AtomicWrite, O::ReadResponseFirst, O::ReadResponseMiddle,
-    O::ReadResponseLast, O::ReadResponseOnly, O::AtomicAcknowledge, O::Acknowledge, O::Cnp,
-];
-
 /// The set of one operation.
 const fn bit(operation: Operation) -> u64 {
     1 << operation as u32
@@ -57,7 +48,7 @@ const READ_RESPONSES: u64 =
 /// The classes, each behind those that include it.
 #[rustfmt::skip]
 const CLASSES: [(&str, u64); 8] = [
-    ("REQUEST", bits(&ALL) & !RESPONSES & !bit(O::Cnp)),
+    ("REQUEST", bits(&O::ALL) & !RESPONSES & !bit(O::Cnp)),
     ("RESPONSE", RESPONSES),
     ("SEND", bits(&[O::SendFirst, O::SendMiddle, O::SendLast, O::SendLastImm, O::SendLastInvalidate, O::SendOnly,
         O::SendOnlyImm, O::SendOnlyInvalidate])),
@@ -75,13 +66,13 @@ impl OpSet {
     /// What `name`, in capitals or not, stands for.
     pub fn named(name: &str) -> Option<Self> {
         let class = CLASSES.iter().find(|(class, _)| class.eq_ignore_ascii_case(name)).map(|(_, set)| *set);
-        let one = || ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
+        let one = || O::ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
         class.or_else(one).map(Self)
     }
 
     /// All names that [`OpSet::named`] knows.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        CLASSES.iter().map(|(class, _)| *class).chain(ALL.into_iter().map(|op| op.facts().name))
+        CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.facts().name))
     }
 
     /// The opcodes of either set.
@@ -114,9 +105,9 @@ fn bit_of(header: &Header) -> u64 {
 }
 
 impl fmt::Display for OpSet {
-    /// The names, classes first, separated by commas.
+    /// The names, classes first, separated by commas, in the order of the tables.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ones = ALL.into_iter().map(|op| (op.facts().name, bit(op)));
+        let ones = O::ALL.into_iter().map(|op| (op.facts().name, bit(op)));
         let (mut rest, mut separator) = (self.0, "");
         for (name, set) in CLASSES.into_iter().chain(ones) {
             if rest & set == set {

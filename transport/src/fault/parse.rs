@@ -27,7 +27,7 @@ const WORDS: &str =
 
 /// Why a text is not a list of fault rules.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{}{problem}", At(*rule))]
+#[error("fault rule{}: {problem}", number_of(*rule))]
 pub struct RuleError {
     /// The number of the rule, from 1; 0 if the error is about none.
     pub rule: usize,
@@ -35,16 +35,9 @@ pub struct RuleError {
     pub problem: String,
 }
 
-/// The beginning of an error about this rule.
-struct At(usize);
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 => f.write_str("fault rules: "),
-            rule => write!(f, "fault rule {rule}: "),
-        }
-    }
+/// How an error names this rule, or all of them.
+fn number_of(rule: usize) -> String {
+    if rule == 0 { "s".into() } else { format!(" {rule}") }
 }
 
 /// A problem in words.
@@ -94,7 +87,7 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
         "rnr" => Action::Rnr,
         "nak" => Action::Forge(refusal(words.next().unwrap_or_default())?),
         "cnp" => Action::Forge(Forged::Cnp),
-        word => return Err(format!("{} is no action; the actions are {ACTIONS}", Quoted(word))),
+        word => return Err(format!("{} is no action; the actions are {ACTIONS}", quoted(word))),
     };
     let mut draft = Draft { rule: Rule::new(action), by: None, copies: None };
     words.try_for_each(|word| draft.take(word))?;
@@ -113,7 +106,8 @@ impl Draft {
     fn take(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
-            return set(&mut rule.rate, parse_rate(rate).ok_or_else(|| bad_rate(word))?, word);
+            let bad = || format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word));
+            return set(&mut rule.rate, parse_rate(rate).ok_or_else(bad)?, word);
         }
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
@@ -132,14 +126,14 @@ impl Draft {
             "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
             "by" => set(&mut self.by, hold(value)?, word),
             "copies" => set(&mut self.copies, bounded(value, 1, MAX_COPIES)?, word),
-            _ => Err(format!("{} is no word of a rule; known are {WORDS}", Quoted(word))),
+            _ => Err(format!("{} is no word of a rule; known are {WORDS}", quoted(word))),
         }
     }
 
     fn take_dir(&mut self, dir: Direction, word: &str) -> Result<(), Problem> {
         match self.rule.dir {
             Some(before) if before != dir => {
-                let (before, word) = (before.name(), Quoted(word));
+                let (before, word) = (before.name(), quoted(word));
                 Err(format!("{word} contradicts {before}; for both directions say neither tx nor rx"))
             }
             _ => {
@@ -150,7 +144,7 @@ impl Draft {
     }
 
     fn take_peer(&mut self, value: &str, word: &str) -> Result<(), Problem> {
-        let address: IpAddr = value.parse().map_err(|_| format!("{} is no IPv4 or IPv6 address", Quoted(value)))?;
+        let address: IpAddr = value.parse().map_err(|_| format!("{} is no IPv4 or IPv6 address", quoted(value)))?;
         set(&mut self.rule.peer, address.into(), word)
     }
 
@@ -183,14 +177,14 @@ impl Draft {
 fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
     match slot.replace(value) {
         None => Ok(()),
-        Some(_) => Err(format!("{} says something that was said before", Quoted(word))),
+        Some(_) => Err(format!("{} says something that was said before", quoted(word))),
     }
 }
 
 fn part(word: &str) -> Result<Part, Problem> {
     let parts = [Part::Payload, Part::Header, Part::Icrc];
     let found = parts.into_iter().find(|part| part.name() == word);
-    found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", Quoted(word)))
+    found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", quoted(word)))
 }
 
 /// The name of a refusal, or a syndrome.
@@ -200,7 +194,7 @@ fn refusal(word: &str) -> Result<Forged, Problem> {
     }
     let byte = bounded(word, 0, u8::MAX).map_err(|_| {
         let names: Vec<_> = Forged::names().collect();
-        format!("nak {}: a refusal is {}, or a syndrome like 0x2c", Quoted(word), names.join(", "))
+        format!("nak {}: a refusal is {}, or a syndrome like 0x2c", quoted(word), names.join(", "))
     })?;
     Ok(Forged::Nak(Syndrome::from_u8(byte)))
 }
@@ -216,7 +210,7 @@ fn qp(value: &str) -> Result<QpSelector, Problem> {
 fn services(value: &str) -> Result<ServiceSet, Problem> {
     value.split(',').try_fold(ServiceSet::EMPTY, |set, name| match ServiceSet::named(name) {
         Some(named) => Ok(set.union(named)),
-        None => Err(format!("{} is no service; known are RC, UC, UD and XRC", Quoted(name))),
+        None => Err(format!("{} is no service; known are RC, UC, UD and XRC", quoted(name))),
     })
 }
 
@@ -225,7 +219,7 @@ fn ops(value: &str) -> Result<OpSet, Problem> {
         Some(named) => Ok(set.union(named)),
         None => {
             let known: Vec<_> = OpSet::names().collect();
-            Err(format!("{} is no opcode; known are {}", Quoted(name), known.join(", ")))
+            Err(format!("{} is no opcode; known are {}", quoted(name), known.join(", ")))
         }
     })
 }
@@ -261,20 +255,20 @@ fn ranges<T: Copy>(
 }
 
 fn too_many(value: &str) -> Problem {
-    format!("{} has more than {} elements", Quoted(value), Spans::MAX)
+    format!("{} has more than {} elements", quoted(value), Spans::MAX)
 }
 
 /// A whole number, decimal or hexadecimal.
 fn number(word: &str) -> Result<u64, Problem> {
     let (digits, radix) = word.strip_prefix("0x").map_or((word, 10), |hex| (hex, 16));
     let number = if digits.starts_with('+') { None } else { u64::from_str_radix(digits, radix).ok() };
-    number.ok_or_else(|| format!("{} is no number; write 17 or 0x11", Quoted(word)))
+    number.ok_or_else(|| format!("{} is no number; write 17 or 0x11", quoted(word)))
 }
 
 /// A whole number from `min` to `max`.
 fn bounded<T: TryFrom<u64> + PartialOrd + fmt::Display>(word: &str, min: T, max: T) -> Result<T, Problem> {
     let number = T::try_from(number(word)?).ok().filter(|number| (&min..=&max).contains(&number));
-    number.ok_or_else(|| format!("{} is not in {min}..{max}", Quoted(word)))
+    number.ok_or_else(|| format!("{} is not in {min}..{max}", quoted(word)))
 }
 
 /// `TIME` or `TIME..TIME`.
@@ -282,7 +276,7 @@ fn hold(value: &str) -> Result<Hold, Problem> {
     let (min, max) = value.split_once("..").unwrap_or((value, value));
     let hold = Hold { min: time(min)?, max: time(max)? };
     if hold.max.is_zero() || hold.min > hold.max {
-        return Err(format!("{} is no time to wait; a range runs from the shorter to the longer", Quoted(value)));
+        return Err(format!("{} is no time to wait; a range runs from the shorter to the longer", quoted(value)));
     }
     Ok(hold)
 }
@@ -290,11 +284,11 @@ fn hold(value: &str) -> Result<Hold, Problem> {
 /// `TIME..TIME`, or `TIME..`.
 fn window(value: &str) -> Result<Window, Problem> {
     let parts = value.split_once("..");
-    let (from, until) = parts.ok_or_else(|| format!("{} is no span of time; write 2s..3s or 2s..", Quoted(value)))?;
+    let (from, until) = parts.ok_or_else(|| format!("{} is no span of time; write 2s..3s or 2s..", quoted(value)))?;
     let until = if until.is_empty() { None } else { Some(time(until)?) };
     let window = Window { from: time(from)?, until };
     if window.until.is_some_and(|until| until <= window.from) {
-        return Err(format!("{} ends before it begins", Quoted(value)));
+        return Err(format!("{} ends before it begins", quoted(value)));
     }
     Ok(window)
 }
@@ -307,7 +301,7 @@ fn time(word: &str) -> Result<Duration, Problem> {
         count.checked_mul(*micros)
     });
     let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::LIMIT);
-    time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", Quoted(word)))
+    time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", quoted(word)))
 }
 
 /// Percent with up to six decimals.
@@ -321,18 +315,10 @@ fn parse_rate(word: &str) -> Option<Rate> {
     Rate::from_micro_percent(whole.parse::<u32>().ok()?.checked_mul(1_000_000)?.checked_add(micro)?)
 }
 
-fn bad_rate(word: &str) -> Problem {
-    format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", Quoted(word))
-}
-
 /// A word of the text in an error: shortened, in quotes, control characters escaped.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.char_indices().nth(QUOTED) {
-            None => write!(f, "{:?}", self.0),
-            Some((end, _)) => write!(f, "{:?}...", self.0.get(..end).unwrap_or_default()),
-        }
+fn quoted(word: &str) -> String {
+    match word.char_indices().nth(QUOTED) {
+        None => format!("{word:?}"),
+        Some((end, _)) => format!("{:?}...", word.get(..end).unwrap_or_default()),
     }
 }

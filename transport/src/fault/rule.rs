@@ -96,9 +96,10 @@ impl Part {
 }
 
 /// What a rule does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
     /// Lose the packet.
+    #[default]
     Drop,
     /// Carry it more than once.
     Duplicate {
@@ -147,7 +148,7 @@ pub enum QpSelector {
 }
 
 /// One rule. A field that is `None` allows every packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// What to do.
     pub action: Action,
@@ -177,21 +178,8 @@ pub struct Rule {
 
 impl Rule {
     /// `action` on every packet.
-    pub const fn new(action: Action) -> Self {
-        Self {
-            action,
-            rate: None,
-            dir: None,
-            qp: None,
-            peer: None,
-            at: None,
-            services: None,
-            ops: None,
-            psn: None,
-            msg: None,
-            nth: None,
-            times: None,
-        }
+    pub fn new(action: Action) -> Self {
+        Self { action, ..Self::default() }
     }
 
     /// Whether the rule is for this packet, of message number `msg`, as far as that needs no

@@ -6,16 +6,11 @@
 use super::error::DropReason;
 use super::rq;
 use super::shared::{Service, Shared};
-use roxe_wire::{Bth, Kind, NetHeader, Pkey, Request};
+use roxe_wire::{Bth, Kind, NetHeader, Pkey};
 
 /// Whether a packet uses up or begins to use a receive.
 pub(crate) fn takes_receive(kind: &Kind) -> bool {
-    match kind {
-        Kind::Ud { .. } => true,
-        Kind::UcRequest(req) => rq::takes_receive(&Request::from(*req)),
-        Kind::RcRequest(req) | Kind::XrcRequest(_, req) => rq::takes_receive(req),
-        Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp => false,
-    }
+    matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(rq::takes_receive)
 }
 
 /// Refuses requests in states that do not execute them, and packets of strangers.

@@ -122,13 +122,8 @@ pub enum MigState {
 
 impl MigState {
     /// The state with this `enum ibv_mig_state` value.
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            0 => Some(Self::Migrated),
-            1 => Some(Self::Rearm),
-            2 => Some(Self::Armed),
-            _ => None,
-        }
+    pub fn from_code(code: u8) -> Option<Self> {
+        [Self::Migrated, Self::Rearm, Self::Armed].into_iter().find(|state| *state as u8 == code)
     }
 }
 

@@ -12,8 +12,8 @@ use crate::qp::requester::{Requester, index_of};
 use crate::qp::retry::Exhausted;
 use crate::qp::segment;
 use crate::qp::shared::Shared;
-use crate::qp::sq::{Origin, Payload, SendWqe};
-use crate::wr::WcStatus;
+use crate::qp::sq::{Origin, SendWqe};
+use crate::wr::{SendData, WcStatus};
 use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for besides retiring what it acknowledges.
@@ -43,8 +43,11 @@ impl Requester {
         let una_before = self.una_psn;
         let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
+            // What comes with data is an acknowledgement, and cannot be anything else.
             // clause: READ-POSITIVE
-            _ if !is_positive(response) => self.asked(sh, host, psn, |_| false).map(drop),
+            _ if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) => {
+                self.asked(sh, host, psn, |_| false).map(drop)
+            }
             Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
             // clause: READ-STYLES
             Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
@@ -201,8 +204,8 @@ impl Requester {
         let side = if wqe.origin == Origin::Rendezvous { Side::Recv } else { Side::Send };
         let placed = match self.sq.payload(self.sq.head_index(), wqe) {
             _ if data.is_empty() => true,
-            Payload::Sges(sges) => host.scatter(side, sges, offset, data).is_ok(),
-            Payload::Inline(_) => false,
+            SendData::Sges(sges) => host.scatter(side, sges, offset, data).is_ok(),
+            SendData::Inline(_) => false,
         };
         // clause: READ-LOCAL-FAULT
         if placed { Ok(()) } else { Err(ResponseError::Failed(WcStatus::LocProtErr)) }
@@ -262,7 +265,7 @@ impl Requester {
         if outstanding {
             self.in_flight.give_back(sh, host);
         } else {
-            self.release_all(sh, host);
+            self.in_flight.clear(sh, host);
         }
         self.report_fault(sh, host);
         self.check_drained(sh);
@@ -292,19 +295,6 @@ impl Requester {
             Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
-    }
-}
-
-/// Whether the AETH of an answer that brings data, if it has one, is an acknowledgement: it cannot
-/// be anything else.
-fn is_positive(response: &Response) -> bool {
-    match response {
-        Response::ReadMiddle => true,
-        Response::Ack(aeth)
-        | Response::AtomicAck(aeth, _)
-        | Response::ReadFirst(aeth)
-        | Response::ReadLast(aeth)
-        | Response::ReadOnly(aeth) => matches!(aeth.syndrome, Syndrome::Ack { .. }),
     }
 }
 

@@ -111,7 +111,7 @@ pub(crate) struct Congestion {
     /// When the last CNP became due.
     noticed_at: Option<Instant>,
     /// A CNP is to be sent.
-    notice_due: bool,
+    pub(crate) notice_due: bool,
     /// The rate, while it is below that of the line. Elsewhere, because hardly any queue pair has
     /// one and it is long.
     rate: Option<Box<Rate>>,
@@ -119,8 +119,8 @@ pub(crate) struct Congestion {
     limit: Option<Limit>,
     /// Keeps to the rate and the limit, while there is one.
     pacer: Option<Pacer>,
-    /// Nothing is sent before this moment.
-    pause: Option<Instant>,
+    /// Nothing is sent before this moment, when [`Congestion::on_timeout`] wants to be called.
+    pub(crate) pause: Option<Instant>,
     counts: CongestionCounts,
 }
 
@@ -133,11 +133,6 @@ impl Congestion {
             self.noticed_at = Some(now);
             self.notice_due = true;
         }
-    }
-
-    /// Whether a CNP is to be sent.
-    pub(crate) fn is_notice_due(&self) -> bool {
-        self.notice_due
     }
 
     /// The peer was told of the congestion.
@@ -186,7 +181,7 @@ impl Congestion {
         self.pacer.get_or_insert_with(|| Pacer::new(now)).set(speed, burst);
     }
 
-    /// Whether a packet may leave now. If not, [`Congestion::deadline`] says when to ask again.
+    /// Whether a packet may leave now. If not, `pause` says when to ask again.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Instant) -> bool {
         self.is_free() || self.may_send_limited(now)
@@ -229,21 +224,11 @@ impl Congestion {
         self.pause.is_some()
     }
 
-    /// When [`Congestion::on_timeout`] wants to be called.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.pause
-    }
-
     /// Ends a pause that is over.
     pub(crate) fn on_timeout(&mut self, now: Instant) {
         if self.pause.is_some_and(|at| at <= now) {
             self.pause = None;
         }
-    }
-
-    /// There is nothing to hold back. What comes next is measured anew.
-    pub(crate) fn end_pause(&mut self) {
-        self.pause = None;
     }
 
     /// The queue pair will not send any more.

@@ -42,7 +42,7 @@ impl Responder {
         net: &NetHeader,
         datagram: &Datagram<'_>,
     ) -> Result<(), DropReason> {
-        let rq = self.receives();
+        let rq = &mut self.rq;
         let byte_len = check(sh, host, rq, datagram)?;
         // clause: UNRELIABLE-OWN-FAULT
         if place(host, rq, net, datagram).is_err() {

@@ -46,8 +46,8 @@ pub struct EarlyPacket<T> {
     payload: Vec<u8>,
     /// What the driver said of it.
     pub tag: T,
-    arrived_at: Instant,
-    max_wait: Duration,
+    /// When it has waited long enough.
+    until: Instant,
 }
 
 impl<T> EarlyPacket<T> {
@@ -59,10 +59,6 @@ impl<T> EarlyPacket<T> {
     /// Bytes from the BTH to the end of the ICRC.
     fn len(&self) -> usize {
         self.header.padded_len(self.payload.len()) + icrc::LEN
-    }
-
-    fn has_waited_enough(&self, now: Instant) -> bool {
-        now.since(self.arrived_at) >= self.max_wait
     }
 
     fn psn(&self) -> Psn {
@@ -129,30 +125,19 @@ impl<T> EarlyPackets<T> {
         tag: T,
         may_have_overtaken: impl FnOnce() -> bool,
     ) -> bool {
-        match self.wait_of(qp, host, net, packet, may_have_overtaken) {
-            None => false,
-            Some(max_wait) => self.push(qp.service(), host.now(), (net, packet), tag, max_wait),
-        }
-    }
-
-    /// How long a packet may have to wait. `None`: not at all.
-    #[inline]
-    fn wait_of<H: Host>(
-        &self,
-        qp: &mut Qp,
-        host: &mut H,
-        net: &NetHeader,
-        packet: &Packet<'_>,
-        may_have_overtaken: impl FnOnce() -> bool,
-    ) -> Option<Duration> {
         let is_ahead = |qp: &Qp| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(qp.expected_psn()));
         let is_behind_others = match packet.header.kind {
             Kind::Ud { .. } => !self.is_empty(),
             Kind::UcRequest(_) => is_ahead(qp) && (may_have_overtaken() || !self.is_empty()),
-            Kind::RcRequest(_) => return (is_ahead(qp) && may_have_overtaken()).then_some(MAX_WAIT_RC),
+            Kind::RcRequest(_) => {
+                return is_ahead(qp)
+                    && may_have_overtaken()
+                    && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT_RC);
+            }
             _ => false,
         };
-        (is_behind_others || qp.lacks_receive(host, net, packet)).then_some(MAX_WAIT)
+        (is_behind_others || qp.lacks_receive(host, net, packet))
+            && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT)
     }
 
     /// Puts a packet at its place; false if there is no room.
@@ -166,7 +151,7 @@ impl<T> EarlyPackets<T> {
         max_wait: Duration,
     ) -> bool {
         let (header, payload) = (packet.header, packet.payload.to_vec());
-        let early = EarlyPacket { net: *net, header, payload, tag, arrived_at: now, max_wait };
+        let early = EarlyPacket { net: *net, header, payload, tag, until: now.after(max_wait) };
         if self.bytes + early.len() > self.most {
             return false;
         }
@@ -205,7 +190,7 @@ impl<T> EarlyPackets<T> {
         while let Some(early) = self.packets.front() {
             let is_early = qp.service() != Service::Ud && early.psn().is_after(qp.expected_psn())
                 || qp.lacks_receive(host, &early.net, &early.packet());
-            if is_early && !early.has_waited_enough(now) {
+            if is_early && now < early.until {
                 break;
             }
             let result = qp.handle_packet(host, &early.net, &early.packet());

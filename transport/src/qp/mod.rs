@@ -24,7 +24,6 @@ mod completer;
 mod congestion;
 mod congestion_notice;
 mod datagram;
-mod diagnosis;
 mod early_packets;
 mod error;
 mod execution;
@@ -63,6 +62,8 @@ pub use datagram::GRH_LEN;
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
 pub use error::{DropReason, PostError};
 pub use modify::ModifyError;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use modify::transition;
 pub use queue_pair::Qp;
 pub use raw::FrameNote;
 pub use refusal::Outcome;

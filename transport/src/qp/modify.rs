@@ -44,25 +44,27 @@ const fn all(masks: &[AttrMask]) -> AttrMask {
     AttrMask::from_bits_retain(bits)
 }
 
-/// One edge of the state machine of one service.
-struct Edge {
-    service: Service,
-    from: QpState,
-    to: QpState,
-    required: AttrMask,
-    optional: AttrMask,
+/// What a modify must set and what it may set besides.
+type Attributes = (AttrMask, AttrMask);
+
+/// What modifies of one service take. All services have the same states but for SQE, and edges
+/// between the same of them.
+struct Rules {
+    /// From RESET to INIT, all required; optional from INIT to INIT.
+    init: AttrMask,
+    /// From INIT to RTR.
+    rtr: Attributes,
+    /// From RTR to RTS. What is optional there is so from RTS and SQD to RTS as well.
+    rts: Attributes,
+    /// From SQD to SQD, optional.
+    sqd: AttrMask,
+    /// From SQE to RTS, optional, where there is an SQE.
+    sqe: Option<AttrMask>,
 }
 
-const fn edge(service: Service, from: QpState, to: QpState, required: AttrMask, optional: AttrMask) -> Edge {
-    Edge { service, from, to, required, optional }
-}
-
-/// Every edge that carries attributes (IBA §11.2.5.2). Edges into RESET and ERR take none and are
-/// in [`transition`].
+/// The rules of every service (IBA §11.2.5.2).
 // clause: STATE-EDGES
-const TABLE: &[Edge] = {
-    use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    use Service::{Raw, Rc, Uc, Ud, XrcIni, XrcTgt};
+const fn rules(service: Service) -> Rules {
     type M = AttrMask;
     const NONE: M = M::empty();
     const RC_INIT: M = all(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
@@ -70,7 +72,9 @@ const TABLE: &[Edge] = {
     const UC_RTR: M = all(&[M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN]);
     const RC_RTR: M = all(&[UC_RTR, M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
     const RTR_OPT: M = all(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]);
+    const UD_RTR_OPT: M = all(&[M::PKEY_INDEX, M::QKEY]);
     const RC_RTS: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::SQ_PSN, M::MAX_QP_RD_ATOMIC]);
+    const TGT_RTS: M = all(&[M::TIMEOUT, M::SQ_PSN]);
     const UC_RTS_OPT: M = all(&[M::CUR_STATE, M::ALT_PATH, M::ACCESS_FLAGS, M::PATH_MIG_STATE, M::RATE_LIMIT]);
     const RC_RTS_OPT: M = all(&[UC_RTS_OPT, M::MIN_RNR_TIMER]);
     const UD_RTS_OPT: M = all(&[M::CUR_STATE, M::QKEY, M::RATE_LIMIT]);
@@ -78,64 +82,21 @@ const TABLE: &[Edge] = {
     const UC_SQD: M = all(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE, M::RATE_LIMIT]);
     const RC_SQD_RETRY: M = all(&[M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY, M::MIN_RNR_TIMER]);
     const INI_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC]);
-    const TGT_RTS: M = all(&[M::TIMEOUT, M::SQ_PSN]);
     const TGT_SQD: M = all(&[UC_SQD, M::PORT, M::TIMEOUT, M::MIN_RNR_TIMER, M::MAX_DEST_RD_ATOMIC]);
     const RC_SQD: M = all(&[UC_SQD, M::PORT, RC_SQD_RETRY, M::MAX_QP_RD_ATOMIC, M::MAX_DEST_RD_ATOMIC]);
-    &[
-        edge(Rc, Reset, Init, RC_INIT, NONE),
-        edge(Rc, Init, Init, NONE, RC_INIT),
-        edge(Rc, Init, Rtr, RC_RTR, RTR_OPT),
-        edge(Rc, Rtr, Rts, RC_RTS, RC_RTS_OPT),
-        edge(Rc, Rts, Rts, NONE, RC_RTS_OPT),
-        edge(Rc, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Rc, Sqd, Rts, NONE, RC_RTS_OPT),
-        edge(Rc, Sqd, Sqd, NONE, RC_SQD),
-        edge(Uc, Reset, Init, RC_INIT, NONE),
-        edge(Uc, Init, Init, NONE, RC_INIT),
-        edge(Uc, Init, Rtr, UC_RTR, RTR_OPT),
-        edge(Uc, Rtr, Rts, M::SQ_PSN, UC_RTS_OPT),
-        edge(Uc, Rts, Rts, NONE, UC_RTS_OPT),
-        edge(Uc, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Uc, Sqd, Rts, NONE, UC_RTS_OPT),
-        edge(Uc, Sqd, Sqd, NONE, UC_SQD),
-        edge(Uc, Sqe, Rts, NONE, all(&[M::CUR_STATE, M::ACCESS_FLAGS, M::RATE_LIMIT])),
-        edge(Ud, Reset, Init, UD_INIT, NONE),
-        edge(Ud, Init, Init, NONE, UD_INIT),
-        edge(Ud, Init, Rtr, NONE, all(&[M::PKEY_INDEX, M::QKEY])),
-        edge(Ud, Rtr, Rts, M::SQ_PSN, UD_RTS_OPT),
-        edge(Ud, Rts, Rts, NONE, UD_RTS_OPT),
-        edge(Ud, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Ud, Sqd, Rts, NONE, UD_RTS_OPT),
-        edge(Ud, Sqd, Sqd, NONE, all(&[M::PKEY_INDEX, M::QKEY, M::RATE_LIMIT])),
-        edge(Ud, Sqe, Rts, NONE, UD_RTS_OPT),
-        edge(XrcIni, Reset, Init, RC_INIT, NONE),
-        edge(XrcIni, Init, Init, NONE, RC_INIT),
-        edge(XrcIni, Init, Rtr, UC_RTR, RTR_OPT),
-        edge(XrcIni, Rtr, Rts, RC_RTS, RC_RTS_OPT),
-        edge(XrcIni, Rts, Rts, NONE, RC_RTS_OPT),
-        edge(XrcIni, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(XrcIni, Sqd, Rts, NONE, RC_RTS_OPT),
-        edge(XrcIni, Sqd, Sqd, NONE, INI_SQD),
-        edge(XrcTgt, Reset, Init, RC_INIT, NONE),
-        edge(XrcTgt, Init, Init, NONE, RC_INIT),
-        edge(XrcTgt, Init, Rtr, RC_RTR, RTR_OPT),
-        edge(XrcTgt, Rtr, Rts, TGT_RTS, RC_RTS_OPT),
-        edge(XrcTgt, Rts, Rts, NONE, RC_RTS_OPT),
-        edge(XrcTgt, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(XrcTgt, Sqd, Rts, NONE, RC_RTS_OPT),
-        edge(XrcTgt, Sqd, Sqd, NONE, TGT_SQD),
+    const UD_SQD: M = all(&[M::PKEY_INDEX, M::QKEY, M::RATE_LIMIT]);
+    const UC_SQE: M = all(&[M::CUR_STATE, M::ACCESS_FLAGS, M::RATE_LIMIT]);
+    let (init, rtr, rts, sqd, sqe) = match service {
+        Service::Rc => (RC_INIT, (RC_RTR, RTR_OPT), (RC_RTS, RC_RTS_OPT), RC_SQD, None),
+        Service::Uc => (RC_INIT, (UC_RTR, RTR_OPT), (M::SQ_PSN, UC_RTS_OPT), UC_SQD, Some(UC_SQE)),
+        Service::Ud => (UD_INIT, (NONE, UD_RTR_OPT), (M::SQ_PSN, UD_RTS_OPT), UD_SQD, Some(UD_RTS_OPT)),
+        Service::XrcIni => (RC_INIT, (UC_RTR, RTR_OPT), (RC_RTS, RC_RTS_OPT), INI_SQD, None),
+        Service::XrcTgt => (RC_INIT, (RC_RTR, RTR_OPT), (TGT_RTS, RC_RTS_OPT), TGT_SQD, None),
         // clause: RAW-STATES
-        edge(Raw, Reset, Init, M::PORT, NONE),
-        edge(Raw, Init, Init, NONE, M::PORT),
-        edge(Raw, Init, Rtr, NONE, NONE),
-        edge(Raw, Rtr, Rts, NONE, RAW_RTS_OPT),
-        edge(Raw, Rts, Rts, NONE, RAW_RTS_OPT),
-        edge(Raw, Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Raw, Sqd, Rts, NONE, RAW_RTS_OPT),
-        edge(Raw, Sqd, Sqd, NONE, M::RATE_LIMIT),
-        edge(Raw, Sqe, Rts, NONE, RAW_RTS_OPT),
-    ]
-};
+        Service::Raw => (M::PORT, (NONE, NONE), (NONE, RAW_RTS_OPT), M::RATE_LIMIT, Some(RAW_RTS_OPT)),
+    };
+    Rules { init, rtr, rts, sqd, sqe }
+}
 
 /// What a modify of an end of an XRC connection passes over: attributes of the direction that it
 /// does not have. Programs set both ends alike, as on RC.
@@ -150,14 +111,22 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
 
 /// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None`
 /// if there is no such edge. `STATE` itself is always allowed and in neither mask.
-fn transition(service: Service, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
-    match to {
-        QpState::Reset => Some((AttrMask::empty(), AttrMask::empty())),
-        QpState::Err if from != QpState::Reset => Some((AttrMask::empty(), AttrMask::empty())),
-        _ => TABLE
-            .iter()
-            .find(|edge| edge.service == service && edge.from == from && edge.to == to)
-            .map(|edge| (edge.required, edge.optional)),
+pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option<Attributes> {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    const NONE: AttrMask = AttrMask::empty();
+    let Rules { init, rtr, rts, sqd, sqe } = rules(service);
+    match (from, to) {
+        (_, Reset) => Some((NONE, NONE)),
+        (_, Err) if from != Reset => Some((NONE, NONE)),
+        (Reset, Init) => Some((init, NONE)),
+        (Init, Init) => Some((NONE, init)),
+        (Init, Rtr) => Some(rtr),
+        (Rtr, Rts) => Some(rts),
+        (Rts | Sqd, Rts) => Some((NONE, rts.1)),
+        (Rts, Sqd) => Some((NONE, AttrMask::EN_SQD_ASYNC_NOTIFY)),
+        (Sqd, Sqd) => Some((NONE, sqd)),
+        (Sqe, Rts) => sqe.map(|optional| (NONE, optional)),
+        _ => None,
     }
 }
 

@@ -5,9 +5,9 @@
 
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::in_flight::charge_range;
-use crate::qp::segment::{self, Place, len_of};
-use crate::qp::sq::{Payload, SendWqe};
-use crate::wr::{Av, SendOp};
+use crate::qp::segment::{self, len_of};
+use crate::qp::sq::SendWqe;
+use crate::wr::{Av, SendData, SendOp};
 use roxe_wire::{Form, Header, PathMtu, Request, Reth};
 
 /// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
@@ -59,17 +59,17 @@ impl Outgoing {
             let part = segment::read_part(whole, mtu, index, end);
             return Some(Self::question(Request::Read(part), end - index, part.dma_len));
         }
-        let place = Place::of(index, wqe.packets);
-        let request = segment::request(&wqe.op, wqe.length, place)?;
+        let position = segment::position(index, wqe.packets);
+        let request = segment::request(&wqe.op, wqe.length, position)?;
         if wqe.awaits_response() {
             return Some(Self { len: wqe.question_len(), ..Self::question(request, 1, 0) });
         }
         // clause: SEND-ASK-LAST
-        let asks_ack = place.ends();
+        let asks_ack = index + 1 == wqe.packets;
         let next_len = if asks_ack { None } else { Some(segment::payload_len(wqe.length, mtu, index + 1)) };
         let len = segment::payload_len(wqe.length, mtu, index);
         // clause: BTH-SOLICITED
-        let (offset, solicited) = (segment::offset(index, mtu), place.ends() && wqe.is_solicited());
+        let (offset, solicited) = (segment::offset(index, mtu), asks_ack && wqe.is_solicited());
         Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
@@ -104,7 +104,7 @@ pub(crate) enum Put {
 pub(crate) struct Departing<'a> {
     pub(crate) av: &'a Av,
     pub(crate) header: Header,
-    pub(crate) payload: Payload<'a>,
+    pub(crate) payload: SendData<'a>,
     pub(crate) note: PacketNote,
 }
 
@@ -147,7 +147,7 @@ impl Departing<'_> {
     }
 }
 
-impl Payload<'_> {
+impl SendData<'_> {
     /// Copies `out.len()` bytes from `offset` on; whether that was possible.
     #[inline]
     pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {

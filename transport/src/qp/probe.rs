@@ -1,12 +1,16 @@
 //! A look inside, for judges and for those who explain failures: where both roles of a queue pair
 //! stand. Changes nothing.
 
+use super::attr::QpState;
 use super::queue_pair::Qp;
+use super::refusal::Refusal;
 use roxe_wire::Psn;
 
 /// Where the roles of a queue pair stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
+    /// The state of the queue pair.
+    pub state: QpState,
     /// Oldest PSN that is not acknowledged.
     pub una: Psn,
     /// PSN of the next packet to send; behind `sent` while a retry repeats packets.
@@ -26,8 +30,9 @@ pub struct Probe {
 impl Qp {
     /// Where both roles stand.
     pub fn probe(&self) -> Probe {
-        let (sq, expected) = (&self.requester, self.responder.e_psn());
+        let (sq, expected) = (&self.requester, self.responder.progress.e_psn);
         Probe {
+            state: self.state(),
             una: sq.una_psn,
             next: sq.cursor.psn,
             sent: sq.sent_psn,
@@ -36,5 +41,15 @@ impl Qp {
             sends: sq.sq.tail_index().wrapping_sub(sq.sq.head_index()),
             not_ready: sq.retry.is_waiting(),
         }
+    }
+    /// The length of the request that failed last, if none of its packets was acknowledged but some
+    /// before it were.
+    pub fn unanswered(&self) -> Option<u32> {
+        self.requester.unanswered
+    }
+
+    /// What was wrong with the last request of the peer that was refused, for a person.
+    pub fn last_refusal(&self) -> Option<&'static str> {
+        self.responder.refused.map(Refusal::sentence)
     }
 }

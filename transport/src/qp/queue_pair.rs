@@ -79,7 +79,7 @@ impl Qp {
 
     /// Whether nothing is posted to the send queue and no answer is owed to the peer.
     pub fn is_quiescent(&self) -> bool {
-        self.requester.is_empty() && !self.responder.has_work()
+        self.requester.sq.is_empty() && !self.responder.has_work()
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`): to ERR both queues flush, to RESET they
@@ -93,7 +93,7 @@ impl Qp {
         let to = modify::check(&self.shared, attr, mask)?;
         self.flush_posted(host);
         if to == QpState::Reset || mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
-            self.requester.release_all(&self.shared, host);
+            self.requester.in_flight.clear(&self.shared, host);
         }
         let migrates = modify::migrates(&self.shared, attr, mask);
         modify::apply(&mut self.shared, attr, mask, to);
@@ -102,14 +102,14 @@ impl Qp {
         }
         match (from, to) {
             (_, QpState::Reset) => {
-                self.responder.receives().give_up(host);
+                self.responder.rq.give_up(host);
                 self.reset();
             }
             (_, QpState::Err) => self.enter_error(host),
             (QpState::Init, QpState::Rtr) => self.responder.on_rtr(&self.shared),
             (QpState::Rtr, QpState::Rts) => self.requester.on_rts(&self.shared),
             (QpState::Rts, QpState::Sqd) => self.requester.on_sqd(&mut self.shared),
-            (QpState::Sqd, QpState::Sqd) => self.requester.on_retries_changed(&self.shared),
+            (QpState::Sqd, QpState::Sqd) => self.requester.retry.reload(&self.shared.attr),
             _ => {}
         }
         self.settle(host);
@@ -159,7 +159,7 @@ impl Qp {
     /// not at all. Works as long as no other method was called since they were posted; what has
     /// been started stays.
     pub fn take_back_sends(&mut self, count: u32) {
-        self.requester.take_back(count);
+        self.requester.sq.take_back(count, self.requester.first_unstarted);
     }
 
     /// Queues a receive work request. In ERR it is accepted and flushed by the next
@@ -173,7 +173,7 @@ impl Qp {
             QpState::Err => self.flush_due = true,
             _ => {}
         }
-        self.responder.post_recv(req)
+        self.responder.rq.post(req)
     }
 
     /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. Takes a
@@ -188,12 +188,12 @@ impl Qp {
         matches!((service, kind), (Service::Ud, Kind::Ud { .. }) | (Service::Uc, Kind::UcRequest(_)))
             && takes_receive(kind)
             && check_request(&self.shared, net, &packet.header.bth).is_ok()
-            && !self.responder.receives().acquire(host)
+            && !self.responder.rq.acquire(host)
     }
 
     /// The PSN of the next request in order.
     pub fn expected_psn(&self) -> Psn {
-        self.responder.e_psn()
+        self.responder.progress.e_psn
     }
 
     /// Takes in one packet addressed to this QP, its ICRC already verified.
@@ -298,10 +298,16 @@ impl Qp {
     /// there.
     fn serve_rendezvous(&mut self) {
         if let Some(rendezvous) = self.shared.rendezvous.take() {
-            self.requester.begin_rendezvous(&mut self.shared, &rendezvous, self.responder.receives().last_list());
+            // clause: TM-RENDEZVOUS
+            self.shared.rendezvous_count += 1;
+            self.requester.sq.push_rendezvous(&rendezvous, self.responder.rq.last_list());
         }
         if core::mem::take(&mut self.shared.rendezvous_read) {
-            self.responder.confirm_requests();
+            // What was executed is acknowledged once more. The message that ends the rendezvous
+            // goes out behind this, so the program of the peer sees its request complete first,
+            // even if the acknowledgement of that was lost.
+            // clause: TM-RENDEZVOUS-ORDER
+            self.responder.replies.acknowledge();
         }
     }
 
@@ -316,9 +322,9 @@ impl Qp {
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
-        self.responder.receives().starve(true);
+        self.responder.rq.starved = true;
         let result = self.handle_packet(host, net, packet);
-        self.responder.receives().starve(false);
+        self.responder.rq.starved = false;
         result
     }
 
@@ -337,11 +343,11 @@ impl Qp {
     /// returned; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
-        if self.shared.congestion.is_notice_due() && self.notify(tx) == TxState::BatchFull {
+        if self.shared.congestion.notice_due && self.notify(tx) == TxState::BatchFull {
             return TxState::BatchFull;
         }
         // clause: ACK-BEHIND-REQUESTS
-        let ack_waits = !core::mem::take(&mut self.ack_has_waited) && self.responder.owes_only_ack();
+        let ack_waits = !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
         if ack_waits {
             self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
             return if self.ack_has_waited { TxState::BatchFull } else { self.send_answers(host, tx) };
@@ -358,7 +364,7 @@ impl Qp {
         if !self.responder.has_work() {
             return TxState::Drained;
         }
-        let state = self.responder.poll_transmit(&mut self.shared, host, tx);
+        let state = self.responder.replies.poll_transmit(&mut self.shared, host, tx, self.responder.progress);
         self.settle(host);
         state
     }
@@ -391,9 +397,9 @@ impl Qp {
     /// Whether all there is to send is an acknowledgement. It may wait a little for a request to
     /// travel with: nothing depends on it but how long the peer waits before it asks again.
     pub fn owes_only_ack(&self) -> bool {
-        self.responder.owes_only_ack()
+        self.responder.replies.is_only_ack()
             && !self.flush_due
-            && !self.shared.congestion.is_notice_due()
+            && !self.shared.congestion.notice_due
             && !self.requester.has_work(&self.shared)
     }
 
@@ -401,14 +407,14 @@ impl Qp {
     /// refused by [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due
-            || self.shared.congestion.is_notice_due()
+            || self.shared.congestion.notice_due
             || self.responder.may_answer(&self.shared)
             || self.requester.has_work(&self.shared)
     }
 
     /// When [`Qp::handle_timeout`] wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let (retry, pause) = (self.requester.poll_timeout(), self.shared.congestion.deadline());
+        let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.pause);
         if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }
     }
 
@@ -456,8 +462,8 @@ impl Qp {
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
         } else if self.is_quiescent() {
-            // What was held back has been acknowledged meanwhile.
-            self.shared.congestion.end_pause();
+            // What was held back has been acknowledged meanwhile. What comes next is measured anew.
+            self.shared.congestion.pause = None;
         }
     }
 

@@ -48,7 +48,7 @@ impl Responder {
         frame: &[u8],
         note: FrameNote,
     ) -> Result<(), DropReason> {
-        let rq = self.receives();
+        let rq = &mut self.rq;
         if !rq.acquire(host) {
             return Err(DropReason::NoReceive);
         }

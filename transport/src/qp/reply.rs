@@ -12,7 +12,7 @@ use crate::qp::segment::len_of;
 use crate::qp::shared::{Service, Shared};
 use crate::time::Instant;
 use crate::wr::Access;
-use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, Psn, Response, Reth, Syndrome};
+use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, Psn, Response, Reth, Syndrome};
 
 /// How far the responder has come: the two numbers every answer is made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,24 +126,14 @@ impl Replies {
         self.nak = Some(Nak { psn, syndrome, fatal });
     }
 
-    /// The requests up to `e_psn` are here, one behind it as well: asks for what is missing (IBA
-    /// §9.7.5).
-    pub(crate) fn refuse_gap(&mut self, e_psn: Psn) {
-        self.nak = Some(Nak { psn: e_psn, syndrome: Syndrome::Nak(NakCode::PsnSequence), fatal: false });
-    }
-
     /// What is remembered of the newest request.
     pub(crate) fn newest(&self) -> Option<Op> {
         self.ring.newest()
     }
 
     /// The refusal that is due.
-    pub(crate) fn refusal(&self) -> Option<Answer> {
-        self.nak.map(|nak| match nak.syndrome {
-            Syndrome::RnrNak { .. } => Answer::RnrNak,
-            Syndrome::Nak(code) => Answer::Nak(code),
-            Syndrome::Ack { .. } | Syndrome::Reserved(_) => Answer::Silence,
-        })
+    pub(crate) fn refusal(&self) -> Option<Syndrome> {
+        self.nak.map(|nak| nak.syndrome)
     }
 
     /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.

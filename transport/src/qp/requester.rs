@@ -25,10 +25,9 @@ use crate::qp::send_completion::complete;
 use crate::qp::send_rules::check_op;
 use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::qp::sq::{Origin, SendQueue, SendWqe};
-use crate::qp::tagged::Rendezvous;
 use crate::qp::unasked::Unasked;
 use crate::time::Instant;
-use crate::wr::{SendFlags, SendRequest, Sge, WcStatus};
+use crate::wr::{SendFlags, SendRequest, WcStatus};
 use roxe_wire::{PathMtu, Psn};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps
@@ -155,22 +154,9 @@ impl Requester {
         self.cursor.packet == 0 && newest.is_some_and(|length| self.depth.may_wait(under_way, waiting, length))
     }
 
-    /// Forgets up to `count` of the newest requests, but none that was started.
-    pub(crate) fn take_back(&mut self, count: u32) {
-        self.sq.take_back(count, self.first_unstarted);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.sq.is_empty()
-    }
-
     /// In SQD: whether nothing that was started is left.
     pub(crate) fn is_drained(&self) -> bool {
         self.sq.head_index() == self.first_unstarted
-    }
-
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.retry.deadline()
     }
 
     /// RTR to RTS: numbering starts, counters are loaded.
@@ -179,11 +165,6 @@ impl Requester {
         let psn = sh.attr.sq_psn;
         (self.cursor.psn, self.una_psn, self.sent_psn) = (psn, psn, psn);
         self.retry.reset(&sh.attr);
-    }
-
-    /// SQD: retries may have been set to other values.
-    pub(crate) fn on_retries_changed(&mut self, sh: &Shared) {
-        self.retry.reload(&sh.attr);
     }
 
     /// RTS to SQD: from now on only what was started goes on.
@@ -199,14 +180,9 @@ impl Requester {
         self.retry = Retry::default();
     }
 
-    /// Gives back all room held for packets under way.
-    pub(crate) fn release_all<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        self.in_flight.clear(sh, flow);
-    }
-
     /// Completes everything that is left with `WR_FLUSH_ERR` (IBA §10.3.1.5).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
-        self.release_all(sh, host);
+        self.in_flight.clear(sh, host);
         while let Some(wqe) = self.sq.pop() {
             // clause: WC-ERROR-ALWAYS
             complete(sh, host, &wqe, WcStatus::WrFlushErr);
@@ -355,7 +331,7 @@ impl Requester {
     /// Goes back to the oldest packet not acknowledged (go-back-N): what was under way is given up.
     // clause: RETRY-GO-BACK
     pub(crate) fn go_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
-        self.release_all(sh, flow);
+        self.in_flight.clear(sh, flow);
         (self.reads_out, self.bytes_due) = (0, 0);
         self.unasked = Unasked::default();
         self.fault = None;
@@ -436,14 +412,6 @@ impl Requester {
             Service::Rc | Service::XrcIni | Service::XrcTgt => sh.fail(),
             Service::Uc | Service::Ud | Service::Raw => sh.send_error = true,
         }
-    }
-
-    /// Reads the data of a rendezvous into `sges`, the list of the matched receive, and tells the
-    /// peer when it is there.
-    // clause: TM-RENDEZVOUS
-    pub(crate) fn begin_rendezvous(&mut self, sh: &mut Shared, rendezvous: &Rendezvous, sges: &[Sge]) {
-        sh.rendezvous_count += 1;
-        self.sq.push_rendezvous(rendezvous, sges);
     }
 
     /// Completes the oldest work request with success.

@@ -7,9 +7,9 @@
 //! asked for. Answers are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its
 //! own rules for PSNs; UD is in `datagram.rs`. May touch [`Shared`] and the host.
 
-use crate::cx::{Host, RxPayload, TxBatch, TxState};
+use crate::cx::{Host, RxPayload};
 use crate::qp::attr::QpState;
-use crate::qp::error::{DropReason, PostError};
+use crate::qp::error::DropReason;
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
@@ -20,8 +20,8 @@ use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::len_of;
 use crate::qp::shared::{QpConfig, QpEvents, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
-use crate::wr::{Access, Cqe, MAX_MESSAGE, RecvRequest, VendorErr, WcOpcode};
-use roxe_wire::{Bth, PathMtu, Psn, Request, UcRequest};
+use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcOpcode};
+use roxe_wire::{Bth, NakCode, PathMtu, Request, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub(super) struct Incoming<'a> {
 
 /// The NAK that answers, for now, every packet that is not the expected one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum NakState {
+enum NakState {
     #[default]
     None,
     /// The gap was reported.
@@ -49,7 +49,7 @@ pub(crate) struct Responder {
     pub(super) replies: Replies,
     pub(super) progress: Progress,
     pub(super) open: Open,
-    pub(super) nak_state: NakState,
+    nak_state: NakState,
     /// The current receive is in use by the message that is being executed.
     pub(super) receiving: bool,
     /// `COMM_EST` was raised.
@@ -59,7 +59,7 @@ pub(crate) struct Responder {
     /// XRC: what came of the request that is handed in, in another process.
     pub(super) outcome: Option<Outcome>,
     /// Why the last request that was refused was.
-    refused: Option<Refusal>,
+    pub(super) refused: Option<Refusal>,
 }
 
 impl Responder {
@@ -77,11 +77,6 @@ impl Responder {
             outcome: None,
             refused: None,
         }
-    }
-
-    /// Queues a receive.
-    pub(crate) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.rq.post(req)
     }
 
     /// The QP entered RTR: the first packet has `rq_psn`.
@@ -122,20 +117,9 @@ impl Responder {
         self.replies.is_due()
     }
 
-    /// Whether all that the peer is owed is an acknowledgement.
-    pub(crate) fn owes_only_ack(&self) -> bool {
-        self.replies.is_only_ack()
-    }
-
     /// Whether an answer may leave now.
     pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
-    }
-
-    /// Writes the answers that are due into `tx`.
-    #[inline]
-    pub(crate) fn poll_transmit<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> TxState {
-        self.replies.poll_transmit(sh, host, tx, self.progress)
     }
 
     /// A request on a reliable connection.
@@ -200,7 +184,7 @@ impl Responder {
 
     /// The request that is expected has come.
     #[inline]
-    fn begin_expected(&mut self, sh: &mut Shared) {
+    pub(super) fn begin_expected(&mut self, sh: &mut Shared) {
         self.nak_state = NakState::None;
         self.replies.withdraw_nak();
         self.note_established(sh);
@@ -214,7 +198,7 @@ impl Responder {
         // clause: GAP-NAK
         if self.nak_state == NakState::None {
             self.nak_state = NakState::Sequence;
-            self.replies.refuse_gap(self.progress.e_psn);
+            self.replies.refuse(self.progress.e_psn, Answer::Nak(NakCode::PsnSequence), false, 0);
         }
         DropReason::OutOfSequence
     }
@@ -274,24 +258,6 @@ impl Responder {
             (self.open, self.receiving) = (Open::None, false);
             reason
         })
-    }
-
-    /// Tag matching: acknowledges once more what was executed. The message that ends a rendezvous
-    /// goes out behind this, so the program of the peer sees its request complete first, even if
-    /// the acknowledgement of that was lost.
-    // clause: TM-RENDEZVOUS-ORDER
-    pub(crate) fn confirm_requests(&mut self) {
-        self.replies.acknowledge();
-    }
-
-    /// The PSN of the next request in order.
-    pub(crate) fn e_psn(&self) -> Psn {
-        self.progress.e_psn
-    }
-
-    /// The receive queue, for `datagram.rs`.
-    pub(crate) fn receives(&mut self) -> &mut RecvQueue {
-        &mut self.rq
     }
 
     /// The first request in RTR tells the application that the peer is there (IBA §11.6.3).
@@ -428,12 +394,7 @@ impl Responder {
     /// Leaves the answer to [`Replies`].
     pub(super) fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
         let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
-        self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn());
-    }
-
-    /// What was wrong with the last request that was refused, for a person.
-    pub(super) fn last_refusal(&self) -> Option<&'static str> {
-        self.refused.map(Refusal::sentence)
+        self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn);
     }
 
     /// The request is executed: the next one is expected (IBA §9.7.5).

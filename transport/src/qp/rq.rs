@@ -135,9 +135,10 @@ enum Source {
 pub(crate) struct RecvQueue {
     source: Source,
     /// Whatever is posted is not there for now: an injected fault.
-    starved: bool,
-    /// XRC: the shared queue that the newest request named, and the current receive is from.
-    srqn: u32,
+    pub(super) starved: bool,
+    /// XRC: the shared queue that the newest request named, and the current receive is from; the
+    /// host has selected it.
+    pub(super) srqn: u32,
     matches_tags: bool,
     /// Tag matching: what the current receive is for.
     tag_match: TagMatch,
@@ -162,16 +163,6 @@ impl RecvQueue {
         };
         let (matches_tags, tag_match) = (config.tag_matching, TagMatch::Plain);
         Self { source, starved: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
-    }
-
-    /// XRC: the shared queue that receives come from.
-    pub(crate) fn srqn(&self) -> u32 {
-        self.srqn
-    }
-
-    /// XRC: from now on receives come from the shared queue `srqn`, which the host has selected.
-    pub(crate) fn set_srqn(&mut self, srqn: u32) {
-        self.srqn = srqn;
     }
 
     /// Whether receives come from a shared queue.
@@ -219,11 +210,6 @@ impl RecvQueue {
         }
     }
 
-    /// From now on, or no longer, there seems to be no receive.
-    pub(crate) fn starve(&mut self, starved: bool) {
-        self.starved = starved;
-    }
-
     fn current(&self) -> Option<(&Slot, &[Sge])> {
         match &self.source {
             Source::Nothing => None,
@@ -259,8 +245,8 @@ impl RecvQueue {
         host.scatter(Side::Recv, sges, offset, data)
     }
 
-    /// Ends the current receive, if there is one, with `cqe`: `wr_id`, `qpn`, `timestamp` are
-    /// filled in here, and every error counts as solicited (`man ibv_req_notify_cq`).
+    /// Ends the current receive, if there is one, with `cqe`: `wr_id` is filled in here, and every
+    /// error counts as solicited (`man ibv_req_notify_cq`).
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
@@ -269,13 +255,11 @@ impl RecvQueue {
         }
         // clause: WC-SOLICITED
         cqe.solicited |= cqe.status != WcStatus::Success;
-        (cqe.wr_id, cqe.qpn, cqe.timestamp) = (wr_id, sh.config.qpn, host.now().0);
+        cqe.wr_id = wr_id;
         if self.matches_tags {
             cqe = self.end_tagged(sh, host, cqe);
         }
-        if host.complete(Side::Recv, cqe).is_err() {
-            sh.overrun();
-        }
+        sh.complete(host, Side::Recv, cqe);
         true
     }
 

@@ -4,6 +4,7 @@
 //! and `wr`.
 
 use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendOp};
+use roxe_wire::opcode::Position;
 use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
 
 /// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence
@@ -40,29 +41,13 @@ pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
     length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
 }
 
-/// Where a packet stands in its message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Only,
-    First,
-    Middle,
-    Last,
-}
-
-impl Place {
-    /// Place of packet `index` of `packets`.
-    pub(crate) const fn of(index: u32, packets: u32) -> Self {
-        match (index == 0, index + 1 == packets) {
-            (true, true) => Self::Only,
-            (true, false) => Self::First,
-            (false, true) => Self::Last,
-            (false, false) => Self::Middle,
-        }
-    }
-
-    /// Whether the message ends here.
-    pub(crate) const fn ends(self) -> bool {
-        matches!(self, Self::Only | Self::Last)
+/// Where packet `index` of `packets` stands in its message.
+pub(crate) const fn position(index: u32, packets: u32) -> Position {
+    match (index == 0, index + 1 == packets) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
     }
 }
 
@@ -88,14 +73,14 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
 // clause: SEND-TAIL
 // Inlined for the same reason as [`Outgoing::of`](super::outgoing::Outgoing::of).
 #[inline(always)]
-pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request> {
+pub(crate) fn request(op: &SendOp, length: u32, position: Position) -> Option<Request> {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
     Some(match *op {
-        SendOp::Send => send(place, SendTail::Plain),
-        SendOp::SendImm(imm) => send(place, SendTail::Imm(imm)),
-        SendOp::SendInvalidate(rkey) => send(place, SendTail::Invalidate(Ieth(rkey))),
-        SendOp::Write { remote_addr, rkey } => write(place, reth(remote_addr, rkey), None),
-        SendOp::WriteImm { remote_addr, rkey, imm } => write(place, reth(remote_addr, rkey), Some(imm)),
+        SendOp::Send => send(position, SendTail::Plain),
+        SendOp::SendImm(imm) => send(position, SendTail::Imm(imm)),
+        SendOp::SendInvalidate(rkey) => send(position, SendTail::Invalidate(Ieth(rkey))),
+        SendOp::Write { remote_addr, rkey } => write(position, reth(remote_addr, rkey), None),
+        SendOp::WriteImm { remote_addr, rkey, imm } => write(position, reth(remote_addr, rkey), Some(imm)),
         SendOp::Read { remote_addr, rkey } => Request::Read(reth(remote_addr, rkey)),
         SendOp::CompareSwap { remote_addr, rkey, compare, swap } if length == ATOMIC_LEN => {
             Request::CompareSwap(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare })
@@ -114,21 +99,21 @@ pub(crate) fn request(op: &SendOp, length: u32, place: Place) -> Option<Request>
     })
 }
 
-fn send(place: Place, tail: SendTail) -> Request {
-    match place {
-        Place::Only => Request::SendOnly(tail),
-        Place::First => Request::SendFirst,
-        Place::Middle => Request::SendMiddle,
-        Place::Last => Request::SendLast(tail),
+fn send(position: Position, tail: SendTail) -> Request {
+    match position {
+        Position::Only => Request::SendOnly(tail),
+        Position::First => Request::SendFirst,
+        Position::Middle => Request::SendMiddle,
+        Position::Last => Request::SendLast(tail),
     }
 }
 
-fn write(place: Place, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Request {
-    match place {
-        Place::Only => Request::WriteOnly(reth, imm),
-        Place::First => Request::WriteFirst(reth),
-        Place::Middle => Request::WriteMiddle,
-        Place::Last => Request::WriteLast(imm),
+fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Request {
+    match position {
+        Position::Only => Request::WriteOnly(reth, imm),
+        Position::First => Request::WriteFirst(reth),
+        Position::Middle => Request::WriteMiddle,
+        Position::Last => Request::WriteLast(imm),
     }
 }
 
@@ -145,7 +130,7 @@ mod tests {
     fn an_empty_message_is_one_packet() {
         assert_eq!(packets(0, MTU), 1);
         assert_eq!(payload_len(0, MTU, 0), 0);
-        assert_eq!(Place::of(0, 1), Place::Only);
+        assert_eq!(position(0, 1), Position::Only);
     }
 
     #[test]
@@ -170,12 +155,12 @@ mod tests {
     fn only_the_last_packet_carries_the_tail_and_only_the_first_the_address() {
         let op = SendOp::WriteImm { remote_addr: 7, rkey: RKey(8), imm: ImmDt([1; 4]) };
         let reth = Reth { va: 7, rkey: RKey(8), dma_len: 700 };
-        let sequence = [0, 1, 2].map(|i| request(&op, 700, Place::of(i, 3)));
+        let sequence = [0, 1, 2].map(|i| request(&op, 700, position(i, 3)));
         let expected = [Request::WriteFirst(reth), Request::WriteMiddle, Request::WriteLast(Some(ImmDt([1; 4])))];
         assert_eq!(sequence, expected.map(Some));
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::First), Some(Request::SendFirst));
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Position::First), Some(Request::SendFirst));
         let tail = SendTail::Invalidate(Ieth(RKey(3)));
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Place::Last), Some(Request::SendLast(tail)));
+        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Position::Last), Some(Request::SendLast(tail)));
     }
 
     // clause: ATOMIC-OPERANDS
@@ -183,10 +168,10 @@ mod tests {
     fn atomics_map_their_operands() {
         let op = SendOp::CompareSwap { remote_addr: 8, rkey: RKey(1), compare: 3, swap: 4 };
         let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 4, compare: 3 };
-        assert_eq!(request(&op, 8, Place::Only), Some(Request::CompareSwap(eth)));
+        assert_eq!(request(&op, 8, Position::Only), Some(Request::CompareSwap(eth)));
         let op = SendOp::FetchAdd { remote_addr: 8, rkey: RKey(1), add: 5 };
         let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 5, compare: 0 };
-        assert_eq!(request(&op, 8, Place::Only), Some(Request::FetchAdd(eth)));
+        assert_eq!(request(&op, 8, Position::Only), Some(Request::FetchAdd(eth)));
     }
 
     // clause: RETRY-READ-TAIL
@@ -216,7 +201,7 @@ mod tests {
             for i in 0..n {
                 prop_assert_eq!(offset(i, mtu), at);
                 let len = payload_len(length, mtu, i);
-                prop_assert!(len == mtu.bytes() || Place::of(i, n).ends());
+                prop_assert!(len == mtu.bytes() || matches!(position(i, n), Position::Only | Position::Last));
                 at += len;
             }
             prop_assert_eq!(at, length);

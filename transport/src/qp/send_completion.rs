@@ -21,15 +21,11 @@ pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
         opcode: wqe.wc_opcode(),
         // clause: WC-BYTE-LEN
         byte_len: wqe.lands(),
-        qpn: sh.config.qpn,
         // clause: WC-SOLICITED
         solicited: status != WcStatus::Success,
-        timestamp: host.now().0,
         ..Cqe::default()
     };
-    if host.complete(Side::Send, cqe).is_err() {
-        sh.overrun();
-    }
+    sh.complete(host, Side::Send, cqe);
 }
 
 /// The data of a rendezvous is there, or will never be: the receive that matched it completes for
@@ -45,15 +41,11 @@ fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, st
         status,
         opcode: WcOpcode::TmRecv,
         byte_len,
-        qpn: sh.config.qpn,
         solicited: status != WcStatus::Success || wqe.flags.contains(SendFlags::SOLICITED),
-        timestamp: host.now().0,
         tm: TmInfo { flags, ..TmInfo::default() },
         ..Cqe::default()
     };
-    if host.complete(Side::Recv, cqe).is_err() {
-        sh.overrun();
-    }
+    sh.complete(host, Side::Recv, cqe);
 }
 
 /// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush

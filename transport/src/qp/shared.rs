@@ -1,11 +1,12 @@
 //! What requester and responder of one QP both read: identity, attributes, state; and what they
 //! tell the QP to do next.
 
+use crate::cx::{Host, Side};
 use crate::qp::attr::{QpAttr, QpState};
 use crate::qp::congestion::{self, Congestion};
 use crate::qp::retry::RetryCounts;
 use crate::qp::tagged::Rendezvous;
-use crate::wr::Av;
+use crate::wr::{Av, Cqe};
 use bitflags::bitflags;
 use core::num::NonZeroU64;
 use roxe_wire::{MAX_PAYLOAD, Qpn};
@@ -178,10 +179,15 @@ impl Shared {
         self.failed = true;
     }
 
-    /// A completion queue took no more: the QP can no longer report anything (IBA §10.8.3).
-    pub(crate) fn overrun(&mut self) {
-        // clause: CQ-OVERRUN
-        self.events.insert(QpEvents::FATAL);
-        self.failed = true;
+    /// Appends `cqe` to the queue of `side`; `qpn` and `timestamp` are filled in here. When the
+    /// queue takes no more, the QP can no longer report anything (IBA §10.8.3).
+    #[inline]
+    pub(crate) fn complete<H: Host>(&mut self, host: &mut H, side: Side, mut cqe: Cqe) {
+        (cqe.qpn, cqe.timestamp) = (self.config.qpn, host.now().0);
+        if host.complete(side, cqe).is_err() {
+            // clause: CQ-OVERRUN
+            self.events.insert(QpEvents::FATAL);
+            self.failed = true;
+        }
     }
 }

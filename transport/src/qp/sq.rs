@@ -111,13 +111,6 @@ impl SendWqe {
     }
 }
 
-/// Where the bytes of a message are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Payload<'a> {
-    Sges(&'a [Sge]),
-    Inline(&'a [u8]),
-}
-
 /// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind
 /// of payload.
 #[derive(Debug)]
@@ -262,12 +255,12 @@ impl SendQueue {
     }
 
     /// Where the bytes of entry `index` are.
-    pub(crate) fn payload(&self, index: u32, wqe: &SendWqe) -> Payload<'_> {
+    pub(crate) fn payload(&self, index: u32, wqe: &SendWqe) -> SendData<'_> {
         let slot = self.slot(index);
         if wqe.flags.contains(SendFlags::INLINE) {
-            Payload::Inline(self.inline.get(slot, wqe.length as usize))
+            SendData::Inline(self.inline.get(slot, wqe.length as usize))
         } else {
-            Payload::Sges(self.sges.get(slot, wqe.num_sge as usize))
+            SendData::Sges(self.sges.get(slot, wqe.num_sge as usize))
         }
     }
 

@@ -14,9 +14,9 @@ use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
-use crate::qp::responder::{Incoming, NakState, Responder};
+use crate::qp::responder::{Incoming, Responder};
 use crate::qp::shared::{QpEvents, Service, Shared};
-use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, XrcEth};
+use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
 
 impl Qp {
     /// The shared queue that `packet` names, if it is the request that this XRC target expects next
@@ -26,7 +26,7 @@ impl Qp {
         let (sh, psn) = (&self.shared, packet.header.bth.psn);
         let is_next = sh.config.service == Service::XrcTgt
             && check_request(sh, net, &packet.header.bth).is_ok()
-            && psn == self.responder.e_psn()
+            && psn == self.responder.progress.e_psn
             && self.responder.goes_on(*srqn)
             && self.responder.check_here(sh, req).is_ok();
         is_next.then_some(*srqn)
@@ -44,9 +44,9 @@ impl Qp {
         packet: &Packet<'_>,
         outcome: Outcome,
     ) -> Result<(), DropReason> {
-        self.responder.set_outcome(Some(outcome));
+        self.responder.outcome = Some(outcome);
         let result = self.handle_packet(host, net, packet);
-        self.responder.set_outcome(None);
+        self.responder.outcome = None;
         result
     }
 
@@ -74,11 +74,7 @@ impl Responder {
     /// A message for `srqn` begins, or the open one is for it.
     // clause: XRC-ONE-QUEUE
     fn goes_on(&self, srqn: u32) -> bool {
-        self.open == Open::None || srqn == self.rq.srqn()
-    }
-
-    pub(super) fn set_outcome(&mut self, outcome: Option<Outcome>) {
-        self.outcome = outcome;
+        self.open == Open::None || srqn == self.rq.srqn
     }
 
     /// A proxy owes nobody an answer, and any packet is the one it expects.
@@ -98,10 +94,10 @@ impl Responder {
     /// Why the remote request was not executed.
     fn refusal(&self, events: QpEvents) -> Outcome {
         match self.replies.refusal() {
-            Some(Answer::RnrNak) => Outcome::NotReady,
-            Some(Answer::Nak(code)) => Outcome::Refused(code, events),
+            Some(Syndrome::RnrNak { .. }) => Outcome::NotReady,
+            Some(Syndrome::Nak(code)) => Outcome::Refused(code, events),
             // It failed before.
-            Some(Answer::Silence) | None => Outcome::Refused(NakCode::InvalidRequest, events),
+            _ => Outcome::Refused(NakCode::InvalidRequest, events),
         }
     }
 
@@ -141,7 +137,7 @@ impl Responder {
             self.note_established(sh);
             return Err(self.refuse(sh, host, Refusal::SharedQueue));
         }
-        self.rq.set_srqn(srqn);
+        self.rq.srqn = srqn;
         if place == SrqPlace::Elsewhere {
             return self.handle_elsewhere(sh, host, Incoming { bth, req, payload }, outcome);
         }
@@ -162,9 +158,7 @@ impl Responder {
         }
         // Nobody has asked yet: the packet will come again.
         let Some(outcome) = outcome else { return Err(DropReason::OutOfSequence) };
-        self.nak_state = NakState::None;
-        self.replies.withdraw_nak();
-        self.note_established(sh);
+        self.begin_expected(sh);
         match outcome {
             Outcome::Done(original) => {
                 self.follow(sh, incoming, original);

@@ -5,7 +5,7 @@
 
 use crate::cx::{PacketNote, TxBatch, TxRoom};
 use crate::wr::Av;
-use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
+use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
 /// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
 const POISON: u8 = 0xa5;
@@ -53,11 +53,11 @@ pub struct Batch {
 
 impl Batch {
     /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins`
-    /// them.
-    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool) -> OpenBatch<'b> {
+    /// them, and how many of one size leave together, 0 for none.
+    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool, run: u32) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
-        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run: 0 }
+        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run }
     }
 
     /// Takes the packets out, sealed.
@@ -101,13 +101,6 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
-    /// This batch, of which `run` packets of one size leave together.
-    #[must_use]
-    pub fn in_runs_of(mut self, run: u32) -> Self {
-        self.run = run;
-        self
-    }
-
     /// Takes the last packets apart, as they would travel.
     fn part(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
@@ -193,13 +186,4 @@ pub fn net_header(av: &Av) -> NetHeader {
         flow_label: if av.dgid.is_ipv4() { 0 } else { av.flow_label },
         ident: 0,
     }
-}
-
-/// The bytes of a packet nobody emitted, to inject, with room for an ICRC. `None` when `header`
-/// cannot carry `payload`.
-pub fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
-    let len = header.padded_len(payload.len());
-    let mut bytes = vec![0; len + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..len])?.copy_from_slice(payload);
-    Some(bytes)
 }

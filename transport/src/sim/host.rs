@@ -103,7 +103,7 @@ pub struct Flow {
 impl Flow {
     /// Reserves `bytes` if they go no further than `beyond` the limit.
     fn take(&mut self, bytes: u32, beyond: u32) -> bool {
-        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit + beyond);
+        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
         if fits {
             self.reserved = self.reserved.saturating_add(bytes);
             self.peak = self.peak.max(self.reserved);
@@ -151,47 +151,65 @@ impl SimHost {
 
 impl Memory for SimHost {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        self.memory.gather(sges, offset, out)
+        let TxRoom::Own(out) = out else { panic!("nobody else has this room") };
+        self.memory.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
+            out[at..at + piece.len()].copy_from_slice(piece)
+        })
     }
 
-    fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        self.memory.scatter(side, sges, offset, data)
+    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.bytes().expect("nobody else has this memory");
+        let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
+        self.memory.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        self.memory.check_remote(rkey, va, len, access)
+        self.memory.access(rkey.0, va, len, access).map(|_| ())
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        self.memory.read_remote(rkey, va, out)
+        let bytes = self.memory.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?;
+        out.put(bytes).expect("as many as there is room for");
+        Ok(())
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
-        self.memory.write_remote(rkey, va, data)
+        let data = data.bytes().expect("nobody else has this memory");
+        self.memory.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
+        Ok(())
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        self.memory.atomic_remote(rkey, va, op)
+        assert_eq!(va % 8, 0, "the responder let a misaligned atomic through");
+        let word = self.memory.access(rkey.0, va, 8, Access::REMOTE_ATOMIC)?;
+        let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
+        word.copy_from_slice(&op.applied(old).to_ne_bytes());
+        Ok(old)
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        self.memory.store_remote(rkey, va, data)
+        assert_eq!(va % 8, 0, "the responder let a misaligned ATOMIC WRITE through");
+        self.write_remote(rkey, va, RxPayload::Bytes(&data))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
-        self.memory.flush_remote(rkey, range, access)
+        assert!(!access.is_empty(), "a FLUSH needs a right");
+        let (va, len) = range.unwrap_or_else(|| (self.memory.base_of(rkey), 0));
+        self.memory.access(rkey.0, va, len, access)?;
+        self.memory.flushes += 1;
+        Ok(())
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.memory.invalidate_remote(rkey)
+        self.memory.invalidate(rkey)
     }
 
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.memory.invalidate_local(rkey)
+        self.memory.invalidate(rkey)
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
-        self.memory.bind(bind)
+        self.memory.open(bind)
     }
 }
 
@@ -269,13 +287,9 @@ impl FlowControl for SimHost {
     fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
         let flow = &mut self.flow;
         assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
-        if own != 0 && flow.limit.is_some_and(|limit| flow.reserved + flow.others + bytes > limit) {
-            flow.refused = true;
-            return false;
-        }
-        flow.reserved = flow.reserved.saturating_add(bytes);
-        flow.peak = flow.peak.max(flow.reserved);
-        true
+        let fits = flow.take(bytes, if own == 0 { u32::MAX } else { 0 });
+        flow.refused |= !fits;
+        fits
     }
 
     fn reserve_in_run(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {

@@ -37,18 +37,6 @@ impl LinkSpec {
     pub const fn gigabits(latency: Duration, gigabits: u64) -> Self {
         Self { latency, bandwidth: Some(gigabits * 1_000_000_000), queue: None, mark_above: None }
     }
-
-    /// This link with a queue of `bytes` in front of it.
-    #[must_use]
-    pub const fn with_queue(self, bytes: u32) -> Self {
-        Self { queue: Some(bytes), ..self }
-    }
-
-    /// This link, marking packets while more than `bytes` wait.
-    #[must_use]
-    pub const fn marking_above(self, bytes: u32) -> Self {
-        Self { mark_above: Some(bytes), ..self }
-    }
 }
 
 /// What a link did.
@@ -134,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_and_empties_with_time() {
-        let mut link = Link::new(LinkSpec::gigabits(US, 8).with_queue(2000));
+        let mut link = Link::new(LinkSpec { queue: Some(2000), ..LinkSpec::gigabits(US, 8) });
         let passed = [0, 0, 0, 999, 1000].map(|now| link.carry(Instant(now), &mut net(0), LEN).is_some());
         assert_eq!(passed, [true, true, false, false, true]);
         assert_eq!((link.tally.carried, link.tally.overflowed), (3, 2));
@@ -142,7 +130,7 @@ mod tests {
 
     #[test]
     fn only_packets_that_allow_it_are_marked_above_the_threshold() {
-        let mut link = Link::new(LinkSpec::gigabits(US, 8).marking_above(1000));
+        let mut link = Link::new(LinkSpec { mark_above: Some(1000), ..LinkSpec::gigabits(US, 8) });
         let mut marks = Vec::new();
         for ecn in [0b10, 0b10, 0b10, 0b00, 0b01, 0b11] {
             let mut net = net(ecn);
@@ -155,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_link_without_bandwidth_only_delays() {
-        let mut link = Link::new(LinkSpec::delay(7 * US).with_queue(1));
+        let mut link = Link::new(LinkSpec { queue: Some(1), ..LinkSpec::delay(7 * US) });
         assert_eq!([0, 0].map(|now| link.carry(Instant(now), &mut net(0), LEN)), [Some(Instant(7000)); 2]);
     }
 }

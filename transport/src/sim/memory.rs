@@ -1,9 +1,9 @@
 //! Registered memory made of vectors: keys, protection domains, rights, and faults on demand.
 //!
-//! May touch: `cx` and `wr` only. Everything the [`Memory`] trait promises is checked here, byte by
-//! byte, so that a state machine that asks for the wrong thing is found out.
+//! May touch: `cx` and `wr` only. Everything that [`crate::cx::Memory`] promises is checked here,
+//! byte by byte, so that a state machine that asks for the wrong thing is found out.
 
-use crate::cx::{AtomicOp, MemError, Memory, RxPayload, Side, TxRoom};
+use crate::cx::MemError;
 use crate::wr::{Access, Bind, Sge};
 use roxe_wire::{LKey, RKey};
 
@@ -128,7 +128,7 @@ impl VecMemory {
     }
 
     /// The bytes `addr..addr + len` under `key`, after every check.
-    fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
+    pub(super) fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
         let Some(window) = self.windows.iter().find(|window| window.rkey.0 == key).copied() else {
             return self.access_region(key, addr, len, need);
         };
@@ -164,7 +164,7 @@ impl VecMemory {
 
     /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its
     /// place in the data.
-    fn walk(
+    pub(super) fn walk(
         &mut self,
         sges: &[Sge],
         offset: u32,
@@ -191,70 +191,14 @@ impl VecMemory {
         }
         if done == len { Ok(()) } else { Err(MemError::Range) }
     }
-}
 
-/// The table index of a key; keys start at index 1 so that key 0 is nobody's.
-fn index_of(key: u32) -> Option<usize> {
-    (key >> 8).checked_sub(1).map(|i| i as usize)
-}
-
-impl Memory for VecMemory {
-    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let TxRoom::Own(out) = out else { panic!("nobody else has this room") };
-        self.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
-            out[at..at + piece.len()].copy_from_slice(piece)
-        })
+    /// Where the region with this key starts; 0 if there is none.
+    pub(super) fn base_of(&self, rkey: RKey) -> u64 {
+        index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
     }
 
-    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.bytes().expect("nobody else has this memory");
-        let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
-        self.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
-    }
-
-    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        self.access(rkey.0, va, len, access).map(|_| ())
-    }
-
-    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let bytes = self.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?;
-        out.put(bytes).expect("as many as there is room for");
-        Ok(())
-    }
-
-    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.bytes().expect("nobody else has this memory");
-        self.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
-        Ok(())
-    }
-
-    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        assert_eq!(va % 8, 0, "the responder let a misaligned atomic through");
-        let word = self.access(rkey.0, va, 8, Access::REMOTE_ATOMIC)?;
-        let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
-        let new = match op {
-            AtomicOp::CompareSwap { compare, swap } if old == compare => swap,
-            AtomicOp::CompareSwap { .. } => old,
-            AtomicOp::FetchAdd { add } => old.wrapping_add(add),
-        };
-        word.copy_from_slice(&new.to_ne_bytes());
-        Ok(old)
-    }
-
-    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        assert_eq!(va % 8, 0, "the responder let a misaligned ATOMIC WRITE through");
-        self.write_remote(rkey, va, RxPayload::Bytes(&data))
-    }
-
-    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
-        assert!(!access.is_empty(), "a FLUSH needs a right");
-        let (va, len) = range.unwrap_or_else(|| (self.base_of(rkey), 0));
-        self.access(rkey.0, va, len, access)?;
-        self.flushes += 1;
-        Ok(())
-    }
-
-    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+    /// Takes a window away, or a region that a peer may invalidate.
+    pub(super) fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
         if self.windows.iter().any(|window| window.rkey == rkey) {
             self.windows.retain(|window| window.rkey != rkey);
             return Ok(());
@@ -268,11 +212,8 @@ impl Memory for VecMemory {
         Ok(())
     }
 
-    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.invalidate_remote(rkey)
-    }
-
-    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+    /// Opens a window, unless one has that index.
+    pub(super) fn open(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.access_region(bind.lkey.0, bind.addr, bind.length, Access::MW_BIND)?;
         if self.windows.iter().any(|window| window.rkey.0 >> 8 == bind.rkey.0 >> 8) {
             return Err(MemError::Access);
@@ -282,8 +223,7 @@ impl Memory for VecMemory {
     }
 }
 
-impl VecMemory {
-    fn base_of(&self, rkey: RKey) -> u64 {
-        index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
-    }
+/// The table index of a key; keys start at index 1 so that key 0 is nobody's.
+fn index_of(key: u32) -> Option<usize> {
+    (key >> 8).checked_sub(1).map(|i| i as usize)
 }

@@ -37,7 +37,6 @@ pub mod world;
 
 mod rewinds;
 mod watch;
-mod windows;
 
 pub use case::Case;
 pub use end::{End, LinkState};

@@ -9,6 +9,7 @@ use super::rng::{Choices, Rng};
 use super::setup::{Peer, Setup};
 use super::topology::Topology;
 use super::world::{START, World};
+use crate::fault::forge;
 use crate::qp::PostError;
 use crate::qp::QpState;
 use crate::time::Instant;
@@ -184,7 +185,7 @@ impl<C: Choices> Pair<C> {
     /// # Panics
     /// As [`Pair::inject`].
     pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
-        let bytes = super::batch::forge(header, payload).expect("the payload goes with the header");
+        let bytes = forge(header, payload).expect("the payload goes with the header");
         assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
     }
 

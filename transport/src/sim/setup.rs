@@ -8,7 +8,7 @@ use super::topology::address;
 use crate::Qp;
 use crate::cx::FlowControl;
 use crate::qp::shared::{QpCaps, QpConfig, Service};
-use crate::qp::{AttrMask, QpAttr, QpState};
+use crate::qp::{AttrMask, QpAttr, QpState, transition};
 use crate::tags::TagList;
 use crate::wr::{Access, Av};
 use core::num::NonZeroU64;
@@ -282,45 +282,27 @@ impl Setup {
         }
     }
 
-    /// The attributes that the step to `state` needs (IBA §11.2.5.2).
+    /// The attributes that the step to `state` needs, on the way from RESET to RTS.
+    ///
+    /// # Panics
+    /// When no step of that way leads there.
     pub fn mask(&self, state: QpState) -> AttrMask {
-        let (init, rtr, rts) = match self.service {
-            Service::Raw if state == QpState::Init => return AttrMask::STATE | AttrMask::PORT,
-            Service::Raw => return AttrMask::STATE,
-            Service::Rc => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | retries()),
-            Service::Uc => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN),
-            Service::Ud => (AttrMask::QKEY, AttrMask::empty(), AttrMask::SQ_PSN),
-            Service::XrcIni => (AttrMask::ACCESS_FLAGS, connected(), AttrMask::SQ_PSN | retries()),
-            Service::XrcTgt => (AttrMask::ACCESS_FLAGS, connected() | depth(), AttrMask::SQ_PSN | AttrMask::TIMEOUT),
-        };
-        AttrMask::STATE
-            | match state {
-                QpState::Init => init | AttrMask::PKEY_INDEX | AttrMask::PORT,
-                QpState::Rtr => rtr,
-                QpState::Rts => rts,
-                _ => AttrMask::empty(),
-            }
+        let before = [QpState::Reset, QpState::Init, QpState::Rtr];
+        let step = before.into_iter().find(|before| *before as u8 + 1 == state as u8);
+        let attributes = step.and_then(|before| transition(self.service, before, state));
+        AttrMask::STATE | attributes.expect("a step of the ladder").0
     }
-}
-
-fn connected() -> AttrMask {
-    AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN
-}
-
-fn depth() -> AttrMask {
-    AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER
-}
-
-fn retries() -> AttrMask {
-    AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::MAX_QP_RD_ATOMIC
 }
 
 /// The QP number of `who`.
 pub const fn qpn(who: Peer) -> Qpn {
-    match who {
-        Peer::A => QPN_A,
-        Peer::B => QPN_B,
-    }
+    [QPN_A, QPN_B][who.index()]
+}
+
+/// A QP number for end `end` of a large world: distinct, and not in order.
+pub fn number(end: usize) -> Qpn {
+    let end = u32::try_from(end).expect("few ends");
+    Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
 }
 
 /// The way from `who` to its peer.

@@ -165,9 +165,9 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     actions.into_iter().flatten().map(move |action| {
         // A rule counts the packets that its action means something for.
         let nth = match action {
-            Action::Corrupt(Part::Payload) => fault.nth_loaded,
-            Action::Rnr => fault.nth_received,
-            _ => fault.nth,
+            Action::Corrupt(Part::Payload) => fault.nth.loaded,
+            Action::Rnr => fault.nth.received,
+            _ => fault.nth.all,
         };
         Rule { dir, qp: Some(QpSelector::Ordinal(end)), nth: Spans::new(vec![(nth, nth)]), ..Rule::new(action) }
     })

@@ -18,40 +18,29 @@ const WINDOW: i32 = 1 << 23;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Watch {
     /// Where it stood, in which state.
-    last: Option<Look>,
+    last: Option<Probe>,
     /// The QP is in the error state and has sent its last NAK.
     silenced: bool,
     /// Bytes that the sum over its node holds for it.
     pub(super) counted: u32,
 }
 
-/// What can be seen of a queue pair at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    state: QpState,
-    probe: Probe,
-}
-
-impl Look {
+impl Probe {
     /// Whether its numbers are those of a running send queue: a flush sets them anew.
-    fn sends(&self) -> bool {
+    fn is_sending(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Sqd)
     }
 
     /// Whether it executes requests.
-    fn receives(&self) -> bool {
+    fn is_receiving(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
     }
 }
 
 impl Watch {
-    pub(super) fn look(&self, qp: &Qp) -> Look {
-        Look { state: qp.state(), probe: qp.probe() }
-    }
-
     /// Checks where `qp` stands; `other` is its peer, if what it believes of it must be true.
-    pub(super) fn check(&mut self, qp: &Qp, host: &SimHost, other: Option<Look>, at: Instant) -> Result<(), Broken> {
-        let now = self.look(qp);
+    pub(super) fn check(&mut self, qp: &Qp, host: &SimHost, other: Option<Probe>, at: Instant) -> Result<(), Broken> {
+        let now = qp.probe();
         let last = self.last.replace(now);
         self.silenced &= now.state == QpState::Err;
         check_timer(qp, &now, at)?;
@@ -72,8 +61,8 @@ impl Watch {
 
     /// Checks a packet that `qp` has just sent.
     pub(super) fn on_emitted(&mut self, qp: &Qp, header: &Header, at: Instant) -> Result<(), Broken> {
-        let (state, probe, psn) = (qp.state(), qp.probe(), header.bth.psn);
-        if state == QpState::Err {
+        let (probe, psn) = (qp.probe(), header.bth.psn);
+        if probe.state == QpState::Err {
             // The answers before the request that was refused may still leave, the CNP that came
             // due with them, and the refusal; nothing after it.
             let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp);
@@ -111,46 +100,46 @@ fn is_nak(syndrome: Syndrome) -> bool {
 
 /// A timer runs only for work that is under way, held back, or waits for the peer; and never
 /// outside RTS and SQD.
-fn check_timer(qp: &Qp, now: &Look, at: Instant) -> Result<(), Broken> {
-    let waits = now.sends() && (now.probe.sends > 0 || !qp.is_quiescent());
+fn check_timer(qp: &Qp, now: &Probe, at: Instant) -> Result<(), Broken> {
+    let waits = now.is_sending() && (now.sends > 0 || !qp.is_quiescent());
     ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs for nothing: {now:?}");
     Ok(())
 }
 
 /// Oldest, next and newest PSN are in order and close together.
-fn check_order(now: &Look, at: Instant) -> Result<(), Broken> {
-    let Probe { una, next, sent, .. } = now.probe;
+fn check_order(now: &Probe, at: Instant) -> Result<(), Broken> {
+    let Probe { una, next, sent, .. } = *now;
     let (next, sent) = (next.distance(una), sent.distance(una));
     ensure!(0 <= next && next <= sent && sent < WINDOW, Windows, None, at, "out of order: {now:?}");
     Ok(())
 }
 
 /// What is reserved is what the QP says it holds; the dead hold nothing.
-fn check_credit(now: &Look, host: &SimHost, at: Instant) -> Result<(), Broken> {
-    let (reserved, held) = (host.flow.reserved, now.probe.held);
+fn check_credit(now: &Probe, host: &SimHost, at: Instant) -> Result<(), Broken> {
+    let (reserved, held) = (host.flow.reserved, now.held);
     ensure!(reserved == held, Credit, None, at, "{reserved} bytes reserved, {held} held");
-    ensure!(now.sends() || held == 0, Credit, None, at, "{held} bytes held in {:?}", now.state);
+    ensure!(now.is_sending() || held == 0, Credit, None, at, "{held} bytes held in {:?}", now.state);
     Ok(())
 }
 
 /// Nothing goes back while the connection lasts.
-fn check_progress(last: &Look, now: &Look, at: Instant) -> Result<(), Broken> {
+fn check_progress(last: &Probe, now: &Probe, at: Instant) -> Result<(), Broken> {
     let back = |from: Psn, to: Psn| to.distance(from) < 0;
-    if last.sends() && now.sends() {
-        ensure!(!back(last.probe.una, now.probe.una), Windows, None, at, "una went back: {last:?} {now:?}");
-        ensure!(!back(last.probe.sent, now.probe.sent), Windows, None, at, "sent went back: {last:?} {now:?}");
+    if last.is_sending() && now.is_sending() {
+        ensure!(!back(last.una, now.una), Windows, None, at, "una went back: {last:?} {now:?}");
+        ensure!(!back(last.sent, now.sent), Windows, None, at, "sent went back: {last:?} {now:?}");
     }
-    if last.receives() && now.receives() {
-        ensure!(!back(last.probe.expected, now.probe.expected), Windows, None, at, "expected went back: {now:?}");
+    if last.is_receiving() && now.is_receiving() {
+        ensure!(!back(last.expected, now.expected), Windows, None, at, "expected went back: {now:?}");
     }
     Ok(())
 }
 
 /// What a requester takes for acknowledged has arrived, and nothing arrived that was not sent.
-fn check_belief(requester: &Look, responder: &Look, at: Instant) -> Result<(), Broken> {
-    if requester.sends() && responder.receives() {
-        let (sent, arrived) = (requester.probe.sent, responder.probe.expected);
-        let acknowledged = requester.probe.una;
+fn check_belief(requester: &Probe, responder: &Probe, at: Instant) -> Result<(), Broken> {
+    if requester.is_sending() && responder.is_receiving() {
+        let (sent, arrived) = (requester.sent, responder.expected);
+        let acknowledged = requester.una;
         ensure!(acknowledged.distance(arrived) <= 0, Windows, None, at, "{acknowledged} acknowledged, {arrived} next");
         ensure!(arrived.distance(sent) <= 0, Windows, None, at, "{arrived} next, {sent} not yet sent");
     }

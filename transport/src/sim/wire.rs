@@ -13,7 +13,7 @@ use core::time::Duration;
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 use std::collections::BTreeMap;
 
-pub use super::batch::{forge, net_header};
+pub use super::batch::net_header;
 pub use super::setup::Peer;
 
 /// Asked about every packet of an end: told its number (from 0, counted from the moment this was
@@ -94,11 +94,7 @@ pub struct Fault {
     /// Whether it left or arrived there.
     pub dir: Direction,
     /// Which packet that way, from 1.
-    pub nth: u64,
-    /// Which of those with a payload.
-    pub nth_loaded: u64,
-    /// Which of those that want a receive.
-    pub nth_received: u64,
+    pub nth: Counts,
     /// What was done to it.
     pub verdict: Verdict,
     /// Bytes of its headers and pad.
@@ -117,13 +113,14 @@ struct Stream {
 }
 
 /// Packets so far.
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    all: u64,
-    /// Packets with a payload.
-    loaded: u64,
-    /// Packets that want a receive.
-    received: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All of them.
+    pub all: u64,
+    /// Those with a payload.
+    pub loaded: u64,
+    /// Those that want a receive.
+    pub received: u64,
 }
 
 impl Counts {
@@ -209,7 +206,7 @@ impl Wire {
 
     /// Lets happen exactly what was recorded in another run.
     pub fn repeat_faults(&mut self, faults: &[Fault]) {
-        let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth), fault.verdict));
+        let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth.all), fault.verdict));
         self.faults = Some(Source::Exact(exact.collect()));
     }
 
@@ -312,8 +309,7 @@ impl Wire {
         }
         if let Some(record) = &mut self.record {
             let header = bytes.len() - icrc::LEN - packet.payload.len();
-            let (nth, nth_loaded, nth_received) = (counts.all, counts.loaded, counts.received);
-            record.push(Fault { end, dir, nth, nth_loaded, nth_received, verdict, header, len: bytes.len() });
+            record.push(Fault { end, dir, nth: *counts, verdict, header, len: bytes.len() });
         }
         verdict
     }

@@ -14,14 +14,13 @@ use super::rng::{Choices, Rng};
 use super::setup::{Peer, Place, Setup};
 use super::timeline::Deadlines;
 use super::topology::{Topology, node_at};
-use super::windows::{Window, Windows};
 use super::wire::{InTransit, Wire};
 use crate::cx::{FlowControl, PacketNote, TxState};
 use crate::fault::Verdict;
 use crate::qp::{AttrMask, QpAttr, QpState};
 use crate::time::Instant;
 use core::time::Duration;
-use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
+use roxe_wire::{Header, NetHeader, Packet, icrc};
 use std::collections::BTreeMap;
 
 /// Packets in flight per end after which a QP is taken to send without end, before memory runs out.
@@ -71,13 +70,22 @@ pub struct World<C = Rng> {
     batch: Batch,
     deadlines: Deadlines,
     by_place: BTreeMap<(usize, u32), usize>,
-    windows: Windows,
+    /// From which node to which.
+    windows: BTreeMap<(usize, usize), Window>,
     /// Nodes that are gone.
     gone: Vec<usize>,
     /// Ends that something happened to and that have not sent since.
     ready: Vec<usize>,
     /// Ends that something happened to, for the scenario.
     news: Vec<usize>,
+}
+
+/// Room that all QPs of a node share towards another node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    reserved: u32,
+    /// One packet of each.
+    beyond: u32,
 }
 
 /// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a
@@ -100,7 +108,7 @@ impl<C: Choices> World<C> {
             batch: Batch::default(),
             deadlines: Deadlines::default(),
             by_place: BTreeMap::new(),
-            windows: Windows::default(),
+            windows: BTreeMap::new(),
             gone: Vec::new(),
             ready: Vec::new(),
             news: Vec::new(),
@@ -118,7 +126,8 @@ impl<C: Choices> World<C> {
             host.clock = self.now;
             let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
             assert_eq!(known, None, "{:?} is taken", endpoints.here);
-            self.windows.widen(endpoints.way(), SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run());
+            let beyond = SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
+            self.windows.entry(endpoints.way()).or_default().beyond += beyond;
             self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
             self.wire.add_end();
             self.delivered.push(0);
@@ -275,7 +284,8 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
         if end.host.flow.returns && end.host.flow.limit.is_some() {
-            end.host.flow.others = self.windows.reserved(end.endpoints.way()) - end.watch.counted;
+            let reserved = self.windows.get(&end.endpoints.way()).map_or(0, |window| window.reserved);
+            end.host.flow.others = reserved - end.watch.counted;
         }
     }
 
@@ -294,8 +304,10 @@ impl<C: Choices> World<C> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
         let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
-        let Window { reserved, beyond } = self.windows.recount(end.endpoints.way(), end.watch.counted, flow.reserved);
+        let window = self.windows.entry(end.endpoints.way()).or_default();
+        window.reserved = window.reserved - end.watch.counted + flow.reserved;
         end.watch.counted = flow.reserved;
+        let Window { reserved, beyond } = *window;
         let at = self.now;
         ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
         Ok(())
@@ -303,7 +315,7 @@ impl<C: Choices> World<C> {
 
     /// Checks what can be seen between two calls.
     fn check(&mut self, id: usize) -> Result<(), Broken> {
-        let other = self.honest.then(|| self.ends[id ^ 1].watch.look(&self.ends[id ^ 1].qp));
+        let other = self.honest.then(|| self.ends[id ^ 1].qp.probe());
         let end = &mut self.ends[id];
         end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
     }
@@ -427,7 +439,7 @@ impl<C: Choices> World<C> {
         let idle = !end.qp.has_work();
         let is_open = end.link == LinkState::Open;
         let room = if is_open { end.setup.batch } else { 0 };
-        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins).in_runs_of(end.setup.run);
+        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins, end.setup.run);
         let state = end.qp.poll_transmit(&mut end.host, &mut tx);
         drop(tx);
         let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
@@ -472,15 +484,8 @@ impl<C: Choices> World<C> {
             ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
             ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
             ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
-            let reliable = end.setup.service.is_reliable();
-            ensure!(
-                !reliable || end.host.flow.reserved == 0,
-                Credit,
-                who,
-                at,
-                "{} bytes leaked",
-                end.host.flow.reserved
-            );
+            let leaked = if end.setup.service.is_reliable() { end.host.flow.reserved } else { 0 };
+            ensure!(leaked == 0, Credit, who, at, "{leaked} bytes leaked");
         }
         Ok(())
     }
@@ -489,10 +494,4 @@ impl<C: Choices> World<C> {
     pub fn net_of(&self, id: usize) -> NetHeader {
         net_header(&self.ends[id].endpoints.av())
     }
-}
-
-/// A QP number for end `end` of a large world: distinct, and not in order.
-pub fn number(end: usize) -> Qpn {
-    let end = u32::try_from(end).expect("few ends");
-    Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
 }

@@ -8,9 +8,7 @@ use crate::sim::wire::net_header;
 use crate::time::rnr_wait;
 use crate::wr::Av;
 use core::num::NonZeroU64;
-use roxe_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, Qpn, RKey, Reth, Syndrome, UcRequest,
-};
+use roxe_wire::{Aeth, AtomicAckEth, AtomicEth, Msn, NakCode, NetHeader, PathMtu, Qpn, RKey, Reth, Syndrome};
 
 /// A positive acknowledgement with this credit code.
 fn ack(credits: u8) -> Response {
@@ -76,7 +74,7 @@ fn unreliable_services_send_no_answers() {
     }
     let mut p = alone(B, Setup::of(Service::Uc));
     recv(&mut p, B, 1, &[]);
-    p.inject(B, &Header { bth: bth(B, 100, true), kind: Kind::UcRequest(UcRequest::SendOnly(None)) }, &[]);
+    p.inject(B, &Header { bth: bth(B, 100, true), kind: uc(Request::SendOnly(SendTail::Plain)) }, &[]);
     p.transmit(B);
     assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "whoever asks");
 }

@@ -11,7 +11,7 @@ use crate::sim::batch::{Batch, net_header};
 use crate::sim::{LinkSpec, Topology};
 use crate::time::Instant;
 use core::num::NonZeroU64;
-use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, UcRequest, icrc};
+use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
 
 const MTU: u32 = 1024;
 /// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
@@ -37,7 +37,7 @@ fn net(to: Peer, ecn: u8) -> NetHeader {
 fn send_to_b(service: Service, psn: u32) -> Header {
     match service {
         Service::Rc => request(B, psn, SEND_ONLY),
-        _ => Header { bth: bth(B, psn, false), kind: Kind::UcRequest(UcRequest::SendOnly(None)) },
+        _ => Header { bth: bth(B, psn, false), kind: uc(Request::SendOnly(SendTail::Plain)) },
     }
 }
 
@@ -46,7 +46,7 @@ fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
     let end = &mut world.ends[who.index()];
-    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false));
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
     let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
@@ -194,7 +194,7 @@ fn a_full_batch_keeps_the_cnp_for_the_next() {
     let mut batch = Batch::default();
     let world = &mut *p;
     let end = &mut world.ends[1];
-    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0, false));
+    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0, false, 0));
     assert_eq!(state, crate::cx::TxState::BatchFull);
     assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
 }
@@ -489,7 +489,8 @@ fn deadlines_are_those_of_whatever_comes_first() {
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
-    p.wire.topology = Topology::star(2, LinkSpec::gigabits(us(5), 10).marking_above(64 << 10));
+    let spec = LinkSpec { mark_above: Some(64 << 10), ..LinkSpec::gigabits(us(5), 10) };
+    p.wire.topology = Topology::star(2, spec);
     let (from, to) = (filled(&mut p, A, 32 << 20), blank(&mut p, B, 32 << 20));
     post(&mut p, A, 1, write_to(to), &[from.all()]);
     p.run_for(ms(10));

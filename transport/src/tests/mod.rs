@@ -46,6 +46,11 @@ use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, Pkey, Psn, Request, Response, 
 
 use Peer::{A, B};
 
+/// A request of an unreliable connection.
+fn uc(request: Request) -> Kind {
+    Kind::UcRequest(request.try_into().expect("UC has it"))
+}
+
 /// Every right.
 fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC

@@ -113,7 +113,7 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     post(&mut p, A, 1, write_to(there), &[good, Sge { lkey: roxe_wire::LKey(!rest.lkey.0), ..rest }]);
     let (world, mut batch) = (&mut *p, Batch::default());
     let end = &mut world.ends[0];
-    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, joins));
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, joins, 0));
     assert_eq!(end.qp.state(), QpState::Err);
     batch.drain().map(|(.., bytes)| bytes).collect()
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::qp::DropReason;
 use crate::qp::shared::{QpEvents, Service};
 use crate::sim::wire::net_header;
-use roxe_wire::{AtomicEth, Ieth, NakCode, NetHeader, Qpn, RKey, Reth, Syndrome, UcRequest};
+use roxe_wire::{AtomicEth, Ieth, NakCode, NetHeader, Qpn, RKey, Reth, Syndrome};
 
 /// A responder whose peer, with first PSN 100, is played by the test.
 struct Script {
@@ -427,7 +427,7 @@ fn strangers_change_nothing() {
         assert_eq!(s.last_drop(), Some(DropReason::Pkey));
     }
     good.bth.pkey = Pkey::DEFAULT;
-    let uc = Header { kind: Kind::UcRequest(UcRequest::WriteOnly(s.reth(0, 4), None)), ..good };
+    let uc = Header { kind: uc(Request::WriteOnly(s.reth(0, 4), None)), ..good };
     let ud =
         Header { kind: Kind::Ud { deth: roxe_wire::Deth { qkey: QKEY, src_qpn: Qpn::new(7) }, imm: None }, ..good };
     for header in [uc, ud] {

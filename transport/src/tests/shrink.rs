@@ -163,7 +163,8 @@ fn every_kind_of_fault_can_be_made_explicit() {
     assert!(has(|action| matches!(action, Action::Ecn)) && has(|action| matches!(action, Action::Rnr)));
     // What the rules do is what was done.
     let again = Case { rules: explicit.clone(), ..case }.play(&fails_late).expect_err("it always fails");
-    let done = |faults: &[crate::sim::wire::Fault]| faults.iter().map(|f| (f.end, f.dir, f.nth)).collect::<Vec<_>>();
+    let done =
+        |faults: &[crate::sim::wire::Fault]| faults.iter().map(|f| (f.end, f.dir, f.nth.all)).collect::<Vec<_>>();
     let same = done(&again.faults).iter().zip(done(&failure.faults)).take_while(|(a, b)| **a == *b).count();
     assert_eq!(same, explicit.list().len().min(failure.faults.len()), "{explicit}");
 }

@@ -5,7 +5,7 @@ use crate::qp::DropReason;
 use crate::qp::shared::{QpEvents, Service};
 use crate::wr::WcStatus::*;
 use crate::wr::{WcExtra, WcOpcode};
-use roxe_wire::{Reth, UcRequest};
+use roxe_wire::Reth;
 
 fn setup() -> Setup {
     Setup::of(Service::Uc)
@@ -28,8 +28,8 @@ impl Script {
         Self { p, mr }
     }
 
-    fn say(&mut self, psn: u32, req: UcRequest, payload: &[u8]) {
-        self.p.inject(B, &Header { bth: bth(B, psn, false), kind: Kind::UcRequest(req) }, payload);
+    fn say(&mut self, psn: u32, req: Request, payload: &[u8]) {
+        self.p.inject(B, &Header { bth: bth(B, psn, false), kind: uc(req) }, payload);
         self.p.transmit(B);
     }
 
@@ -38,8 +38,8 @@ impl Script {
     }
 }
 
-const ONLY: UcRequest = UcRequest::SendOnly(None);
-const LAST: UcRequest = UcRequest::SendLast(None);
+const ONLY: Request = Request::SendOnly(SendTail::Plain);
+const LAST: Request = Request::SendLast(SendTail::Plain);
 
 // clause: UC-SILENT, UC-DONE-WHEN-SENT
 #[test]
@@ -103,7 +103,7 @@ fn a_message_with_a_hole_is_lost_and_its_receive_serves_the_next() {
 #[test]
 fn pieces_of_different_messages_never_mix() {
     let mut s = Script::new(2);
-    s.say(100, UcRequest::SendFirst, &[1; 256]);
+    s.say(100, Request::SendFirst, &[1; 256]);
     // 101, the last of this message, and 102, the first of the next, are lost.
     s.say(103, LAST, &[2; 10]);
     assert_eq!(s.done(), []);
@@ -117,7 +117,7 @@ fn pieces_of_different_messages_never_mix() {
 fn a_first_packet_is_taken_whatever_its_psn() {
     for psn in [100, 101, 99, 100 + 0x80_0000, 0] {
         let mut s = Script::new(1);
-        s.say(psn, UcRequest::SendFirst, &[1; 256]);
+        s.say(psn, Request::SendFirst, &[1; 256]);
         s.say((psn + 1) & 0xff_ffff, LAST, &[2; 1]);
         assert_eq!(s.done(), each(1..=1, Success), "{psn:#x}");
     }
@@ -127,9 +127,9 @@ fn a_first_packet_is_taken_whatever_its_psn() {
 #[test]
 fn after_a_hole_everything_up_to_the_next_first_packet_is_dropped() {
     let mut s = Script::new(1);
-    s.say(100, UcRequest::SendFirst, &[1; 256]);
-    s.say(102, UcRequest::SendMiddle, &[1; 256]);
-    s.say(103, UcRequest::SendMiddle, &[1; 256]);
+    s.say(100, Request::SendFirst, &[1; 256]);
+    s.say(102, Request::SendMiddle, &[1; 256]);
+    s.say(103, Request::SendMiddle, &[1; 256]);
     s.say(104, LAST, &[1; 1]);
     assert_eq!((s.done(), s.p.ends[1].dropped.1), (vec![], 3));
     s.say(105, ONLY, &[2; 5]);
@@ -140,7 +140,7 @@ fn after_a_hole_everything_up_to_the_next_first_packet_is_dropped() {
 #[test]
 fn a_new_first_packet_abandons_the_open_message() {
     let mut s = Script::new(2);
-    s.say(100, UcRequest::SendFirst, &[1; 256]);
+    s.say(100, Request::SendFirst, &[1; 256]);
     s.say(101, ONLY, &[2; 5]);
     assert_eq!(one_recv(&mut s.p, B).byte_len, 5);
     s.say(102, LAST, &[1; 1]);
@@ -151,7 +151,7 @@ fn a_new_first_packet_abandons_the_open_message() {
 #[test]
 fn a_message_without_a_receive_is_dropped_whole() {
     let mut s = Script::new(0);
-    s.say(100, UcRequest::SendFirst, &[1; 256]);
+    s.say(100, Request::SendFirst, &[1; 256]);
     assert_eq!(s.p.ends[1].dropped.0, Some(DropReason::NoReceive));
     let mr = s.mr;
     recv(&mut s.p, B, 1, &[mr.all()]);
@@ -165,14 +165,14 @@ fn a_message_without_a_receive_is_dropped_whole() {
 #[test]
 fn a_message_longer_than_the_receive_is_dropped_and_the_receive_kept() {
     let mut s = Script::new(1);
-    s.say(100, UcRequest::SendFirst, &[1; 256]);
-    s.say(101, UcRequest::SendMiddle, &[1; 256]);
-    s.say(102, UcRequest::SendMiddle, &[1; 256]);
+    s.say(100, Request::SendFirst, &[1; 256]);
+    s.say(101, Request::SendMiddle, &[1; 256]);
+    s.say(102, Request::SendMiddle, &[1; 256]);
     s.say(103, LAST, &[1; 233]);
     assert_eq!(s.done(), [], "1001 bytes for a receive of 1000");
-    s.say(104, UcRequest::SendFirst, &[1; 256]);
-    s.say(105, UcRequest::SendMiddle, &[1; 256]);
-    s.say(106, UcRequest::SendMiddle, &[1; 256]);
+    s.say(104, Request::SendFirst, &[1; 256]);
+    s.say(105, Request::SendMiddle, &[1; 256]);
+    s.say(106, Request::SendMiddle, &[1; 256]);
     s.say(107, LAST, &[1; 232]);
     assert_eq!(s.done(), each(1..=1, Success));
     assert_eq!(s.p.ends[1].qp.state(), QpState::Rts);
@@ -183,7 +183,7 @@ fn a_message_longer_than_the_receive_is_dropped_and_the_receive_kept() {
 fn packets_of_the_wrong_length_drop_their_message() {
     for (first, last) in [(252, 1), (256, 257)] {
         let mut s = Script::new(1);
-        s.say(100, UcRequest::SendFirst, &vec![1; first]);
+        s.say(100, Request::SendFirst, &vec![1; first]);
         s.say(101, LAST, &vec![1; last]);
         assert_eq!(s.done(), [], "{first} + {last}");
         s.say(102, ONLY, &[1; 257]);
@@ -201,12 +201,12 @@ fn a_write_that_is_refused_is_dropped_in_silence() {
     let good = reth(&s, 0, 4);
     let bad_key = Reth { rkey: roxe_wire::RKey(good.rkey.0 ^ 1), ..good };
     for reth in [bad_key, reth(&s, 4093, 4), Reth { va: u64::MAX, ..good }, reth(&s, 0, 5), reth(&s, 0, 3)] {
-        s.say(100, UcRequest::WriteOnly(reth, None), b"evil");
-        s.say(101, UcRequest::WriteOnly(reth, Some(imm(1))), b"evil");
+        s.say(100, Request::WriteOnly(reth, None), b"evil");
+        s.say(101, Request::WriteOnly(reth, Some(imm(1))), b"evil");
     }
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
     assert_eq!((s.done(), s.p.ends[1].qp.state(), s.p.ends[1].events), (vec![], QpState::Rts, QpEvents::empty()));
-    s.say(102, UcRequest::WriteOnly(good, Some(imm(1))), b"good");
+    s.say(102, Request::WriteOnly(good, Some(imm(1))), b"good");
     assert_eq!((s.done(), &bytes(&s.p, B, s.mr)[..4]), (each(1..=1, Success), &b"good"[..]));
 }
 

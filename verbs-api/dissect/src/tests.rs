@@ -3,8 +3,7 @@
 use super::*;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::{
-    Aeth, Bth, Header, Kind, Msn, NakCode, NetHeader, Psn, Qpn, RKey, Request, Response, Reth, SendTail, Syndrome,
-    UcRequest, icrc,
+    Aeth, Bth, Header, Kind, Msn, NakCode, NetHeader, Psn, Qpn, RKey, Request, Response, Reth, SendTail, Syndrome, icrc,
 };
 use std::net::Ipv4Addr;
 
@@ -221,9 +220,11 @@ fn another_connection_of_a_queue_pair_number_is_no_gap() {
 #[test]
 fn messages_of_unreliable_connections_are_over_when_they_are_sent() {
     let mut tape = Tape::new();
-    let packets = [(1, UcRequest::SendFirst), (2, UcRequest::SendLast(None)), (4, UcRequest::SendOnly(None))];
+    let packets =
+        [(1, Request::SendFirst), (2, Request::SendLast(SendTail::Plain)), (4, Request::SendOnly(SendTail::Plain))];
     for (psn, request) in packets {
-        tape.record(RESPONDER, &Tape::packet(RESPONDER, psn, Kind::UcRequest(request), 256), "");
+        let kind = Kind::UcRequest(request.try_into().expect("UC has it"));
+        tape.record(RESPONDER, &Tape::packet(RESPONDER, psn, kind, 256), "");
     }
     assert_eq!(tape.verdicts(), ["ok", "ok", "PSN gap"]);
     let (_, analysis) = tape.analyse();

@@ -114,7 +114,7 @@ fn sges(pieces: &[Piece]) -> Vec<Sge> {
 fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDeque<(Duration, Datagram)>) {
     let mut batch = Batch::default();
     for _ in 0..MAX_ROUNDS {
-        let state = member.qp.poll_transmit(&mut member.host, &mut batch.open(pool, 64, false));
+        let state = member.qp.poll_transmit(&mut member.host, &mut batch.open(pool, 64, false, 0));
         for (mut net, _, mut bytes) in batch.drain() {
             // The near side judges the ICRC by itself; an identification is any card's to choose.
             net.ident = 0;

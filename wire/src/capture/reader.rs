@@ -113,13 +113,6 @@ enum Order {
     Little,
 }
 
-impl Order {
-    /// The number in 4 bytes.
-    fn word(self, bytes: &[u8]) -> Option<u32> {
-        Fields::new(self, bytes).u32().ok()
-    }
-}
-
 /// A cursor that knows the byte order.
 #[derive(Clone, Copy, Debug)]
 struct Fields<'a> {
@@ -245,11 +238,6 @@ struct Interface {
     resolution: u8,
 }
 
-struct Block<'a> {
-    kind: u32,
-    body: Fields<'a>,
-}
-
 impl<'a> Blocks<'a> {
     fn open(file: &'a [u8]) -> Result<Self, CaptureError> {
         if !file.starts_with(&SECTION_HEADER.to_be_bytes()) {
@@ -262,14 +250,14 @@ impl<'a> Blocks<'a> {
 
     fn next_frame(&mut self) -> Result<Option<Frame<'a>>, CaptureError> {
         while !self.rest.is_empty() {
-            let block = next_block(&mut self.rest)?;
-            match block.kind {
+            let (kind, body) = next_block(&mut self.rest)?;
+            match kind {
                 SECTION_HEADER => {
                     self.section = self.rest;
                     self.last = None;
                 }
-                ENHANCED_PACKET => return self.enhanced(block.body).map(Some),
-                SIMPLE_PACKET => return self.simple(block.body).map(Some),
+                ENHANCED_PACKET => return self.enhanced(body).map(Some),
+                SIMPLE_PACKET => return self.simple(body).map(Some),
                 _ => {}
             }
         }
@@ -285,7 +273,10 @@ impl<'a> Blocks<'a> {
         for (code, value) in Options(body) {
             match code {
                 option::COMMENT => frame.comment = core::str::from_utf8(value).unwrap_or_default(),
-                option::FLAGS => frame.direction = body.order.word(value).and_then(Direction::from_flags),
+                option::FLAGS => {
+                    let flags = Fields::new(body.order, value).u32().ok();
+                    frame.direction = flags.and_then(Direction::from_flags);
+                }
                 _ => {}
             }
         }
@@ -312,8 +303,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The next block. A section header changes the byte order of `rest`.
-fn next_block<'a>(rest: &mut Fields<'a>) -> Result<Block<'a>, CaptureError> {
+/// The kind and the body of the next block. A section header changes the byte order of `rest`.
+fn next_block<'a>(rest: &mut Fields<'a>) -> Result<(u32, Fields<'a>), CaptureError> {
     let kind = rest.u32()?;
     if kind == SECTION_HEADER {
         rest.order = section_order(rest.rest.0)?;
@@ -325,7 +316,7 @@ fn next_block<'a>(rest: &mut Fields<'a>) -> Result<Block<'a>, CaptureError> {
     if rest.u32()? != total {
         return Err(CaptureError::BadBlock);
     }
-    Ok(Block { kind, body })
+    Ok((kind, body))
 }
 
 /// The byte order of the section whose header goes on with `bytes` after the block type.
@@ -342,10 +333,10 @@ fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
 fn find_interface(mut section: Fields<'_>, id: u32) -> Result<Interface, CaptureError> {
     let mut seen = 0;
     while !section.is_empty() {
-        let block = next_block(&mut section)?;
-        match block.kind {
+        let (kind, body) = next_block(&mut section)?;
+        match kind {
             SECTION_HEADER => break,
-            INTERFACE if seen == id => return Interface::read(block.body),
+            INTERFACE if seen == id => return Interface::read(body),
             INTERFACE => seen += 1,
             _ => {}
         }

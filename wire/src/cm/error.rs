@@ -35,27 +35,24 @@ impl MadError {
 
     /// A short name for counters and logs.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Length => "mad_length",
-            Self::BaseVersion => "mad_base_version",
-            Self::Class => "mad_class",
-            Self::ClassVersion => "mad_class_version",
-            Self::Method => "mad_method",
-            Self::Attribute => "mad_attribute",
-            Self::InfoLength => "mad_info_length",
-        }
+        self.texts().0
     }
 
     /// What it means, for people.
     pub const fn words(self) -> &'static str {
+        self.texts().1
+    }
+
+    /// Its name, and what it means.
+    const fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Length => "a MAD of other than 256 bytes",
-            Self::BaseVersion => "unknown base version of a MAD",
-            Self::Class => "a MAD of another class",
-            Self::ClassVersion => "unknown class version of a MAD",
-            Self::Method => "a MAD of another method",
-            Self::Attribute => "unknown attribute of a MAD",
-            Self::InfoLength => "more additional information than there is room for",
+            Self::Length => ("mad_length", "a MAD of other than 256 bytes"),
+            Self::BaseVersion => ("mad_base_version", "unknown base version of a MAD"),
+            Self::Class => ("mad_class", "a MAD of another class"),
+            Self::ClassVersion => ("mad_class_version", "unknown class version of a MAD"),
+            Self::Method => ("mad_method", "a MAD of another method"),
+            Self::Attribute => ("mad_attribute", "unknown attribute of a MAD"),
+            Self::InfoLength => ("mad_info_length", "more additional information than there is room for"),
         }
     }
 }

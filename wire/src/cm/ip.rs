@@ -4,42 +4,31 @@
 //! The destination port is not in it: the service id has it. Touches `num`.
 
 use super::num::PrivateData;
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Sink};
 use core::fmt;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 
 /// Both addresses, of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "source and destination")]
-pub enum IpPair {
-    V4 { src: Ipv4Addr, dst: Ipv4Addr },
-    V6 { src: Ipv6Addr, dst: Ipv6Addr },
+pub struct IpPair {
+    src: IpAddr,
+    dst: IpAddr,
 }
 
 impl IpPair {
     /// `src` is the active side's. `None` if the two are of different versions.
-    pub const fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
-        match (src, dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst }),
-            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Self::V6 { src, dst }),
-            _ => None,
-        }
+    pub fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
+        (src.is_ipv4() == dst.is_ipv4()).then_some(Self { src, dst })
     }
 
     /// The active side's address.
     pub const fn src(&self) -> IpAddr {
-        match self {
-            Self::V4 { src, .. } => IpAddr::V4(*src),
-            Self::V6 { src, .. } => IpAddr::V6(*src),
-        }
+        self.src
     }
 
     /// The address it wants to reach.
     pub const fn dst(&self) -> IpAddr {
-        match self {
-            Self::V4 { dst, .. } => IpAddr::V4(*dst),
-            Self::V6 { dst, .. } => IpAddr::V6(*dst),
-        }
+        self.dst
     }
 }
 
@@ -102,28 +91,27 @@ impl IpCmHeader {
         if version != Self::VERSION {
             return Err(IpCmError::Version);
         }
-        let addresses = match ip_version >> 4 {
-            4 => IpPair::V4 { src: low_v4(src), dst: low_v4(dst) },
-            6 => IpPair::V6 { src: src.into(), dst: dst.into() },
+        let address: fn([u8; 16]) -> IpAddr = match ip_version >> 4 {
+            4 => |[.., a, b, c, d]| [a, b, c, d].into(),
+            6 => IpAddr::from,
             _ => return Err(IpCmError::IpVersion),
         };
+        let addresses = IpPair { src: address(src), dst: address(dst) };
         Ok((Self { src_port, addresses }, from.0))
     }
 
     /// Its bytes.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let (ip_version, src, dst) = match self.addresses {
-            IpPair::V4 { src, dst } => (4, wide_v4(src), wide_v4(dst)),
-            IpPair::V6 { src, dst } => (6, src.octets(), dst.octets()),
-        };
+        let IpPair { src, dst } = self.addresses;
+        let ip_version: u8 = if src.is_ipv4() { 4 } else { 6 };
         let mut bytes = [0; Self::LEN];
-        let mut to = Writer(&mut bytes[..]);
+        let mut to = &mut bytes[..];
         // Exactly the length of the array.
         let _ = to
             .array([Self::VERSION, ip_version << 4])
             .and_then(|()| to.array(self.src_port.to_be_bytes()))
-            .and_then(|()| to.array(src))
-            .and_then(|()| to.array(dst));
+            .and_then(|()| to.array(wide(src)))
+            .and_then(|()| to.array(wide(dst)));
         bytes
     }
 
@@ -138,22 +126,21 @@ impl IpCmHeader {
     }
 }
 
-fn low_v4(wide: [u8; 16]) -> Ipv4Addr {
-    let [.., a, b, c, d] = wide;
-    Ipv4Addr::new(a, b, c, d)
-}
-
-const fn wide_v4(address: Ipv4Addr) -> [u8; 16] {
-    (address.to_bits() as u128).to_be_bytes()
+const fn wide(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => (v4.to_bits() as u128).to_be_bytes(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::net::{Ipv4Addr, Ipv6Addr};
 
     const HEADER: IpCmHeader = IpCmHeader {
         src_port: 50000,
-        addresses: IpPair::V4 { src: Ipv4Addr::new(10, 0, 0, 1), dst: Ipv4Addr::new(10, 0, 0, 2) },
+        addresses: IpPair { src: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), dst: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)) },
     };
 
     // clause: CM-IP-HEADER
@@ -161,7 +148,7 @@ mod tests {
     fn ip_cm_headers_round_trip_with_private_data() {
         let v6 = IpCmHeader {
             src_port: 1,
-            addresses: IpPair::V6 { src: Ipv6Addr::LOCALHOST, dst: "fd00::2".parse().unwrap() },
+            addresses: IpPair::new(Ipv6Addr::LOCALHOST.into(), "fd00::2".parse().unwrap()).unwrap(),
         };
         for header in [HEADER, v6] {
             let data = header.with_user::<92>(b"hello").unwrap();

@@ -11,6 +11,7 @@ use crate::ext::Deth;
 use crate::kind::Kind;
 use crate::num::{Psn, Qkey, Qpn};
 use crate::packet::{Header, Packet};
+use core::fmt;
 
 /// Bytes of every MAD.
 pub const MAD_LEN: usize = 256;
@@ -149,6 +150,16 @@ macro_rules! messages {
             fn write(&self, mad: &mut [u8]) {
                 match self {
                     $(Self::$variant(message) => message.write(mad, Self::AT),)+
+                }
+            }
+        }
+
+        /// The name, and what `text.rs` says of the message.
+        impl fmt::Display for Message {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} ", self.name())?;
+                match self {
+                    $(Self::$variant(message) => message.fmt(f),)+
                 }
             }
         }

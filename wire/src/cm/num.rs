@@ -60,46 +60,32 @@ impl ServiceId {
     }
 
     /// Port space and port, if this is a service of RDMA CM.
-    pub const fn port(self) -> Option<(PortSpace, u16)> {
-        match PortSpace::from_code(self.0 >> 16) {
-            Some(space) => Some((space, self.0 as u16)),
-            None => None,
-        }
+    pub fn port(self) -> Option<(PortSpace, u16)> {
+        let space = PortSpace::ALL.into_iter().find(|space| u64::from(space.code()) == self.0 >> 16)?;
+        Some((space, self.0 as u16))
     }
 }
 
 /// Port space of RDMA CM (`enum rdma_port_space`; Linux include/uapi/rdma/rdma_user_cm.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
 pub enum PortSpace {
     /// IP over InfiniBand, datagrams.
-    Ipoib,
+    Ipoib = 0x0002,
     /// Connections.
-    Tcp,
+    Tcp = 0x0106,
     /// Datagrams.
-    Udp,
+    Udp = 0x0111,
     /// Any service.
-    Ib,
+    Ib = 0x013f,
 }
 
 impl PortSpace {
+    const ALL: [Self; 4] = [Self::Ipoib, Self::Tcp, Self::Udp, Self::Ib];
+
     /// The number of `RDMA_PS_*`.
     pub const fn code(self) -> u16 {
-        match self {
-            Self::Ipoib => 0x0002,
-            Self::Tcp => 0x0106,
-            Self::Udp => 0x0111,
-            Self::Ib => 0x013f,
-        }
-    }
-
-    const fn from_code(code: u64) -> Option<Self> {
-        match code {
-            0x0002 => Some(Self::Ipoib),
-            0x0106 => Some(Self::Tcp),
-            0x0111 => Some(Self::Udp),
-            0x013f => Some(Self::Ib),
-            _ => None,
-        }
+        self as u16
     }
 
     /// A short name.
@@ -223,7 +209,7 @@ impl MtuCode {
     }
 
     /// The path MTU with this code, if there is one.
-    pub const fn mtu(self) -> Option<PathMtu> {
+    pub fn mtu(self) -> Option<PathMtu> {
         PathMtu::from_code(self.0)
     }
 }

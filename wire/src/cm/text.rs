@@ -1,7 +1,7 @@
 //! Messages as one line of text: who, what, and the numbers that a connection begins with.
 
 use super::ip::IpCmHeader;
-use super::mad::{Mad, Message};
+use super::mad::Mad;
 use super::message::{Apr, Drep, Dreq, Lap, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use super::num::{CommId, ServiceId};
 use core::fmt;
@@ -10,25 +10,6 @@ use core::net::SocketAddr;
 impl fmt::Display for Mad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CM {}", self.message)
-    }
-}
-
-impl fmt::Display for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ", self.name())?;
-        match self {
-            Self::Req(message) => message.fmt(f),
-            Self::Mra(message) => message.fmt(f),
-            Self::Rej(message) => message.fmt(f),
-            Self::Rep(message) => message.fmt(f),
-            Self::Rtu(message) => message.fmt(f),
-            Self::Dreq(message) => message.fmt(f),
-            Self::Drep(message) => message.fmt(f),
-            Self::SidrReq(message) => message.fmt(f),
-            Self::SidrRep(message) => message.fmt(f),
-            Self::Lap(message) => message.fmt(f),
-            Self::Apr(message) => message.fmt(f),
-        }
     }
 }
 

@@ -98,7 +98,7 @@ fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
     let imm = ImmDt([1, 2, 3, 4]);
     vec![
         ("SEND_FIRST", Kind::RcRequest(Q::SendFirst), &[0; 256]),
-        ("SEND_LAST_IMM", Kind::UcRequest(UcRequest::SendLast(Some(imm))), b"x"),
+        ("SEND_LAST_IMM", uc(Request::SendLast(SendTail::Imm(imm))), b"x"),
         ("SEND_ONLY", ud(), b""),
         ("WRITE_ONLY", Kind::RcRequest(Q::WriteOnly(reth(4), None)), b"data"),
         ("WRITE_LAST_IMM", Kind::RcRequest(Q::WriteLast(Some(imm))), b"data"),
@@ -152,7 +152,7 @@ fn opcodes_and_classes_match_the_names_that_dump_prints() {
 #[test]
 fn services_are_told_apart_and_congestion_notifications_belong_to_none() {
     let send = Request::SendOnly(SendTail::Plain);
-    let uc = Kind::UcRequest(UcRequest::SendOnly(None));
+    let uc = uc(Request::SendOnly(SendTail::Plain));
     let kinds =
         [SEND, ack(), uc, ud(), Kind::XrcRequest(XrcEth(5), send), Kind::XrcResponse(Response::Ack(good())), CNP];
     for (text, expected) in [
@@ -315,8 +315,8 @@ fn only_requests_that_need_a_receive_can_miss_one() {
         (Kind::RcRequest(Request::WriteOnly(reth(4), None)), false),
         (Kind::RcRequest(Request::WriteOnly(reth(4), Some(imm))), true),
         (Kind::RcRequest(Request::WriteLast(Some(imm))), true),
-        (Kind::UcRequest(UcRequest::SendOnly(None)), true),
-        (Kind::UcRequest(UcRequest::SendMiddle), false),
+        (uc(Request::SendOnly(SendTail::Plain)), true),
+        (uc(Request::SendMiddle), false),
         (ud(), true),
         (read(4), false),
         (ack(), false),

@@ -82,10 +82,10 @@ fn a_packet_behind_a_gap_has_no_number_until_the_gap_is_filled() {
 #[test]
 fn an_unreliable_connection_goes_on_behind_a_gap() {
     let mut numbers = Numbers::new();
-    let send = Kind::UcRequest(UcRequest::SendOnly(None));
+    let send = uc(Request::SendOnly(SendTail::Plain));
     assert_eq!(numbers.of(rx(), 10, send, 4), Some(1));
     assert_eq!(numbers.of(rx(), 15, send, 4), Some(2));
-    assert_eq!(numbers.of(rx(), 16, Kind::UcRequest(UcRequest::SendMiddle), MTU), Some(2));
+    assert_eq!(numbers.of(rx(), 16, uc(Request::SendMiddle), MTU), Some(2));
 }
 
 #[test]

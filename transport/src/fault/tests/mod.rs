@@ -8,7 +8,7 @@ mod random;
 use super::*;
 use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Gid, Header, ImmDt, Kind, Msn, NakCode, Packet, Psn, Qkey, Qpn, RKey,
-    Request, Response, Reth, SendTail, Syndrome, UcRequest, XrcEth, icrc,
+    Request, Response, Reth, SendTail, Syndrome, XrcEth, icrc,
 };
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -21,6 +21,11 @@ struct Way {
     ordinal: u32,
     peer: Gid,
     at: Duration,
+}
+
+/// A request of an unreliable connection.
+fn uc(request: Request) -> Kind {
+    Kind::UcRequest(request.try_into().expect("UC has it"))
 }
 
 fn peer(last: u8) -> Gid {

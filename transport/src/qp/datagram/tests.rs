@@ -32,7 +32,7 @@ fn script(srq_max_sge: Option<u32>) -> Script {
 
 impl Script {
     fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
-        self.responder.post_recv(&RecvRequest { wr_id, sges }).expect("room in the queue");
+        self.responder.rq.post(&RecvRequest { wr_id, sges }).expect("room in the queue");
     }
 
     fn put(&mut self, qkey: Qkey, imm: Option<ImmDt>, payload: &[u8]) -> Result<(), DropReason> {

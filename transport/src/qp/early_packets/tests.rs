@@ -7,7 +7,7 @@ use crate::sim::setup::{QKEY, QPN_A, QPN_B};
 use crate::sim::wire::net_header;
 use crate::sim::{Mr, Peer, Setup, SimHost};
 use crate::wr::{RecvRequest, WcStatus};
-use roxe_wire::{Bth, Deth, Header, Request, SendTail, UcRequest};
+use roxe_wire::{Bth, Deth, Header, Request, SendTail};
 
 /// PSN that the queue pair of a script expects first.
 const FIRST: u32 = 0xff_fffe;
@@ -53,7 +53,7 @@ impl Script {
     fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
         let kind = match self.qp.service() {
             Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
-            Service::Uc => Kind::UcRequest(UcRequest::SendOnly(None)),
+            Service::Uc => Kind::UcRequest(Request::SendOnly(SendTail::Plain).try_into().expect("UC has it")),
             _ => Kind::RcRequest(Request::SendOnly(SendTail::Plain)),
         };
         let header = Header { bth: Bth::new(QPN_B, Psn::new(FIRST).add(at)), kind };

@@ -47,18 +47,19 @@ fn the_table_is_the_one_reviewed() {
 // clause: STATE-EDGES
 #[test]
 fn each_edge_takes_exactly_its_attributes() {
-    for edge in TABLE {
-        let sh = shared(edge.service, edge.from);
-        let attr = legal(edge.to);
-        let mask = edge.required | AttrMask::STATE;
-        assert_eq!(check(&sh, &attr, mask), Ok(edge.to));
-        for bit in edge.required.iter() {
-            assert_eq!(check(&sh, &attr, mask - bit), Err(ModifyError::Missing(bit)));
-        }
-        for bit in (AttrMask::all() - mask - edge.optional).iter() {
-            // A belief about the state is judged before the edge is looked up.
-            if bit != AttrMask::CUR_STATE {
-                assert_eq!(check(&sh, &attr, mask | bit), Err(ModifyError::Forbidden(bit)));
+    for service in Service::ALL {
+        for (from, to) in QpState::ALL.into_iter().flat_map(|from| QpState::ALL.map(|to| (from, to))) {
+            let Some((required, optional)) = transition(service, from, to) else { continue };
+            let (sh, attr, mask) = (shared(service, from), legal(to), required | AttrMask::STATE);
+            assert_eq!(check(&sh, &attr, mask), Ok(to));
+            for bit in required.iter() {
+                assert_eq!(check(&sh, &attr, mask - bit), Err(ModifyError::Missing(bit)));
+            }
+            for bit in (AttrMask::all() - mask - optional).iter() {
+                // A belief about the state is judged before the edge is looked up.
+                if bit != AttrMask::CUR_STATE {
+                    assert_eq!(check(&sh, &attr, mask | bit), Err(ModifyError::Forbidden(bit)));
+                }
             }
         }
     }

@@ -12,10 +12,10 @@ mod refusals;
 mod unreliable;
 
 use super::*;
-use crate::cx::{MemError, Memory, PacketNote, TxRoom};
+use crate::cx::{MemError, Memory, PacketNote, TxBatch, TxRoom, TxState};
 use crate::qp::shared::{QpCaps, Service};
 use crate::sim::{Mr, SimHost};
-use crate::wr::{Av, Sge, WcExtra, WcStatus};
+use crate::wr::{Av, RecvRequest, Sge, WcExtra, WcStatus};
 use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Feth, Header, Ieth, ImmDt, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, RKey,
     Response, Reth, Selectivity, SendTail, Syndrome, icrc,
@@ -84,7 +84,7 @@ impl Script {
     }
 
     fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
-        self.responder.post_recv(&RecvRequest { wr_id, sges }).expect("room in the queue");
+        self.responder.rq.post(&RecvRequest { wr_id, sges }).expect("room in the queue");
     }
 
     /// A request that asks for an acknowledgement.
@@ -103,8 +103,9 @@ impl Script {
         result
     }
 
-    fn put_uc(&mut self, psn: u32, req: UcRequest, payload: &[u8]) -> Result<(), DropReason> {
+    fn put_uc(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         let bth = Bth::new(Qpn::new(2), Psn::new(psn));
+        let req = UcRequest::try_from(req).expect("UC has it");
         let result = self.responder.handle_uc(&mut self.sh, &mut self.host, &bth, &req, payload.into());
         self.settle();
         assert!(!self.responder.has_work(), "UC answers nothing");
@@ -122,7 +123,8 @@ impl Script {
     /// Up to `room` packets.
     fn poll(&mut self, room: usize) -> (Vec<Out>, TxState) {
         let mut tx = Outbox { room, packets: Vec::new() };
-        let state = self.responder.poll_transmit(&mut self.sh, &mut self.host, &mut tx);
+        let state =
+            self.responder.replies.poll_transmit(&mut self.sh, &mut self.host, &mut tx, self.responder.progress);
         self.settle();
         let parse = |bytes: &Vec<u8>| {
             let Packet { header: Header { bth, kind }, payload } = Packet::parse(bytes).expect("a legal packet");

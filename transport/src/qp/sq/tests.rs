@@ -30,7 +30,7 @@ fn the_send_queue_holds_max_send_wr_requests_and_wraps() {
         assert_eq!(sq.push(&request(wr_id, SendData::Sges(&list)), 0), Ok(()));
         let newest = sq.tail_index().wrapping_sub(1);
         let wqe = *sq.get(newest).expect("just pushed");
-        assert!(matches!(sq.payload(newest, &wqe), Payload::Sges(sges) if sges == list));
+        assert!(matches!(sq.payload(newest, &wqe), SendData::Sges(sges) if sges == list));
         assert_eq!(u64::from(wqe.length), wr_id + 1);
     }
     sq.clear();
@@ -54,8 +54,8 @@ fn the_send_queue_doubles_and_keeps_each_request_with_its_data() {
         let (byte, wqe) = (u8::try_from(index).expect("small"), sq.get(index).expect("queued"));
         assert_eq!(wqe.wr_id, u64::from(byte));
         match sq.payload(index, wqe) {
-            Payload::Inline(bytes) => assert!(byte % 4 == 0 && bytes == [byte]),
-            Payload::Sges(sges) => assert_eq!(sges, [sge(byte.into())]),
+            SendData::Inline(bytes) => assert!(byte % 4 == 0 && bytes == [byte]),
+            SendData::Sges(sges) => assert_eq!(sges, [sge(byte.into())]),
         }
     }
 }
@@ -69,7 +69,7 @@ fn a_queue_that_was_empty_begins_anew_with_its_first_place() {
         }
         for byte in [lap, lap + 100] {
             let (index, wqe) = (sq.head_index(), *sq.head().expect("two are queued"));
-            assert!(matches!(sq.payload(index, &wqe), Payload::Inline(&[found]) if found == byte));
+            assert!(matches!(sq.payload(index, &wqe), SendData::Inline(&[found]) if found == byte));
             assert_eq!(sq.pop().map(|wqe| wqe.wr_id), Some(byte.into()));
         }
     }
@@ -102,7 +102,7 @@ fn lists_inline_bytes_and_lengths_have_limits() {
     assert_eq!(sq.push(&request(0, SendData::Inline(&[0; 5])), 0), Err(PostError::InlineTooLong));
     assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4])), 0), Ok(()));
     let wqe = *sq.get(1).expect("the second");
-    assert!(matches!(sq.payload(1, &wqe), Payload::Inline(&[1, 2, 3, 4])));
+    assert!(matches!(sq.payload(1, &wqe), SendData::Inline(&[1, 2, 3, 4])));
 }
 
 // clause: ATOMIC-WRITE-LENGTH, ATOMIC-WRITE-INLINE, SEND-MAX-LENGTH
@@ -128,8 +128,8 @@ fn an_atomic_write_has_eight_bytes_however_little_is_inline_and_a_flush_none() {
         sq.push(&SendRequest { op: store, ..request(0, SendData::Inline(&word)) }, 0).expect("room");
     }
     let payload = |at| sq.get(at).map(|wqe| sq.payload(at, wqe));
-    assert!(matches!(payload(0), Some(Payload::Inline(&[1, 1, 1, 1, 1, 1, 1, 1]))));
-    assert!(matches!(payload(1), Some(Payload::Inline(&[2, 2, 2, 2, 2, 2, 2, 2]))));
+    assert!(matches!(payload(0), Some(SendData::Inline(&[1, 1, 1, 1, 1, 1, 1, 1]))));
+    assert!(matches!(payload(1), Some(SendData::Inline(&[2, 2, 2, 2, 2, 2, 2, 2]))));
 }
 
 // clause: BTH-SOLICITED

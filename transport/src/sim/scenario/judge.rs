@@ -22,15 +22,9 @@ impl<C: Choices> Scenario<C> {
 
     fn check_send(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
         let (me, at) = (Some(who), self.world.now());
-        let may_fail = self.sides[who].fragile;
+        let (may_fail, qpn) = (self.sides[who].fragile, self.world.ends[who].endpoints.here.qpn);
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
-        ensure!(
-            cqe.qpn == self.world.ends[who].endpoints.here.qpn,
-            Completions,
-            me,
-            at,
-            "of another queue pair: {cqe:?}"
-        );
+        ensure!(cqe.qpn == qpn, Completions, me, at, "of another queue pair: {cqe:?}");
         loop {
             let posted = self.sides[who].sends.pop_front();
             ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");

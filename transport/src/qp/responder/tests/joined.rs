@@ -38,11 +38,11 @@ fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
     let last = [9; MTU];
     let (write, send) = (Request::WriteLast(None), Request::SendLast(SendTail::Plain));
     let last = if matches!(s.responder.open, Open::Write(_)) { (write, &last) } else { (send, &last) };
-    let psn = s.responder.e_psn();
+    let psn = s.responder.progress.e_psn;
     let mut out = s.out();
     let _ = s.put(psn.get(), last.0, last.1);
     out.extend(s.out());
-    (s.responder.e_psn(), out, s.bytes(0, 1 << 16), s.sh.state)
+    (s.responder.progress.e_psn, out, s.bytes(0, 1 << 16), s.sh.state)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn joined_packets_that_are_not_plain_change_nothing() {
     ] {
         let bytes = s.bytes(0, 1 << 16);
         assert!(!join(&mut s, psn, &req, payload, true), "{what}");
-        assert_eq!((s.responder.e_psn(), s.sh.state), (Psn::new(FIRST + 1), QpState::Rts), "{what}");
+        assert_eq!((s.responder.progress.e_psn, s.sh.state), (Psn::new(FIRST + 1), QpState::Rts), "{what}");
         assert!(s.out().is_empty() && s.bytes(0, 1 << 16) == bytes, "{what}");
     }
 }

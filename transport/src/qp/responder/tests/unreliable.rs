@@ -2,8 +2,8 @@
 
 use super::*;
 
-const ONLY: UcRequest = UcRequest::SendOnly(None);
-const LAST: UcRequest = UcRequest::SendLast(None);
+const ONLY: Request = Request::SendOnly(SendTail::Plain);
+const LAST: Request = Request::SendLast(SendTail::Plain);
 
 fn uc() -> Script {
     let mut s = Script::new(Service::Uc);
@@ -16,10 +16,10 @@ fn uc() -> Script {
 #[test]
 fn whole_messages_arrive() {
     let mut s = uc();
-    assert_eq!(s.put_uc(FIRST, UcRequest::SendFirst, &[1; MTU]), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 1, UcRequest::SendMiddle, &[2; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST + 1, Request::SendMiddle, &[2; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 2, LAST, &[3; 8]), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 3, UcRequest::WriteOnly(s.reth(2048, 2), Some(ImmDt([9; 4]))), b"hi"), Ok(()));
+    assert_eq!(s.put_uc(FIRST + 3, Request::WriteOnly(s.reth(2048, 2), Some(ImmDt([9; 4]))), b"hi"), Ok(()));
     assert_eq!(s.done(), [(1, WcStatus::Success, 520), (2, WcStatus::Success, 2)]);
     assert_eq!((s.bytes(512, 8), s.bytes(2048, 2)), (vec![3; 8], b"hi".to_vec()));
 }
@@ -28,7 +28,7 @@ fn whole_messages_arrive() {
 #[test]
 fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
     let mut s = uc();
-    assert_eq!(s.put_uc(FIRST, UcRequest::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 2, LAST, &[3; 8]), Err(DropReason::OutOfSequence));
     assert_eq!(s.put_uc(FIRST + 3, LAST, &[3; 8]), Err(DropReason::OutOfSequence), "in sequence, but of nothing");
     assert_eq!(s.put_uc(FIRST + 4, ONLY, b"whole"), Ok(()));
@@ -40,8 +40,8 @@ fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
 #[test]
 fn after_a_gap_a_first_packet_starts_anew() {
     let mut s = uc();
-    assert_eq!(s.put_uc(FIRST, UcRequest::SendFirst, &[1; MTU]), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 9, UcRequest::SendFirst, &[2; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST + 9, Request::SendFirst, &[2; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 10, LAST, &[3; 8]), Ok(()));
     assert_eq!(s.put_uc(FIRST - 50, ONLY, b"x"), Ok(()), "whatever its number");
     assert_eq!(s.done(), [(1, WcStatus::Success, 264), (2, WcStatus::Success, 1)]);
@@ -51,9 +51,9 @@ fn after_a_gap_a_first_packet_starts_anew() {
 #[test]
 fn a_first_packet_in_sequence_abandons_the_open_message() {
     let mut s = uc();
-    assert_eq!(s.put_uc(FIRST, UcRequest::WriteFirst(s.reth(4096, 512)), &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::WriteFirst(s.reth(4096, 512)), &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, ONLY, b"whole"), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 2, UcRequest::WriteLast(None), &[1; MTU]), Err(DropReason::OutOfSequence));
+    assert_eq!(s.put_uc(FIRST + 2, Request::WriteLast(None), &[1; MTU]), Err(DropReason::OutOfSequence));
     assert_eq!(s.done(), [(1, WcStatus::Success, 5)]);
 }
 
@@ -62,9 +62,9 @@ fn a_first_packet_in_sequence_abandons_the_open_message() {
 fn a_uc_message_with_a_bad_packet_is_dropped_whole() {
     let bad = Reth { rkey: RKey(1), ..uc().reth(0, 512) };
     let firsts = [
-        (UcRequest::WriteFirst(bad), DropReason::RemoteAccess, MTU),
-        (UcRequest::SendFirst, DropReason::InvalidRequest, MTU - 1),
-        (UcRequest::WriteFirst(uc().reth(0, 8)), DropReason::InvalidRequest, MTU),
+        (Request::WriteFirst(bad), DropReason::RemoteAccess, MTU),
+        (Request::SendFirst, DropReason::InvalidRequest, MTU - 1),
+        (Request::WriteFirst(uc().reth(0, 8)), DropReason::InvalidRequest, MTU),
     ];
     for (first, reason, len) in firsts {
         let mut s = uc();
@@ -78,8 +78,8 @@ fn a_uc_message_with_a_bad_packet_is_dropped_whole() {
 #[test]
 fn a_message_longer_than_its_receive_leaves_the_receive() {
     let mut s = uc();
-    assert_eq!(s.put_uc(FIRST, UcRequest::SendFirst, &[1; MTU]), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 1, UcRequest::SendMiddle, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST + 1, Request::SendMiddle, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 2, LAST, &[1; 89]), Err(DropReason::InvalidRequest));
     assert_eq!(s.put_uc(FIRST + 3, ONLY, b"whole"), Ok(()));
     assert_eq!(s.done(), [(1, WcStatus::Success, 5)]);
@@ -89,7 +89,7 @@ fn a_message_longer_than_its_receive_leaves_the_receive() {
 fn access_flags_count_on_uc_too() {
     let mut s = uc();
     s.sh.attr.access = Access::REMOTE_READ;
-    let write = UcRequest::WriteOnly(s.reth(0, 1), None);
+    let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put_uc(FIRST, write, b"x"), Err(DropReason::InvalidRequest));
     assert_eq!(s.sh.state, QpState::Rts);
 }
@@ -98,8 +98,8 @@ fn access_flags_count_on_uc_too() {
 #[test]
 fn an_immediate_without_a_receive_is_lost_but_its_earlier_data_stays() {
     let mut s = Script::new(Service::Uc);
-    assert_eq!(s.put_uc(FIRST, UcRequest::WriteFirst(s.reth(0, 260)), &[1; MTU]), Ok(()));
-    assert_eq!(s.put_uc(FIRST + 1, UcRequest::WriteLast(Some(ImmDt([0; 4]))), &[2; 4]), Err(DropReason::NoReceive));
+    assert_eq!(s.put_uc(FIRST, Request::WriteFirst(s.reth(0, 260)), &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST + 1, Request::WriteLast(Some(ImmDt([0; 4]))), &[2; 4]), Err(DropReason::NoReceive));
     assert_eq!((s.bytes(0, MTU), s.done()), (vec![1; MTU], vec![]));
 }
 
@@ -119,7 +119,7 @@ fn a_shared_receive_is_kept_for_the_next_message() {
     let mut s = Script::with(Service::Uc, Some(2));
     let sges = [s.mr.sge(0, 300)];
     s.host.srq.post(&RecvRequest { wr_id: 4, sges: &sges });
-    assert_eq!(s.put_uc(FIRST, UcRequest::SendFirst, &[1; MTU]), Ok(()));
+    assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 2, ONLY, b"whole"), Ok(()));
     assert_eq!(s.done(), [(4, WcStatus::Success, 5)]);
     assert_eq!(s.put_uc(FIRST + 3, ONLY, b"x"), Err(DropReason::NoReceive));
