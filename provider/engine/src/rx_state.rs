@@ -20,6 +20,7 @@ use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 /// Sockets without traffic are looked at on every n-th visit.
@@ -178,6 +179,15 @@ impl RxState {
         let mailboxes = self.slots.iter().map(SlotSocket::fd).chain(self.services.iter().map(ServiceSocket::fd));
         let groups = self.groups.iter().flat_map(|group| &group.links);
         self.readiness.look(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
+    }
+
+    /// The mailbox at `at`: those of slots come first, those of services behind them.
+    #[inline]
+    pub(crate) fn mailbox(&self, at: usize) -> Option<RawFd> {
+        match at.checked_sub(self.slots.len()) {
+            None => self.slots.get(at).map(SlotSocket::fd),
+            Some(at) => self.services.get(at).map(ServiceSocket::fd),
+        }
     }
 
     /// Whether a visit reads the socket of `link`: where something was seen if it looks at `all` of
