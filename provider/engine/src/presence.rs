@@ -136,6 +136,7 @@ impl Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_base::uses::Counted;
 
     #[test]
     fn the_thread_is_muted_when_the_score_is_empty() {
@@ -175,7 +176,7 @@ mod tests {
         presence.waits_itself.store(true, Relaxed);
         presence.muting.mute();
         assert!(!presence.arm());
-        let waiting = presence.waiters.come();
+        let waiting = Counted::new(&presence.waiters.waiting);
         presence.note_served();
         assert!(!presence.arm(), "it waits itself");
         drop(waiting);

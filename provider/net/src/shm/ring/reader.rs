@@ -1,10 +1,11 @@
 //! The half of a ring that reads: shows each run where it is, and gives its room back.
 
-use super::super::count::Counted;
+use super::super::count::READ;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{Broken, HEADER_LEN, Record, RecordHeader, STAGED};
 use crate::link::{ROCE_PORT, RxMeta};
+use roxe_base::uses::Counted;
 use roxe_wire::Gid;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,14 +19,14 @@ pub struct Reader {
     head: AtomicU64,
     /// Source and destination of the last record, each as two words.
     addresses: [AtomicU64; 4],
-    _counted: Counted,
+    _counted: Counted<'static>,
 }
 
 impl Reader {
     /// The ring with `size` bytes of data in a file that its writer has sent.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         let (memory, head, addresses) = (SharedMemory::open(fd, size)?, AtomicU64::new(0), Default::default());
-        Ok(Self { memory, head, addresses, _counted: Counted::reader() })
+        Ok(Self { memory, head, addresses, _counted: Counted::new(&READ) })
     }
 
     /// Whether there is no record to read.

@@ -1,9 +1,10 @@
 //! The half of a ring that writes: builds records where the reader will find them.
 
-use super::super::count::Counted;
+use super::super::count::WRITTEN;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{ADDRESSES, ALIGN, HEADER_LEN, Heading, LINE, MAX_RUN, RecordHeader, STAGED, record_len, start};
+use roxe_base::uses::Counted;
 use roxe_transport::cx::TxRoom;
 use roxe_wire::{Gid, icrc};
 use std::io;
@@ -60,7 +61,7 @@ pub struct Writer {
     pub(super) cleared: u64,
     /// The record that is being built, if it is small.
     staged: Box<[u8; STAGED]>,
-    _counted: Counted,
+    _counted: Counted<'static>,
 }
 
 impl Writer {
@@ -68,7 +69,7 @@ impl Writer {
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
         let staged = Box::new([0; STAGED]);
-        let (open, addresses, _counted) = (None, None, Counted::writer());
+        let (open, addresses, _counted) = (None, None, Counted::new(&WRITTEN));
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
 
