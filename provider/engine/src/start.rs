@@ -3,10 +3,10 @@
 
 use crate::engine::{Ears, Engine};
 use crate::interceptor::Interceptor;
-use crate::poller::{Poller, Watch};
+use crate::poller::{Poller, Watch, Woken};
 use crate::rx_state::Rx;
 use crate::scheduler::Task;
-use crate::thread::Thread;
+use crate::thread::{TO_COME, TO_GO, Thread};
 use crate::{background, notice, reasons};
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -101,16 +101,16 @@ impl Engine {
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the
         // device is opened.
-        let link_events =
-            LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
+        let link_events = LinkEvents::open()
+            .and_then(|link_events| poller.watch_for(Woken::LinkEvents, link_events.fd()).map(|()| link_events));
         // For all engines of the device.
         let status = || {
             let socket = StatusSocket::open(self.ifindex()).ok()?;
-            poller.watch_status(socket.fd()).ok().map(|()| socket)
+            poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| socket)
         };
         let status = if self.is_first() { status() } else { None };
         let me = Weak::clone(&self.me);
-        let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
+        let thread = Thread::start(TO_COME, poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
         *ears = Some(Ears { link_events: link_events.ok(), status });
         let poller = Arc::clone(thread.poller());
@@ -125,7 +125,7 @@ impl Engine {
         let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
         for (engine, thread) in threads {
-            thread.into_iter().for_each(|thread| thread.join_if(|| engine.strong_count() == 0));
+            thread.into_iter().for_each(|thread| thread.join_if(TO_GO, || engine.strong_count() == 0));
         }
     }
 
