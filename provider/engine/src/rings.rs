@@ -13,9 +13,8 @@ use crate::flow_control::Receiver;
 use roxe_base::clock;
 use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
-use roxe_net::shm::{ControlSocket, Doorbell, Heading, Inbound, PeerEvent, Writer};
+use roxe_net::shm::{ControlSocket, Doorbell, Inbound, PeerEvent, Writer};
 use roxe_net::slot::Slot;
-use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
@@ -48,39 +47,6 @@ pub(crate) struct Sender {
 pub(crate) type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
 
 impl Sender {
-    /// Whether the ring is gone.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.writer.is_none()
-    }
-
-    /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full, or gone.
-    pub(crate) fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.slot(heading, len)
-    }
-
-    /// The same for who has just asked whether it is there; `None`: the ring is gone.
-    #[inline]
-    pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.place(heading, len)
-    }
-
-    /// Whether there is room for one.
-    #[inline]
-    pub(crate) fn takes(&mut self, heading: &Heading, len: usize) -> bool {
-        self.writer.as_mut().is_some_and(|writer| writer.takes(heading, len))
-    }
-
-    /// As [`Writer::extend`].
-    #[inline]
-    pub(crate) fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.extend(len, count)
-    }
-
-    /// Takes the last slot back, or what it was extended by.
-    pub(crate) fn retract(&mut self) {
-        self.writer.iter_mut().for_each(Writer::retract);
-    }
-
     /// Hands over what was written and wakes the reader if it sleeps.
     pub(crate) fn publish(&mut self) {
         let Some(writer) = &mut self.writer else { return };
@@ -93,11 +59,6 @@ impl Sender {
     /// How many bytes the reader has ever read; `None`: the ring is gone.
     pub(crate) fn read_so_far(&mut self) -> Option<u64> {
         self.writer.as_mut().map(Writer::read_so_far)
-    }
-
-    /// The reader stood still for too long.
-    pub(crate) fn set_stalled(&mut self) {
-        self.is_stalled = true;
     }
 
     /// Whether datagrams are lost here: until half of the ring is free.
@@ -142,6 +103,7 @@ pub(crate) enum Out {
 /// All rings of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
+    /// Whether there may be rings at all.
     pub(crate) is_on: bool,
     /// Changes when a ring can be used or is gone.
     pub(crate) version: AtomicU32,
@@ -193,12 +155,6 @@ impl Rings {
     /// With the flags for rings that are wanted and for rings that are full.
     pub(crate) fn new(is_on: bool, has_wanted: ReadyFlag, has_full: ReadyFlag) -> Self {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, ..Self::default() }
-    }
-
-    /// Whether there may be rings at all.
-    #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on
     }
 
     /// What [`crate::fabric::Fabric::find_ring`] says may be different when this changes. Never 0.

@@ -58,7 +58,7 @@ impl Engine {
     pub(crate) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
-        let by_rings = self.rings().is_on() && self.receive_by_rings(sources, buf, state, now);
+        let by_rings = self.rings.is_on && self.receive_by_rings(sources, buf, state, now);
         if all {
             state.look(&sources.links);
         }

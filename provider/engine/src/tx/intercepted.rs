@@ -214,7 +214,7 @@ impl Fabric {
         packet_comment: &PacketComment<String>,
     ) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
-        let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
+        let ring = if self.rings.is_on { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
             let mut exit =
@@ -232,7 +232,7 @@ fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item =
     let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };
     ring.publish();
     for packet in packets {
-        match ring.slot(&heading, packet.len()) {
+        match ring.writer.as_mut().and_then(|writer| writer.slot(&heading, packet.len())) {
             Some(room) => {
                 // The room has the size that was asked for.
                 let _ = room.put(packet);

@@ -12,7 +12,7 @@ use crate::rings::{Sender, SharedSender};
 use roxe_base::lock::{ArcMutexGuard, rank};
 use roxe_net::frames::FrameSender;
 use roxe_net::link::hop_limit;
-use roxe_net::shm::{Heading, record_len};
+use roxe_net::shm::{Heading, Writer, record_len};
 use roxe_net::slot::Slot;
 use roxe_net::tx_queue::TxQueue;
 use roxe_net::udp::UdpLink;
@@ -103,7 +103,7 @@ impl TxCache {
     pub fn end_patience(&mut self, fabric: &Fabric) {
         if !self.link_moved(fabric) {
             match &self.waits {
-                Some(Wait::Ring { ring, .. }) => ring.lock().set_stalled(),
+                Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
                 Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
                 None => {}
             }
@@ -114,7 +114,7 @@ impl TxCache {
     #[inline]
     fn renew(&mut self, fabric: &Fabric) {
         self.visits = self.visits.wrapping_add(1);
-        let version = fabric.rings().version();
+        let version = fabric.rings.version();
         if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
             (self.version, self.key, self.ring) = (version, None, None);
         }
@@ -183,7 +183,7 @@ impl<'a> TxPath<'a> {
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
     pub fn new(fabric: &'a Fabric, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
-        if fabric.rings().is_on() {
+        if fabric.rings.is_on {
             cache.renew(fabric);
         }
         Self { fabric, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
@@ -306,7 +306,7 @@ impl<'a> TxPath<'a> {
             (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
                 let mut sender = ring.lock_arc();
                 let loses = !self.is_reliable && sender.loses_datagrams();
-                if sender.is_gone() {
+                if sender.writer.is_none() {
                     self.cache.ring = None;
                 } else {
                     self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
@@ -332,7 +332,7 @@ impl<'a> TxPath<'a> {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
             self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
-            if self.fabric.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+            if self.fabric.rings.wait(&ring, &mut open.sender, self.qpn, self.has_written) {
                 self.fabric.kick();
             }
         }
@@ -354,7 +354,7 @@ impl<'a> TxPath<'a> {
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        if self.fabric.rings().is_on() && !self.choose(av, to) {
+        if self.fabric.rings.is_on && !self.choose(av, to) {
             return None;
         }
         let total = len + icrc::LEN;
@@ -365,7 +365,8 @@ impl TxBatch for TxPath<'_> {
             return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
         }
         let heading = heading(av);
-        let takes = self.open.as_mut().is_some_and(|open| open.sender.takes(&heading, total));
+        let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
+        let takes = writer.is_some_and(|writer| writer.takes(&heading, total));
         if !takes && !self.wait(record_len(total)) {
             return None;
         }
@@ -373,7 +374,7 @@ impl TxBatch for TxPath<'_> {
         let open = self.open.as_mut()?;
         open.built.add(1, total);
         // Who reads the ring looks at no ICRC.
-        open.sender.place(&heading, total)?.first(len)
+        open.sender.writer.as_mut()?.place(&heading, total)?.first(len)
     }
 
     fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
@@ -388,7 +389,7 @@ impl TxBatch for TxPath<'_> {
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_mut().filter(|_| self.fabric.interceptor().is_none())?;
-        let room = open.sender.extend(len, count)?;
+        let room = open.sender.writer.as_mut()?.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
         open.built.add(packets, room.len() + packets * (Bth::LEN + icrc::LEN));
@@ -404,7 +405,7 @@ impl TxBatch for TxPath<'_> {
         match &mut self.open {
             Some(open) if self.fabric.interceptor().is_none() && !open.loses => {
                 open.built.take_back();
-                open.sender.retract();
+                open.sender.writer.iter_mut().for_each(Writer::retract);
             }
             _ => self.batch().retract(),
         }
