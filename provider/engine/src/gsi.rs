@@ -79,7 +79,7 @@ impl Engine {
     /// another thread has the receive side for longer than `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
-        if !rx.state().forward_queue.is_empty() {
+        if !rx.state.forward_queue.is_empty() {
             return Some(false);
         }
         let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
@@ -101,8 +101,8 @@ impl Engine {
         icrc::seal(&header_of(&meta, 0), &mut packet);
         let now = clock::now();
         self.counters().count_sent(1, len as u64);
-        self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
-        self.serve_processes(rx.state(), now);
+        self.route_mads(&mut rx.state, Run { meta: &meta, bytes: &packet, index: 0 }, now);
+        self.serve_processes(&mut rx.state, now);
         Some(true)
     }
 
@@ -118,7 +118,7 @@ impl Engine {
     pub(crate) fn look_for_listeners(&self, now: Instant) {
         // Whoever receives now would be held up.
         let Some(mut rx) = self.rx.try_lock() else { return self.look_for_listeners_at(now.after(FIRST_LOOK)) };
-        let state = rx.state();
+        let state = &mut rx.state;
         for mut request in std::mem::take(&mut state.unclaimed.0) {
             if request.next > now {
                 state.unclaimed.0.push_back(request);
@@ -236,13 +236,13 @@ impl Engine {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
         let socket = ServiceSocket::open(self.ifindex(), place).map_err(claim)?;
         self.poller()?.watch(socket.fd(), Watch::All).map_err(claim)?;
-        self.rx.lock().state().services.push(socket);
+        self.rx.lock().state.services.push(socket);
         Ok(())
     }
 
     /// They do not any more.
     pub fn close_service(&self, place: Place) {
-        self.rx.lock().state().services.retain(|socket| socket.place() != place);
+        self.rx.lock().state.services.retain(|socket| socket.place() != place);
     }
 }
 

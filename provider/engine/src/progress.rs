@@ -80,10 +80,10 @@ impl Engine {
     /// lock of the receive side leaves them to its holder. Whether anything was there.
     pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
-        rx.state().visitor = visitor;
-        let all = visitor == Visitor::Woken || rx.state().takes_turn_of_sockets(due.is_some(), now);
+        rx.state.visitor = visitor;
+        let all = visitor == Visitor::Woken || rx.state.takes_turn_of_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
-        let due = due.filter(|_| rx.state().ends_overdue(found || !all));
+        let due = due.filter(|_| rx.state.ends_overdue(found || !all));
         drop(rx);
         if let Some(added) = due {
             self.run_timers(added, now);
@@ -100,10 +100,10 @@ impl Engine {
         }
         let mut rx = self.rx.lock();
         if let Some(interceptor) = self.interceptor() {
-            self.release_held(interceptor, rx.state(), Instant(u64::MAX), clock::now());
+            self.release_held(interceptor, &mut rx.state, Instant(u64::MAX), clock::now());
         }
         self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-        self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
+        self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
         drop(rx);
         self.run_cm();
     }
@@ -210,8 +210,7 @@ impl Engine {
         let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
             links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
         };
-        let of_groups =
-            self.rx.try_lock().map(|mut rx| sum(&mut rx.state().groups.iter().flat_map(|group| &group.links)));
+        let of_groups = self.rx.try_lock().map(|rx| sum(&mut rx.state.groups.iter().flat_map(|group| &group.links)));
         let drops = sum(&mut self.links.udp.read().iter()) + of_groups.unwrap_or_default();
         self.counters().rcvbuf_errors.add(drops.lost);
         self.counters().foreign_source_port.add(drops.filtered);
@@ -248,7 +247,7 @@ impl Engine {
             return;
         }
         let mut rx = self.rx.lock();
-        let state = rx.state();
+        let state = &mut rx.state;
         let unanswered = self.take_unanswered();
         for steering in &mut state.steering {
             if unanswered {

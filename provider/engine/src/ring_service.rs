@@ -144,7 +144,7 @@ impl Engine {
         };
         while gone.iter().zip(&ends).any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
-        self.refresh_rings(rx.sources());
+        self.refresh_rings(&mut rx.sources);
         self.note_death(clock::now());
     }
 

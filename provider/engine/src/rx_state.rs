@@ -137,14 +137,6 @@ impl Default for Rx {
 }
 
 impl Rx {
-    pub(crate) fn state(&mut self) -> &mut RxState {
-        &mut self.state
-    }
-
-    pub(crate) fn sources(&mut self) -> &mut Sources {
-        &mut self.sources
-    }
-
     /// Forgets sockets and whatever refers to them.
     pub(crate) fn clear(&mut self) {
         (self.sources, self.state) = Default::default();

@@ -43,9 +43,9 @@ impl Engine {
             let mut rx = self.rx.lock();
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             let deadline = clock::now().after(MAIL_LIMIT);
-            while !rx.state().forward_queue.is_empty() && clock::now() < deadline {
+            while !rx.state.forward_queue.is_empty() && clock::now() < deadline {
                 thread::sleep(LOOK);
-                self.serve_processes(rx.state(), clock::now());
+                self.serve_processes(&mut rx.state, clock::now());
             }
             // Once more, right before: what comes from now on until they are closed is lost.
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
@@ -60,8 +60,8 @@ impl Engine {
         let deadline = clock::now().after(MAIL_LIMIT);
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-            self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
-            let waits = !rx.state().forward_queue.is_empty();
+            self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
+            let waits = !rx.state.forward_queue.is_empty();
             drop(rx);
             let waits = self.send_all_queued() || waits;
             self.run_cm();

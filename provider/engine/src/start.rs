@@ -165,8 +165,8 @@ impl Engine {
         if self.config.steering {
             let mut rx = self.rx.lock();
             let now = clock::now();
-            rx.state().steering.push(Steering::new(Arc::clone(&link), self.ifindex(), now));
-            self.publish_steering(rx.state(), now);
+            rx.state.steering.push(Steering::new(Arc::clone(&link), self.ifindex(), now));
+            self.publish_steering(&rx.state, now);
         }
         self.links.add(link);
         Ok(())
@@ -178,7 +178,7 @@ impl Engine {
         poller.watch(socket.fd(), Watch::All).map_err(claim)?;
         reasons::begin(self.ifindex(), socket.slot());
         self.table.add_slot(socket.slot());
-        rx.state().slots.push(socket);
+        rx.state.slots.push(socket);
         Ok(())
     }
 

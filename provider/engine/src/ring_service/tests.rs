@@ -332,12 +332,12 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
 fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
     let engine = engine();
     // Nobody of this process receives.
-    let mut rx = engine.rx.lock();
+    let rx = engine.rx.lock();
     let _of_another: Vec<_> = (0..FEW).map(|_| Offer::new(shm::SMALL).unwrap()).collect();
-    let slot = rx.state().slots[0].slot();
-    let _offer = engine.offer_ring(rx.state(), slot).unwrap();
+    let slot = rx.state.slots[0].slot();
+    let _offer = engine.offer_ring(&rx.state, slot).unwrap();
     let mut buf = [0; 64];
-    let (len, _) = rx.state().slots[0].recv(&mut buf).unwrap().expect("the offer");
+    let (len, _) = rx.state.slots[0].recv(&mut buf).unwrap().expect("the offer");
     let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { panic!("{:?}", &buf[..len]) };
     assert_eq!(size as usize, shm::SMALL);
 }
