@@ -113,49 +113,25 @@ impl Engine {
             {
                 qp.return_credit(packet, &arrival.net, &state.tools());
             }
+            let mut packets = Vec::new();
             if let Some(bytes) = interceptor::forged(&arrival.net, arrival.packet.as_ref().ok(), &verdict) {
                 interceptor.record_forged(name.0, &arrival.net, &bytes, verdict);
                 let meta = RxMeta { len: bytes.len(), segment: bytes.len(), first_index: arrival.index, ..*run.meta };
-                let packet = Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true };
-                self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
+                packets.push((verdict.delay, Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true }));
             }
             if !verdict.drop {
-                self.hand_in_spoiled(interceptor, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
+                let packet = spoil(run.meta, arrival, name.0, &verdict);
+                let copy = (verdict.delay + verdict.copies_after, Incoming { is_copy: true, ..packet.clone() });
+                packets.push((verdict.delay, packet));
+                packets.extend(std::iter::repeat_n(copy, verdict.copies.into()));
             }
-        }
-    }
-
-    /// Hands in a packet and its copies, now or later.
-    fn hand_in_spoiled(
-        &self,
-        interceptor: &Interceptor,
-        state: &mut RxState,
-        qp: Option<&Arc<dyn QueuePair>>,
-        packet: Incoming,
-        verdict: &Verdict,
-        now: Instant,
-    ) {
-        let copy = || Incoming { is_copy: true, ..packet.clone() };
-        let copies: Vec<_> = std::iter::repeat_with(copy).take(verdict.copies.into()).collect();
-        self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
-        for copy in copies {
-            self.hand_in_or_hold(interceptor, state, qp, copy, verdict.delay + verdict.copies_after, now);
-        }
-    }
-
-    fn hand_in_or_hold(
-        &self,
-        interceptor: &Interceptor,
-        state: &mut RxState,
-        qp: Option<&Arc<dyn QueuePair>>,
-        packet: Incoming,
-        delay: Duration,
-        now: Instant,
-    ) {
-        if delay.is_zero() {
-            self.hand_in_alone(state, qp, &packet, now);
-        } else {
-            self.hold(interceptor, now.after(delay), Held::Incoming(packet));
+            for (delay, packet) in packets {
+                if delay.is_zero() {
+                    self.hand_in_alone(state, qp, &packet, now);
+                } else {
+                    self.hold(interceptor, now.after(delay), Held::Incoming(packet));
+                }
+            }
         }
     }
 
