@@ -18,18 +18,19 @@ use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
 use crate::run::{Run, header_of};
 use crate::rx_state::RxState;
+use crate::scheduler::Due;
 use crate::unclaimed::Request;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::forward::Frame;
-use roxe_net::link::{HOP_LIMIT, ROCE_PORT, RxMeta};
+use roxe_net::link::RxMeta;
 use roxe_net::service::{Mailbox, Place, Scope, ServiceSocket};
 use roxe_net::slot::Slot;
 use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{MAD_LEN, Mad, Message, ServiceId};
-use roxe_wire::{Header, Kind, Packet, Pkey, Qkey, icrc};
+use roxe_wire::{Header, Kind, NetHeader, Packet, Pkey, Qkey, icrc};
 use std::time::Duration;
 
 /// What stands for queue pair 1 where queue pairs of this process are counted.
@@ -59,7 +60,7 @@ impl Engine {
             let alone = Run { bytes, index, ..run };
             match self.forward_mad(state, alone) {
                 Way::Sent(_) => {}
-                Way::Nobody if state.unclaimed.0.len() < MAX_WAITING => self.let_wait(state, alone, now),
+                Way::Nobody if state.unclaimed.len() < MAX_WAITING => self.let_wait(state, alone, now),
                 Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
             }
         }
@@ -82,25 +83,10 @@ impl Engine {
         if !rx.state.forward_queue.is_empty() {
             return Some(false);
         }
-        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
-        let len = packet.len();
-        let room = packet.get_mut(..len - icrc::LEN).and_then(|room| header.emit(MAD_LEN, room));
-        room.into_iter().for_each(|room| room.copy_from_slice(mad));
-        let meta = RxMeta {
-            len,
-            segment: len,
-            first_index: 0,
-            src: route.local,
-            dst: route.remote,
-            src_port: ROCE_PORT,
-            traffic_class: 0,
-            hop_limit: HOP_LIMIT,
-            sealed: true,
-            by_ring: false,
-        };
-        icrc::seal(&header_of(&meta, 0), &mut packet);
+        let meta = RxMeta::alone(header.padded_len(MAD_LEN) + icrc::LEN, route.local, route.remote);
+        let packet = packet_of(header, mad, &header_of(&meta, 0));
         let now = clock::now();
-        self.counters().count_sent(1, len as u64);
+        self.counters().count_sent(1, packet.len() as u64);
         self.route_mads(&mut rx.state, Run { meta: &meta, bytes: &packet, index: 0 }, now);
         self.serve_processes(&mut rx.state, now);
         Some(true)
@@ -108,20 +94,20 @@ impl Engine {
 
     fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         let Run { meta, bytes, index } = run;
-        let next = now.after(FIRST_LOOK);
-        state.unclaimed.0.push_back(Request { meta: *meta, index, bytes: bytes.into(), since: now, next });
-        self.look_for_listeners_at(next);
+        let (meta, next) = (RxMeta { first_index: index, ..*meta }, now.after(FIRST_LOOK));
+        state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
+        self.wait_for(next, Due::Requests);
     }
 
     /// Looks whether somebody listens now for the requests that wait. Those that have waited long
     /// enough go to our machine, which refuses them.
     pub(crate) fn look_for_listeners(&self, now: Instant) {
         // Whoever receives now would be held up.
-        let Some(mut rx) = self.rx.try_lock() else { return self.look_for_listeners_at(now.after(FIRST_LOOK)) };
+        let Some(mut rx) = self.rx.try_lock() else { return self.wait_for(now.after(FIRST_LOOK), Due::Requests) };
         let state = &mut rx.state;
-        for mut request in std::mem::take(&mut state.unclaimed.0) {
+        for mut request in std::mem::take(&mut state.unclaimed) {
             if request.next > now {
-                state.unclaimed.0.push_back(request);
+                state.unclaimed.push_back(request);
                 continue;
             }
             let waited = now.since(request.since);
@@ -129,8 +115,8 @@ impl Engine {
                 Way::Sent(_) => {}
                 Way::Nobody if waited < MAX_LISTENER_WAIT => {
                     request.next = now.after(waited.max(FIRST_LOOK));
-                    self.look_for_listeners_at(request.next);
-                    state.unclaimed.0.push_back(request);
+                    self.wait_for(request.next, Due::Requests);
+                    state.unclaimed.push_back(request);
                 }
                 Way::Ours | Way::Nobody => self.take_mads(state, request.run(), now),
             }
@@ -244,6 +230,16 @@ impl Engine {
     pub fn close_service(&self, place: Place) {
         self.rx.lock().state.services.retain(|socket| socket.place() != place);
     }
+}
+
+/// A whole packet with a message for queue pair 1.
+pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -> Vec<u8> {
+    let len = header.padded_len(MAD_LEN);
+    let mut packet = vec![0; len + icrc::LEN];
+    let room = packet.get_mut(..len).and_then(|room| header.emit(MAD_LEN, room));
+    room.into_iter().for_each(|room| room.copy_from_slice(mad));
+    icrc::seal(net, &mut packet);
+    packet
 }
 
 /// Whether a packet carries a message between two queue pairs 1.

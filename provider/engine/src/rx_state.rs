@@ -9,7 +9,7 @@ use crate::frames::FrameSide;
 use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
 use crate::run::{IdentGuess, RxTools};
-use crate::unclaimed::Unclaimed;
+use crate::unclaimed::Request;
 use roxe_net::Control;
 use roxe_net::Readiness;
 use roxe_net::service::ServiceSocket;
@@ -20,6 +20,7 @@ use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,8 +101,8 @@ pub(crate) struct RxState {
     pub(crate) services: Vec<ServiceSocket>,
     /// Where requests for services of other processes went.
     pub(crate) forwarded_requests: ForwardedRequests,
-    /// Requests for services that nobody offers yet.
-    pub(crate) unclaimed: Unclaimed,
+    /// Requests for services that nobody offers yet, the oldest first.
+    pub(crate) unclaimed: VecDeque<Request>,
     /// For other processes.
     pub(crate) forward_queue: ForwardQueue,
     /// Visits for which the mailboxes are looked at every time.

@@ -5,17 +5,11 @@
 use crate::run::Run;
 use roxe_net::link::RxMeta;
 use roxe_transport::time::Instant;
-use std::collections::VecDeque;
 
-/// Requests that nobody listens for, the oldest first.
-#[derive(Debug, Default)]
-pub(crate) struct Unclaimed(pub(crate) VecDeque<Request>);
-
-/// A packet with a request.
+/// A packet with a request that nobody listens for.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) meta: RxMeta,
-    pub(crate) index: u16,
     pub(crate) bytes: Box<[u8]>,
     pub(crate) since: Instant,
     /// When it is looked after next.
@@ -24,6 +18,6 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn run(&self) -> Run<'_> {
-        Run { meta: &self.meta, bytes: &self.bytes, index: self.index }
+        Run { meta: &self.meta, bytes: &self.bytes, index: self.meta.first_index }
     }
 }

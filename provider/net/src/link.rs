@@ -55,6 +55,23 @@ pub struct RxMeta {
 }
 
 impl RxMeta {
+    /// That of a packet of `len` bytes which says nothing but where it comes from and goes to.
+    #[inline]
+    pub fn alone(len: usize, src: Gid, dst: Gid) -> Self {
+        Self {
+            len,
+            segment: len.max(1),
+            first_index: 0,
+            src,
+            dst,
+            src_port: ROCE_PORT,
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+            sealed: true,
+            by_ring: false,
+        }
+    }
+
     /// How many packets there are.
     pub fn packets(&self) -> u64 {
         self.packets_in(self.len)

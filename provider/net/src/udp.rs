@@ -324,18 +324,7 @@ impl UdpLink {
 
     /// What is known of `len` bytes that came from there, with `control`.
     fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
-        let mut meta = RxMeta {
-            len,
-            segment: len.max(1),
-            first_index: 0,
-            src,
-            dst: self.gid,
-            src_port,
-            traffic_class: 0,
-            hop_limit: HOP_LIMIT,
-            sealed: true,
-            by_ring: false,
-        };
+        let mut meta = RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) };
         for (level, kind, data) in control.iter() {
             let value = cmsg::int(data);
             match (level, kind) {

@@ -4,7 +4,7 @@ use super::super::count::READ;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{Broken, HEADER_LEN, Record, RecordHeader, STAGED};
-use crate::link::{ROCE_PORT, RxMeta};
+use crate::link::RxMeta;
 use roxe_base::uses::Counted;
 use roxe_wire::Gid;
 use std::io;
@@ -67,18 +67,7 @@ impl Reader {
         let bytes = self.memory.view(head + header.start() as u64, header.len).ok_or(Broken)?;
         bytes.prefetch(STAGED);
         let RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, .. } = header;
-        let meta = RxMeta {
-            len,
-            segment,
-            first_index: 0,
-            src,
-            dst,
-            src_port: ROCE_PORT,
-            traffic_class,
-            hop_limit,
-            by_ring: true,
-            sealed,
-        };
+        let meta = RxMeta { segment, traffic_class, hop_limit, sealed, by_ring: true, ..RxMeta::alone(len, src, dst) };
         let _shown = Shown { reader: self, end: head + header.extent() };
         take(Record { meta, bytes, joined });
         Ok(true)
