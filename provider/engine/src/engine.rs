@@ -142,12 +142,6 @@ impl Engine {
         self.number() == 0
     }
 
-    /// What packets leave by.
-    #[inline]
-    pub fn fabric(&self) -> &Fabric {
-        &self.fabric
-    }
-
     /// What a raw packet queue pair sends by. Errors as [`FrameSender::open`].
     pub fn open_frame_sender(&self) -> Result<Arc<FrameSender>, Error> {
         self.start()?;

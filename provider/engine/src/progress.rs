@@ -194,7 +194,7 @@ impl Engine {
 
     fn serve_queue_pairs(&self, now: Instant) {
         while let Some(Turn { qpn, grant }) = self.flows.pop_ready() {
-            let flow = grant.as_ref().map(|grant| Arc::clone(grant.flow()));
+            let flow = grant.as_ref().map(|grant| Arc::clone(&grant.flow));
             match self.table.get(qpn) {
                 Some(qp) => qp.serve_waiter(grant, now),
                 None => drop(grant),

@@ -265,16 +265,10 @@ impl Flow {
 /// needs.
 #[derive(Debug)]
 pub struct Grant {
+    /// Of which window.
     pub(crate) flow: Arc<Flow>,
     pub(crate) pool: Pool,
     pub(crate) bytes: u32,
-}
-
-impl Grant {
-    /// Of which window.
-    pub fn flow(&self) -> &Arc<Flow> {
-        &self.flow
-    }
 }
 
 impl Drop for Grant {
