@@ -119,11 +119,6 @@ impl Presence {
         self.muting.add(-points) <= 0 && self.muting.mute()
     }
 
-    /// In the child of a fork, where no thread waits.
-    pub(crate) fn abandon(&self) {
-        self.waiters.abandon();
-    }
-
     /// The thread has received something. A program that armed and waits elsewhere, as with
     /// `poll(2)`, wants to be woken the next time.
     pub(crate) fn note_served(&self) {

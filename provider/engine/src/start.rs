@@ -2,7 +2,7 @@
 //! child of a fork.
 
 use crate::engine::{Ears, Engine};
-use crate::interceptor::Interceptor;
+use crate::interceptor::process;
 use crate::poller::{Poller, Watch, Woken};
 use crate::rx_state::Rx;
 use crate::scheduler::Task;
@@ -56,7 +56,7 @@ impl Engine {
         if self.is_started() {
             return Ok(());
         }
-        self.interceptor().map_or(Ok(()), Interceptor::resume)?;
+        self.interceptor().map_or(Ok(()), |_| process::resume())?;
         let poller = self.ensure_thread(&mut starting)?;
         // Before the sockets, which may bring packets of others at once: they are sent on from
         // here.
@@ -87,7 +87,7 @@ impl Engine {
             return Ok(());
         }
         let poller = self.poller()?;
-        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))?;
+        self.add_link(gid, &poller).map_err(|e| explain(gid, &e))?;
         drop(starting);
         self.await_steering();
         Ok(())
@@ -135,8 +135,7 @@ impl Engine {
         self.look_at_host();
         let mut failure = None;
         for (_, gid) in self.adapter.gids().used() {
-            let opened = self.open_link(gid, poller).and_then(|link| self.add_link(link, poller));
-            if let Err(e) = opened {
+            if let Err(e) = self.add_link(gid, poller) {
                 failure.get_or_insert_with(|| explain(gid, &e));
             }
         }
@@ -149,7 +148,8 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn open_link(&self, gid: Gid, poller: &Poller) -> io::Result<Arc<UdpLink>> {
+    /// Opens the address `gid`: packets can leave from it and arrive at it from now on.
+    pub(crate) fn add_link(&self, gid: Gid, poller: &Poller) -> io::Result<()> {
         static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
         if self.config.gso && link.lacks_segments() {
@@ -157,10 +157,7 @@ impl Engine {
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
             TOLD.call_once(|| notice::tell(&text));
         }
-        link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
-    }
-
-    pub(crate) fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
+        let link = Arc::new(link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf)?);
         poller.watch(link.fd(), Watch::All)?;
         if self.config.steering {
             let mut rx = self.rx.lock();
@@ -198,7 +195,7 @@ impl Engine {
             thread.poller().close();
         }
         self.forget_sockets();
-        self.presence.abandon();
+        self.presence.waiters.abandon();
     }
 }
 
