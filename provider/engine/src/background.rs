@@ -184,7 +184,7 @@ impl Engine {
                 governor.note_find();
             }
             self.tell_counters(now);
-            if self.rings.are_answers_due(now) {
+            if self.rings.answers.are_due(now) {
                 self.tend_rings();
             }
             match found {

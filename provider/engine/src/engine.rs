@@ -260,20 +260,19 @@ impl Engine {
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
-        let timers = self.timers.raw();
-        let [out, inbound, full] = self.rings.raw();
         let always: [&dyn Lockable; 13] = [
             self.table.raw_owned(),
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,
             map,
-            out,
-            inbound,
-            full,
+            // Those of single rings are only taken under locks of queue pairs and of the receive side.
+            &self.rings.out,
+            &self.rings.inbound,
+            &self.rings.full,
             ready,
             credits,
-            timers,
+            self.timers.raw(),
             self.xrc_messages.raw(),
             &self.thread,
         ];

@@ -11,7 +11,7 @@
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
-use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
+use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
 use roxe_net::shm::{ControlSocket, Doorbell, Inbound, PeerEvent, Writer};
 use roxe_net::slot::Slot;
@@ -116,14 +116,14 @@ pub(crate) struct Rings {
     pub(crate) has_full: ReadyFlag,
     /// Whether the background thread sleeps, and nobody else looks for room.
     pub(crate) sleeps: AtomicBool,
-    answers: Answers,
+    pub(crate) answers: Answers,
 }
 
 /// When to look whether an offered ring was accepted, for a background thread that keeps looking
 /// for packets: only one that sleeps hears of it. Without that, the answers of a process that only
 /// answers went by the socket in 4 of 14 runs of `ib_read_lat`, at three times the latency.
 #[derive(Debug, Default)]
-struct Answers {
+pub(crate) struct Answers {
     /// When the last ring was offered.
     offered: AtomicU64,
     /// 0: none is.
@@ -140,7 +140,8 @@ impl Answers {
     }
 
     /// Whether it is time; the next time is when it has taken twice as long.
-    fn are_due(&self, now: Instant) -> bool {
+    #[inline]
+    pub(crate) fn are_due(&self, now: Instant) -> bool {
         let due = self.due.load(Ordering::Relaxed);
         let is_due = due != 0 && due <= now.0;
         if is_due {
@@ -204,12 +205,6 @@ impl Rings {
             self.answers.expect(now);
         }
         out.insert(slot, what);
-    }
-
-    /// Whether it is time to look if an offered ring was accepted.
-    #[inline]
-    pub(crate) fn are_answers_due(&self, now: Instant) -> bool {
-        self.answers.are_due(now)
     }
 
     /// `out` was looked at: what is offered still.
@@ -280,12 +275,6 @@ impl Rings {
         self.version.fetch_add(2, Ordering::Release);
         self.inbound_version.fetch_add(1, Ordering::Release);
     }
-
-    /// The locks, for the fork handlers, in the order they are taken. Those of single rings are
-    /// only taken under locks of queue pairs and of the receive side.
-    pub(crate) fn raw(&self) -> [&dyn Lockable; 3] {
-        [&self.out, &self.inbound, &self.full]
-    }
 }
 
 impl Out {
@@ -300,14 +289,15 @@ impl Out {
                 Some(Receiver::Ring)
             }
             PeerEvent::Gone => {
-                gone.extend(self.give_up());
+                let refused = Self::Refused(clock::now().after(ASK_AGAIN));
+                gone.extend(std::mem::replace(self, refused).into_ring());
                 Some(Receiver::Absent)
             }
         }
     }
 
     /// The offer was accepted.
-    pub(crate) fn accept(&mut self, doorbell: Doorbell) {
+    fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {
             Self::Offered(writer, control) => {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
@@ -317,12 +307,8 @@ impl Out {
         };
     }
 
-    /// The other process is gone or wants no ring. The ring that it had.
-    pub(crate) fn give_up(&mut self) -> Option<SharedSender> {
-        std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN))).into_ring()
-    }
-
-    pub(crate) fn into_ring(self) -> Option<SharedSender> {
+    /// The ring that it had.
+    fn into_ring(self) -> Option<SharedSender> {
         match self {
             Self::Ready(sender, _) => Some(sender),
             Self::Wanted | Self::Offered(..) | Self::Refused(_) => None,

@@ -133,22 +133,22 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
 fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() {
     let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
     let at = |us: u64| Instant(1_000_000_000 + us * 1000);
-    assert!(!rings.are_answers_due(at(0)), "nothing is offered");
+    assert!(!rings.answers.are_due(at(0)), "nothing is offered");
     let slot = Slot::of(Qpn::new(0x5000));
     let offer = Offer::new(shm::SIZE).unwrap();
     let poller = Poller::new().unwrap();
     let descriptors = carry(&offer.descriptors(poller.doorbell()));
     rings.set(slot, Out::Offered(offer.writer, offer.control), at(0));
-    let due: Vec<u64> = (0..1000).filter(|us| rings.are_answers_due(at(*us))).collect();
+    let due: Vec<u64> = (0..1000).filter(|us| rings.answers.are_due(at(*us))).collect();
     assert_eq!(due, [20, 40, 80, 160, 320, 640]);
     rings.note_answers(&rings.out.lock());
-    assert!(rings.are_answers_due(at(1_000_000)), "it is offered still");
+    assert!(rings.answers.are_due(at(1_000_000)), "it is offered still");
     let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
     let mut out = rings.out.lock();
     let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new()));
     assert_eq!(heard, Some(Receiver::Ring));
     rings.note_answers(&out);
-    assert!(!rings.are_answers_due(at(100_000_000)));
+    assert!(!rings.answers.are_due(at(100_000_000)));
 }
 
 /// Looks until there is something.
