@@ -21,7 +21,7 @@ use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom};
+use roxe_transport::cx::{PacketNote, TxReason};
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
 use roxe_wire::{Gid, NetHeader, Qpn};
@@ -106,14 +106,6 @@ impl Batch {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    fn len(&self) -> usize {
-        self.packets.len()
-    }
-
     fn clear(&mut self) {
         (self.used, self.newest) = (0, 0);
         self.packets.clear();
@@ -178,14 +170,24 @@ impl Batch {
         self.bytes.get_mut(start..start + len)
     }
 
+    /// Whether `count` packets of `len` bytes more leave with the newest ones, in one send.
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
+        let total = len + icrc::LEN;
+        // A shorter one ends the run.
+        let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
+        may_follow && self.continues_run(total) && self.run_has_room(total, count)
+    }
+
+    /// Takes the last packet back.
+    fn retract(&mut self) {
+        if let Some(entry) = self.packets.pop() {
+            self.used = entry.start;
+        }
+    }
+
     /// Whether there is room for a whole run.
     fn has_room(&self) -> bool {
         self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
-    }
-
-    /// Bytes of the packets in it.
-    pub(crate) fn len_in_bytes(&self) -> usize {
-        self.used
     }
 
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
@@ -325,29 +327,6 @@ fn header(link: &UdpLink, av: &Av) -> NetHeader {
 fn numbered(net: &NetHeader, index: usize) -> NetHeader {
     let ident = if net.is_ipv4() { u16::try_from(index).unwrap_or(0) } else { 0 };
     NetHeader { ident, ..*net }
-}
-
-impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        self.room(av, to, len, note).map(TxRoom::Own)
-    }
-
-    fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
-        self.room(&Av::default(), Qpn::default(), len, note)
-    }
-
-    fn fits_same_send(&self, len: usize, count: usize) -> bool {
-        let total = len + icrc::LEN;
-        // A shorter one ends the run.
-        let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
-        may_follow && self.continues_run(total) && self.run_has_room(total, count)
-    }
-
-    fn retract(&mut self) {
-        if let Some(entry) = self.packets.pop() {
-            self.used = entry.start;
-        }
-    }
 }
 
 /// The destination QPN of a packet: bytes 5 to 7 of the BTH.

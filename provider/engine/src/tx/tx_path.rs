@@ -59,18 +59,6 @@ enum Wait {
     },
 }
 
-impl Wait {
-    /// Whether it is for room in this ring.
-    fn is_for_ring(&self, other: &SharedSender) -> bool {
-        matches!(self, Self::Ring { ring, .. } if Arc::ptr_eq(ring, other))
-    }
-
-    /// Whether it is for room behind this queue.
-    fn is_for_socket(&self, other: &Arc<TxQueue>) -> bool {
-        matches!(self, Self::Socket { queue, .. } if Arc::ptr_eq(queue, other))
-    }
-}
-
 impl TxCache {
     /// Bytes of what has left, from the BTH to the ICRC, or of frames; what was lost then counts.
     pub fn sent_bytes(&self) -> u64 {
@@ -200,7 +188,7 @@ impl<'a> TxPath<'a> {
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
             (None, Some(batch)) => {
-                self.cache.sent += batch.len_in_bytes() as u64;
+                self.cache.sent += batch.used as u64;
                 batch.flush(self.fabric, ordinal, &mut self.cache.link);
             }
             (None, None) => {}
@@ -232,7 +220,7 @@ impl<'a> TxPath<'a> {
     /// The same for raw packets.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
         let counters = self.fabric.counters();
-        let sent = self.batch().len_in_bytes() as u64;
+        let sent = self.batch().used as u64;
         self.batch().flush_frames(link, counters);
         self.cache.sent += sent;
         true
@@ -262,7 +250,7 @@ impl<'a> TxPath<'a> {
         if !self.is_reliable && queue.is_stalled() {
             return false;
         }
-        if self.cache.waits.as_ref().is_some_and(|wait| wait.is_for_socket(queue)) {
+        if matches!(&self.cache.waits, Some(Wait::Socket { queue: other, .. }) if Arc::ptr_eq(other, queue)) {
             return true;
         }
         let left = queue.wait(self.qpn);
@@ -280,11 +268,11 @@ impl<'a> TxPath<'a> {
 
     fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
         if open.loses {
-            self.fabric.counters().send_errors.add(self.batch().len() as u64);
+            self.fabric.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
         } else if let Some(interceptor) = self.fabric.interceptor() {
             let batch = self.batch.get_or_insert_with(Batch::take);
-            self.cache.sent += batch.len_in_bytes() as u64;
+            self.cache.sent += batch.used as u64;
             batch.flush_intercepted(self.fabric, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
         }
@@ -303,7 +291,7 @@ impl<'a> TxPath<'a> {
             (None, None) => true,
             (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
             (None, Some(_)) => false,
-            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
+            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty()) => {
                 let mut sender = ring.lock_arc();
                 let loses = !self.is_reliable && sender.loses_datagrams();
                 if sender.writer.is_none() {
@@ -328,7 +316,7 @@ impl<'a> TxPath<'a> {
         self.is_blocked = true;
         let ring = ArcMutexGuard::mutex(&open.sender);
         // It may still be registered with a ring of an earlier connection.
-        if self.cache.waits.as_ref().is_none_or(|wait| !wait.is_for_ring(ring)) {
+        if !matches!(&self.cache.waits, Some(Wait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
             self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
@@ -358,11 +346,10 @@ impl TxBatch for TxPath<'_> {
             return None;
         }
         let total = len + icrc::LEN;
-        if self.open.as_ref().is_some_and(|open| open.loses) {
-            return self.batch().slot(av, to, len, note);
-        }
-        if self.open.is_none() || self.fabric.interceptor().is_some() {
-            return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
+        let loses = self.open.as_ref().is_some_and(|open| open.loses);
+        if loses || self.open.is_none() || self.fabric.interceptor().is_some() {
+            let fits = loses || self.plan(record_len(total));
+            return if fits { self.batch().room(av, to, len, note).map(TxRoom::Own) } else { None };
         }
         let heading = heading(av);
         let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
@@ -378,7 +365,7 @@ impl TxBatch for TxPath<'_> {
     }
 
     fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
-        self.batch().frame(len, note)
+        self.batch().room(&Av::default(), Qpn::default(), len, note)
     }
 
     #[inline]
