@@ -10,16 +10,16 @@
 //! processor since. What we say to processes of this host is routed here too, where rings are
 //! allowed and nobody watches: it never sees a socket. A message for whoever has a connection with
 //! its sender (a REJ for timeout that names no id of ours) goes where the request went
-//! (`forwarded_requests`); if that came to another process, or long ago, only this one
+//! (`requests`); if that came to another process, or long ago, only this one
 //! hears of it, and the other's retries end in time.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
+use crate::requests::Request;
 use crate::run::{Run, header_of};
 use crate::rx_state::RxState;
 use crate::scheduler::Due;
-use crate::unclaimed::Request;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::forward::Frame;

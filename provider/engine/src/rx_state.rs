@@ -4,12 +4,11 @@
 //! Touches nothing.
 
 use crate::forward_queue::ForwardQueue;
-use crate::forwarded_requests::ForwardedRequests;
 use crate::frames::FrameSide;
 use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::requests::{ForwardedRequests, Request};
 use crate::run::{IdentGuess, RxTools};
-use crate::unclaimed::Request;
 use roxe_net::Control;
 use roxe_net::Readiness;
 use roxe_net::service::ServiceSocket;
