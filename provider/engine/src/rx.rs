@@ -6,7 +6,6 @@
 
 mod from_rings;
 mod intercepted;
-mod joined;
 mod to_processes;
 
 use crate::counters::Counter;
