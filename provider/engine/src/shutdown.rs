@@ -77,9 +77,9 @@ impl Engine {
 mod tests {
     use crate::testing::private_engine_at;
     use roxe_net::forward::Frame;
-    use roxe_net::link::{ROCE_PORT, TxMeta};
+    use roxe_net::link::ROCE_PORT;
     use roxe_net::slot::SlotSocket;
-    use roxe_wire::{Bth, Header, Kind, Psn, icrc};
+    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, icrc};
     use std::net::Ipv4Addr;
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         let mut packet = vec![0; header.padded_len(0) + icrc::LEN];
         header.emit(0, &mut packet[..header.padded_len(0)]).unwrap();
         let link = engine.links.get(HERE.into()).unwrap();
-        let here = TxMeta { dst: HERE.into(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 64 };
+        let here = NetHeader { dst: HERE.into(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
         // Somebody else of this process is about to receive, and then has nothing to do.
         let held = engine.rx.lock();
         link.send(&here, &packet, packet.len()).unwrap();

@@ -18,7 +18,7 @@ use crate::fabric::Fabric;
 use roxe_base::cancel::uncancelled;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
-use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
+use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
 use roxe_transport::cx::{PacketNote, TxReason};
@@ -272,7 +272,7 @@ impl Batch {
     #[inline]
     fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
         let Some(first) = self.packets.get(run.start) else { return true };
-        send(link, &TxMeta::of(net), self.bytes_of(run.clone()), first.len, run.len(), counters)
+        send(link, net, self.bytes_of(run.clone()), first.len, run.len(), counters)
     }
 
     /// The packets of a run, one behind the other.
@@ -284,7 +284,7 @@ impl Batch {
 }
 
 /// Sends a run of `count` packets; false if the link did not take several at once.
-fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
+fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
         Ok(Taken::Sent) => counters.count_sent(count as u64, bytes.len() as u64),
@@ -318,8 +318,7 @@ fn header(link: &UdpLink, av: &Av) -> NetHeader {
         src_port: ROCE_PORT,
         traffic_class: av.traffic_class,
         hop_limit: av.hop_limit,
-        flow_label: 0,
-        ident: 0,
+        ..NetHeader::default()
     }
 }
 
@@ -448,11 +447,8 @@ mod tests {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to) = (open(3), open(4));
         let no_segments = [[0; 400]];
-        let refused = from.send(
-            &TxMeta { dst: to.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 },
-            &no_segments[0],
-            1,
-        );
+        let refused =
+            from.send(&NetHeader { dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() }, &no_segments[0], 1);
         assert!(matches!(refused, Err(SendError::NoSegments)));
         let mut batch = Batch::new();
         let to_av = av(4);

@@ -36,7 +36,7 @@
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
 use crate::forward::Frame;
-use crate::link::{ROCE_PORT, RxMeta, TxMeta};
+use crate::link::{ROCE_PORT, RxMeta};
 use crate::named::{NamedSocket, Probe};
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};
@@ -45,7 +45,7 @@ use crate::udp_table::count_bound;
 use libc::sock_filter;
 use roxe_base::random;
 use roxe_transport::time::Instant;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, NetHeader};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -310,7 +310,7 @@ impl Session {
 
     /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
     fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
-        let to = TxMeta { dst: link.gid(), src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+        let to = NetHeader { dst: link.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
         let next = self.asked..end;
         for index in next.clone() {
@@ -642,7 +642,7 @@ mod tests {
             steering.step(Instant(round));
         }
         assert_eq!((steering.fd(), steering.deadline()), (None, None));
-        let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+        let to = NetHeader { dst: gid, src_port: ROCE_PORT, ..NetHeader::default() };
         for (link, mine) in &members {
             members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
             assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
@@ -671,7 +671,7 @@ mod tests {
         // The kernel's hash differs with the address that they come from.
         for last in 1..=32 {
             let from = UdpLink::open(Ipv4Addr::new(127, 78, 1, last).into(), 1, true, true).unwrap();
-            let to = TxMeta { dst: gid, src_port: ROCE_PORT, traffic_class: 0, hop_limit: 0 };
+            let to = NetHeader { dst: gid, src_port: ROCE_PORT, ..NetHeader::default() };
             from.send(&to, &packet_to(members[0].1[0].slot().get()), 16).unwrap();
             assert_eq!(runs.0.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16), "from 127.78.1.{last}");
         }

@@ -11,7 +11,7 @@ use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
 use roxe_base::clock;
-use roxe_net::link::{TxMeta, hop_limit};
+use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::shm::{Heading, MAX_RUN};
 use roxe_net::udp::UdpLink;
@@ -179,7 +179,7 @@ impl Exit<'_> {
             return put(ring, net, [bytes], self.fabric.counters());
         }
         // One packet needs no segmentation, which is all that could be refused.
-        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.fabric.counters());
+        send(link, net, bytes, bytes.len(), 1, self.fabric.counters());
     }
 
     fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment<impl Display>) {
