@@ -244,37 +244,6 @@ impl Writer {
         wakeup::wait(memory.word(Word::Waits), half, &mut is_half_free)
     }
 
-    /// Publishes a record that no writer writes, for tests of readers.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn break_it(&self) {
-        self.memory.header(self.tail).store(u64::MAX, Ordering::Release);
-    }
-
-    /// Overwrites all data of the ring, published or not, for tests of readers.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn overwrite_all(&self, byte: u8) {
-        let bytes = vec![byte; self.memory.size() as usize];
-        self.memory.room(0, bytes.len()).unwrap().put(&bytes).unwrap();
-    }
-
-    /// Puts a valid header on every line: whoever reads to the end of such a ring begins again.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn put_header_on_every_line(&self) {
-        let header = RecordHeader {
-            len: 16,
-            segment: 16,
-            joined: 1,
-            traffic_class: 0,
-            hop_limit: 64,
-            sealed: false,
-            goes_on: true,
-        };
-        assert_eq!(header.extent(), LINE);
-        for line in 0..self.memory.size() / LINE {
-            self.memory.header(line * LINE).store(header.to_word(), Ordering::Release);
-        }
-    }
-
     /// Whether half of the ring is free.
     pub fn is_half_free(&mut self) -> bool {
         self.has_room(self.memory.size() / 2)
