@@ -270,7 +270,8 @@ impl Engine {
             &self.links.frame_senders,
             &self.links.host_addresses,
             map,
-            // Those of single rings are only taken under locks of queue pairs and of the receive side.
+            // Those of single rings are only taken under locks of queue pairs and of the receive
+            // side.
             &self.rings.out,
             &self.rings.inbound,
             &self.rings.full,

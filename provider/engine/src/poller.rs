@@ -89,8 +89,8 @@ impl Poller {
         }
     }
 
-    /// Lets `fd` wake the thread however deep it sleeps, which hears of `news` then. Every event of a
-    /// line wakes once, as the line may stay as it is.
+    /// Lets `fd` wake the thread however deep it sleeps, which hears of `news` then. Every event of
+    /// a line wakes once, as the line may stay as it is.
     pub(crate) fn watch_for(&self, news: Woken, fd: RawFd) -> io::Result<()> {
         let events = if news == Woken::Line { READABLE | libc::EPOLLRDHUP | libc::EPOLLET } else { READABLE };
         [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, news as u64, events))

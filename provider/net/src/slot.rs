@@ -165,8 +165,8 @@ fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
     Ok(socket)
 }
 
-/// Takes one frame of the same user out of a mailbox without waiting, with the descriptors that came
-/// along; frames of others are thrown away, and their descriptors closed. For `control` see
+/// Takes one frame of the same user out of a mailbox without waiting, with the descriptors that
+/// came along; frames of others are thrown away, and their descriptors closed. For `control` see
 /// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
 #[inline]
 pub fn recv_frame(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {

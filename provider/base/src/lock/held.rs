@@ -1,5 +1,5 @@
-//! What each thread holds, and the check of the order. In builds without debug assertions nothing is
-//! noted and nothing is checked.
+//! What each thread holds, and the check of the order. In builds without debug assertions nothing
+//! is noted and nothing is checked.
 
 use super::rank::Rank;
 use std::cell::{Cell, RefCell};

@@ -1,11 +1,11 @@
 //! Packets out of rings through shared memory: the headers are copied out once, and long payload
 //! only to where it belongs.
 //!
-//! Packets from the middle of a message, or of the data of a READ, share a header in a ring: one for
-//! all the packets that a record has room for, and the queue pair takes their payload in at once: 4
-//! KB cost as many instructions to copy as all the rest of a packet did. They are packets all the
-//! same: they count as such, and where the outcome is not the plain one, or somebody watches, they
-//! are taken apart first.
+//! Packets from the middle of a message, or of the data of a READ, share a header in a ring: there
+//! is one for all the packets that a record has room for, and the queue pair takes their payload in
+//! at once. 4 KB cost as many instructions to copy as all the rest of a packet did. They are
+//! packets all the same: they count as such, and where the outcome is not the plain one, or
+//! somebody watches, they are taken apart first.
 
 use crate::engine::Engine;
 use crate::run::Joined;
