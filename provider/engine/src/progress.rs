@@ -207,13 +207,15 @@ impl Engine {
     /// Counts what the system has dropped at the sockets, also those of further engines. Those of
     /// groups are left for the next time if somebody receives.
     pub fn count_socket_drops(&self) {
-        let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
-            links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
+        let count = |link: &Arc<UdpLink>| {
+            let TakenDrops { lost, filtered } = link.take_drops();
+            self.counters().rcvbuf_errors.add(lost);
+            self.counters().foreign_source_port.add(filtered);
         };
-        let of_groups = self.rx.try_lock().map(|rx| sum(&mut rx.state.groups.iter().flat_map(|group| &group.links)));
-        let drops = sum(&mut self.links.udp.read().iter()) + of_groups.unwrap_or_default();
-        self.counters().rcvbuf_errors.add(drops.lost);
-        self.counters().foreign_source_port.add(drops.filtered);
+        self.links.udp.read().iter().for_each(count);
+        if let Some(rx) = self.rx.try_lock() {
+            rx.state.groups.iter().flat_map(|group| &group.links).for_each(count);
+        }
         self.further().for_each(|engine| engine.count_socket_drops());
     }
 
