@@ -64,7 +64,7 @@ impl Interceptor {
     fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
         let Some(mut recording) = self.record() else { return };
         for (arrival, verdict) in arrivals.iter().zip(verdicts) {
-            let packet_comment = PacketComment { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
+            let packet_comment = PacketComment::new(arrival.origin(qpn), self.fate(*verdict));
             recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }
@@ -72,7 +72,7 @@ impl Interceptor {
     fn record_forged(&self, qpn: Qpn, net: &NetHeader, bytes: &[u8], verdict: Verdict) {
         let Some(mut recording) = self.record() else { return };
         let fate = self.fate(verdict).map(Fate::of_forged);
-        recording.packet(Inbound, net, bytes, &PacketComment { origin: Origin::Received(qpn), fate });
+        recording.packet(Inbound, net, bytes, &PacketComment::new(Origin::Received(qpn), fate));
     }
 
     /// Records packets for a queue pair that does not exist.
@@ -80,8 +80,7 @@ impl Interceptor {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
             let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
-            let packet_comment = PacketComment { origin, fate: None::<Fate<'_>> };
-            recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &PacketComment { origin, fate: None });
         }
     }
 }
