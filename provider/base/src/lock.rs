@@ -61,11 +61,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     #[inline]
     #[track_caller]
     fn try_lock(&self) -> bool {
-        let is_taken = self.0.try_lock();
-        if is_taken {
-            held::note::<R>(self);
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock())
     }
 
     #[inline]
@@ -97,20 +93,12 @@ unsafe impl<R: Rank> lock_api::RawMutexTimed for RankedMutex<R> {
 
     #[track_caller]
     fn try_lock_for(&self, timeout: Duration) -> bool {
-        let is_taken = lock_api::RawMutexTimed::try_lock_for(&self.0, timeout);
-        if is_taken {
-            held::note::<R>(self);
-        }
-        is_taken
+        held::note_if::<R>(self, lock_api::RawMutexTimed::try_lock_for(&self.0, timeout))
     }
 
     #[track_caller]
     fn try_lock_until(&self, timeout: Instant) -> bool {
-        let is_taken = lock_api::RawMutexTimed::try_lock_until(&self.0, timeout);
-        if is_taken {
-            held::note::<R>(self);
-        }
-        is_taken
+        held::note_if::<R>(self, lock_api::RawMutexTimed::try_lock_until(&self.0, timeout))
     }
 }
 
@@ -133,11 +121,7 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     #[track_caller]
     fn try_lock_shared(&self) -> bool {
-        let is_taken = self.0.try_lock_shared();
-        if is_taken {
-            held::note::<R>(self);
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock_shared())
     }
 
     #[inline]
@@ -158,11 +142,7 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     #[track_caller]
     fn try_lock_exclusive(&self) -> bool {
-        let is_taken = self.0.try_lock_exclusive();
-        if is_taken {
-            held::note::<R>(self);
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock_exclusive())
     }
 
     #[inline]

@@ -76,6 +76,16 @@ pub(super) fn note<R: Rank>(lock: &impl Sized) {
     }
 }
 
+/// This thread has tried to get a lock, and has it now if it `is_taken`, which is the answer.
+#[inline(always)]
+#[track_caller]
+pub(super) fn note_if<R: Rank>(lock: &impl Sized, is_taken: bool) -> bool {
+    if is_taken {
+        note::<R>(lock);
+    }
+    is_taken
+}
+
 /// This thread has released a lock. Does nothing if it never had it: in the child of a fork locks
 /// are taken back from threads that are not there.
 #[inline(always)]
