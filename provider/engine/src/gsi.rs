@@ -166,26 +166,25 @@ impl Engine {
         let Ok(packet) = Packet::parse(run.bytes) else { return Way::Ours };
         let Ok(mad) = Mad::parse(packet.payload) else { return Way::Ours };
         let route = Route { local: run.meta.dst, remote: run.meta.src };
-        match addressee(&mad.message) {
+        let to = match addressee(&mad.message) {
             Addressee::Id(id) => {
                 let slot = Slot::new(id.prefix());
                 let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
-                let to = (!is_ours).then_some(Mailbox::Slot(slot));
-                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
+                (!is_ours).then_some(Mailbox::Slot(slot))
             }
             Addressee::Service(service) => {
                 let way = self.forward_request(state, service, run);
                 if let (Message::Req(req), Way::Sent(to)) = (&mad.message, way) {
                     state.forwarded_requests.remember(route, req.local_comm_id, to);
                 }
-                way
+                return way;
             }
-            Addressee::Anyone => {
-                let Message::Rej(rej) = &mad.message else { return Way::Ours };
-                let to = state.forwarded_requests.find(route, rej.local_comm_id);
-                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
-            }
-        }
+            Addressee::Anyone => match &mad.message {
+                Message::Rej(rej) => state.forwarded_requests.find(route, rej.local_comm_id),
+                _ => None,
+            },
+        };
+        to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
     }
 
     /// Sends a request to who listens, the listener at exactly this address first.
