@@ -322,12 +322,6 @@ fn header(link: &UdpLink, av: &Av) -> NetHeader {
     }
 }
 
-/// The headers around packet `index` of a run: the kernel counts the identifications of IPv4.
-fn numbered(net: &NetHeader, index: usize) -> NetHeader {
-    let ident = if net.is_ipv4() { u16::try_from(index).unwrap_or(0) } else { 0 };
-    NetHeader { ident, ..*net }
-}
-
 /// The destination QPN of a packet: bytes 5 to 7 of the BTH.
 #[inline]
 pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {

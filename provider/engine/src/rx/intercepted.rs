@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
 use crate::interceptor::{self, Fate, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
-use crate::run::{Run, header_of};
+use crate::run::{Run, header_of, numbered};
 use crate::rx_state::RxState;
 use roxe_net::link::RxMeta;
 use roxe_transport::fault::{Direction, Seen, Verdict};
@@ -27,10 +27,9 @@ struct Arrival<'a> {
 
 impl<'a> Arrival<'a> {
     fn new(meta: &RxMeta, index: u16, bytes: &'a [u8]) -> Self {
-        let net = header_of(meta, index);
-        let likely = if net.is_ipv4() { index } else { 0 };
-        let ident = icrc::solve_ident(&net, bytes, likely);
-        let net = NetHeader { ident: ident.unwrap_or(likely), ..net };
+        let likely = numbered(&header_of(meta, index), index);
+        let ident = icrc::solve_ident(&likely, bytes, likely.ident);
+        let net = NetHeader { ident: ident.unwrap_or(likely.ident), ..likely };
         Self { bytes, index, net, is_whole: ident.is_some(), packet: Packet::parse(bytes) }
     }
 
@@ -179,8 +178,7 @@ impl Engine {
 pub(crate) fn sealed(meta: &RxMeta, bytes: &mut [u8]) -> RxMeta {
     if !meta.sealed {
         for (index, packet) in (0..=u16::MAX).zip(bytes.chunks_mut(meta.segment)) {
-            let net = header_of(meta, index);
-            icrc::seal(&NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..net }, packet);
+            icrc::seal(&numbered(&header_of(meta, index), index), packet);
         }
     }
     RxMeta { sealed: true, ..*meta }

@@ -4,12 +4,13 @@
 //! Packets that no rule touches go in runs, as without a interceptor; each of the others goes
 //! alone.
 
-use super::{Batch, find_link, header, numbered, peek_qpn, send};
+use super::{Batch, find_link, header, peek_qpn, send};
 use crate::counters::Counters;
 use crate::fabric::Fabric;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
+use crate::run::numbered;
 use roxe_base::clock;
 use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
@@ -97,7 +98,7 @@ impl Exit<'_> {
         let net = header(link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
-        for (index, at) in run.clone().enumerate() {
+        for (index, at) in (0..).zip(run.clone()) {
             if let Some(origin) = batch.origin(at) {
                 self.record(&numbered(&net, index), batch.packet(at), &PacketComment { origin, fate: None });
             }
