@@ -4,7 +4,6 @@
 //! A poll receives what has arrived, runs the timers that are due, then serves the services that
 //! have something to do; it never waits.
 
-use crate::counter_files::CounterFiles;
 use crate::engine::Engine;
 use crate::flow_control::Turn;
 use crate::poller::{Poller, Watch};
@@ -221,14 +220,8 @@ impl Engine {
 
     /// Writes the counters to their files if it is time, and sees to it that it will be if they
     /// have moved. Background thread only.
-    #[inline]
     pub(crate) fn tell_counters(&self, now: Instant) {
-        if let Some(files) = self.adapter.files() {
-            self.tell_counters_to(files, now);
-        }
-    }
-
-    fn tell_counters_to(&self, files: &CounterFiles, now: Instant) {
+        let Some(files) = self.adapter.files() else { return };
         match self.due(Task::CounterFiles) {
             Some(due) if due > now => return,
             Some(_) => {
