@@ -19,13 +19,6 @@ pub(crate) struct Recording<'a> {
     pub(super) traced: Option<Vec<TracedPacket>>,
 }
 
-/// A place in a recording.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    capture: usize,
-    traced: usize,
-}
-
 impl Recording<'_> {
     /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
     pub(crate) fn packet(
@@ -60,20 +53,19 @@ impl Recording<'_> {
         }
     }
 
-    /// Where the next packet will be put, for [`Recording::rewind`].
-    pub(crate) fn mark(&self) -> Mark {
+    /// Where the next packet will be put, in the capture and in the trace, for
+    /// [`Recording::rewind`].
+    pub(crate) fn mark(&self) -> (usize, usize) {
         let capture = self.capture.as_ref().map_or(0, |(batch, _)| batch.mark());
-        Mark { capture, traced: self.traced.as_ref().map_or(0, Vec::len) }
+        (capture, self.traced.as_ref().map_or(0, Vec::len))
     }
 
     /// Takes back what was added since.
-    pub(crate) fn rewind(&mut self, mark: Mark) {
+    pub(crate) fn rewind(&mut self, (capture, traced): (usize, usize)) {
         if let Some((batch, _)) = &mut self.capture {
-            batch.rewind(mark.capture);
+            batch.rewind(capture);
         }
-        if let Some(traced) = &mut self.traced {
-            traced.truncate(mark.traced);
-        }
+        self.traced.iter_mut().for_each(|packets| packets.truncate(traced));
     }
 }
 
