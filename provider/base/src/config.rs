@@ -195,16 +195,6 @@ pub enum ReportFormat {
 }
 
 impl ReportFormat {
-    /// By the name that the user gives it.
-    fn named(text: &str) -> Option<Self> {
-        match text {
-            "json" => Some(Self::Lines),
-            "sarif" => Some(Self::Sarif),
-            "junit" => Some(Self::Junit),
-            _ => None,
-        }
-    }
-
     /// That which a file's name asks for.
     pub fn of(path: &Path) -> Self {
         match path.extension().and_then(|end| end.to_str()) {
@@ -283,6 +273,15 @@ pub struct Config {
     pub trace: Option<PathBuf>,
 }
 
+/// The words of knobs that have some.
+const LAYOUTS: [(&str, GidLayout); 2] = [("plain", GidLayout::Plain), ("mellanox", GidLayout::Mellanox)];
+const LINKS: [(&str, bool); 2] = [("auto", true), ("udp", false)];
+const EXPLANATIONS: [(&str, Explain); 3] = [("off", Explain::Off), ("line", Explain::Line), ("full", Explain::Full)];
+const FORMATS: [(&str, ReportFormat); 3] =
+    [("json", ReportFormat::Lines), ("sarif", ReportFormat::Sarif), ("junit", ReportFormat::Junit)];
+const SWITCH: [(&str, bool); 6] =
+    [("on", true), ("1", true), ("yes", true), ("off", false), ("0", false), ("no", false)];
+
 /// The knobs with the value of each as it is set in this environment (`None`: not set).
 pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
@@ -315,7 +314,7 @@ pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
 }
 
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
-    let switch = |name, default| parse_with(&get, name, "it must be on or off", default, parse_switch);
+    let switch = |name, default| parse_with(&get, name, "it must be on or off", default, |text| word(&SWITCH, text));
     let file =
         |name| parse_with(&get, name, "it must be a path", None, |text| Some((!text.is_empty()).then(|| text.into())));
     Ok(Config {
@@ -333,13 +332,9 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
             profile::named(text).map(Some)
         })?,
         device_name: parse_with(&get, "ROXE_DEVICE_NAME", DeviceName::RULE, DeviceName::default(), DeviceName::parse)?,
-        gid_layout: parse_with(
-            &get,
-            "ROXE_GID_LAYOUT",
-            "it must be plain or mellanox",
-            GidLayout::Plain,
-            parse_layout,
-        )?,
+        gid_layout: parse_with(&get, "ROXE_GID_LAYOUT", "it must be plain or mellanox", GidLayout::Plain, |text| {
+            word(&LAYOUTS, text)
+        })?,
         window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
             text.parse().ok().filter(|bytes| (1 << 16..=1 << 26).contains(bytes)).map(Some)
         })?,
@@ -352,12 +347,14 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         steering: switch("ROXE_STEERING", true)?,
         gso: switch("ROXE_GSO", true)?,
         gro: switch("ROXE_GRO", true)?,
-        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, parse_link)?,
+        rings: parse_with(&get, "ROXE_LINK", "it must be auto or udp", true, |text| word(&LINKS, text))?,
         dcqcn: switch("ROXE_DCQCN", false)?,
         stats: parse_with(&get, "ROXE_STATS", "it must be off, on or words", Stats::Off, parse_stats)?,
         stats_files: file("ROXE_STATS_FILES")?,
         counters: file("ROXE_COUNTERS")?,
-        explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, parse_explain)?,
+        explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| {
+            word(&EXPLANATIONS, text)
+        })?,
         check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
         check_report_format: parse_with(
@@ -365,7 +362,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
             "ROXE_CHECK_REPORT_FORMAT",
             "it must be json, sarif or junit",
             None,
-            |text| ReportFormat::named(text).map(Some),
+            |text| word(&FORMATS, text).map(Some),
         )?,
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
         weakest: read_weakest(&get)?,
@@ -378,16 +375,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
 fn parse_stats(text: &str) -> Option<Stats> {
     match text {
         "words" => Some(Stats::Words),
-        _ => parse_switch(text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
-    }
-}
-
-fn parse_explain(text: &str) -> Option<Explain> {
-    match text {
-        "off" => Some(Explain::Off),
-        "line" => Some(Explain::Line),
-        "full" => Some(Explain::Full),
-        _ => None,
+        _ => word(&SWITCH, text).map(|is_on| if is_on { Stats::Line } else { Stats::Off }),
     }
 }
 
@@ -415,8 +403,7 @@ fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, Co
 
 /// The names in a value of `ROXE_NETDEV`.
 pub fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
-    let expected = "it must be names of network devices separated by commas";
-    parse_with(|_| Some(value.to_owned()), "ROXE_NETDEV", expected, Vec::new(), parse_names)
+    parse(|asked| (asked == "ROXE_NETDEV").then(|| value.to_owned())).map(|config| config.netdevs)
 }
 
 fn parse_with<T>(
@@ -430,28 +417,9 @@ fn parse_with<T>(
     read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
-fn parse_layout(text: &str) -> Option<GidLayout> {
-    match text {
-        "plain" => Some(GidLayout::Plain),
-        "mellanox" => Some(GidLayout::Mellanox),
-        _ => None,
-    }
-}
-
-fn parse_switch(text: &str) -> Option<bool> {
-    match text {
-        "on" | "1" | "yes" => Some(true),
-        "off" | "0" | "no" => Some(false),
-        _ => None,
-    }
-}
-
-fn parse_link(text: &str) -> Option<bool> {
-    match text {
-        "auto" => Some(true),
-        "udp" => Some(false),
-        _ => None,
-    }
+/// What `text` stands for, which is one of these words.
+fn word<T: Copy>(words: &[(&str, T)], text: &str) -> Option<T> {
+    words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value)
 }
 
 fn parse_names(text: &str) -> Option<Vec<String>> {

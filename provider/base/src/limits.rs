@@ -1,10 +1,10 @@
 //! What the device promises to take. Requests beyond these numbers fail; requests up to them work.
-//! Of some the weakest legal card takes less: the functions say what is in force.
-
-use crate::weakest::{Weakness, has};
+//! Of some the weakest legal card takes less: [`in_force`] and [`max_inline_data`] say what is in
+//! force.
 
 use crate::config::config;
 use crate::profile::Profile;
+use crate::weakest::{Weakness, has};
 
 /// The limits that a profile can lower, as they are in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +34,22 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Of each limit the smaller one, the card's or ours.
+    /// Of each limit the smaller one, the card's or ours; on the weakest legal card ours is that of
+    /// small cards of the field.
     pub fn of(profile: Option<&Profile>) -> Self {
         let lower = |ours: u32, card: fn(&Profile) -> Option<u32>| profile.and_then(card).unwrap_or(ours).min(ours);
         Self {
             max_qp: lower(MAX_QP, |card| card.max_qp),
-            max_qp_wr: lower(max_qp_wr(), |card| card.max_qp_wr),
-            max_sge: lower(max_sge(), |card| card.max_sge),
-            max_sge_rd: lower(max_sge(), |card| card.max_sge_rd),
+            max_qp_wr: lower(least(MAX_QP_WR, 4096), |card| card.max_qp_wr),
+            max_sge: lower(least(MAX_SGE, 6), |card| card.max_sge),
+            max_sge_rd: lower(least(MAX_SGE, 6), |card| card.max_sge_rd),
             max_cq: lower(MAX_CQ, |card| card.max_cq),
-            max_cqe: lower(max_cqe(), |card| card.max_cqe),
+            max_cqe: lower(least(MAX_CQE, 16_384), |card| card.max_cqe),
             max_mr: lower(MAX_MR, |card| card.max_mr),
             max_pd: lower(MAX_PD, |card| card.max_pd),
             max_srq: lower(MAX_SRQ, |card| card.max_srq),
-            max_srq_wr: lower(max_srq_wr(), |card| card.max_srq_wr),
-            max_srq_sge: lower(max_srq_sge(), |card| card.max_srq_sge),
+            max_srq_wr: lower(least(MAX_SRQ_WR, 4096), |card| card.max_srq_wr),
+            max_srq_sge: lower(least(MAX_SRQ_SGE, 6), |card| card.max_srq_sge),
         }
     }
 }
@@ -133,34 +134,9 @@ pub const MAX_FLOWS: u32 = 4096;
 /// Ports of a device.
 pub const PORTS: u8 = 1;
 
-/// Work requests of a send or receive queue, as far as the card of this process takes them.
-pub fn max_qp_wr() -> u32 {
-    least(MAX_QP_WR, 4096)
-}
-
-/// Elements of a scatter/gather list.
-pub fn max_sge() -> u32 {
-    least(MAX_SGE, 6)
-}
-
 /// Bytes of inline data.
 pub fn max_inline_data() -> u32 {
     least(MAX_INLINE_DATA, 64)
-}
-
-/// Entries of a completion queue.
-pub fn max_cqe() -> u32 {
-    least(MAX_CQE, 16_384)
-}
-
-/// Work requests of a shared receive queue.
-pub fn max_srq_wr() -> u32 {
-    least(MAX_SRQ_WR, 4096)
-}
-
-/// Elements of a list in a shared receive queue.
-pub fn max_srq_sge() -> u32 {
-    least(MAX_SRQ_SGE, 6)
 }
 
 /// What small cards of the field report, if the card is one.

@@ -11,23 +11,18 @@
 //! In builds with debug assertions, and so in all tests, each thread notes what it holds, and a
 //! lock that is waited for out of order ends the process with a message that names both locks and
 //! where they were taken. It does not panic: a panic would be caught where the background thread
-//! and the C functions catch those of bugs, and the test would pass. In other builds nothing of
-//! this exists, and the types are those of `parking_lot` and `crossbeam_utils`.
+//! and the C functions catch those of bugs, and the test would pass. In other builds nothing is
+//! noted or checked, and the types are those of `parking_lot` and `crossbeam_utils`.
 //!
 //! Crates above have tables of their own, made with the same macro. Their locks are outside of all
 //! of these.
 //!
 //! Touches nothing but the locks.
 
-#[cfg(debug_assertions)]
 mod held;
 pub mod rank;
-#[cfg(not(debug_assertions))]
-mod unchecked;
 
 pub use rank::Rank;
-#[cfg(not(debug_assertions))]
-use unchecked as held;
 
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use parking_lot::lock_api;
@@ -58,24 +53,20 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     #[inline]
     #[track_caller]
     fn lock(&self) {
-        held::check::<R>(self.address());
+        held::check::<R>(self);
         self.0.lock();
-        held::note::<R>(self.address());
+        held::note::<R>(self);
     }
 
     #[inline]
     #[track_caller]
     fn try_lock(&self) -> bool {
-        let is_taken = self.0.try_lock();
-        if is_taken {
-            held::note::<R>(self.address());
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock())
     }
 
     #[inline]
     unsafe fn unlock(&self) {
-        held::forget(self.address());
+        held::forget(self);
         // SAFETY: the caller holds it.
         unsafe { self.0.unlock() }
     }
@@ -89,7 +80,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
 // SAFETY: every lock and unlock is that of the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     unsafe fn unlock_fair(&self) {
-        held::forget(self.address());
+        held::forget(self);
         // SAFETY: the caller holds it.
         unsafe { lock_api::RawMutexFair::unlock_fair(&self.0) }
     }
@@ -102,27 +93,12 @@ unsafe impl<R: Rank> lock_api::RawMutexTimed for RankedMutex<R> {
 
     #[track_caller]
     fn try_lock_for(&self, timeout: Duration) -> bool {
-        let is_taken = lock_api::RawMutexTimed::try_lock_for(&self.0, timeout);
-        if is_taken {
-            held::note::<R>(self.address());
-        }
-        is_taken
+        held::note_if::<R>(self, lock_api::RawMutexTimed::try_lock_for(&self.0, timeout))
     }
 
     #[track_caller]
     fn try_lock_until(&self, timeout: Instant) -> bool {
-        let is_taken = lock_api::RawMutexTimed::try_lock_until(&self.0, timeout);
-        if is_taken {
-            held::note::<R>(self.address());
-        }
-        is_taken
-    }
-}
-
-impl<R> RankedMutex<R> {
-    #[inline]
-    fn address(&self) -> usize {
-        (&raw const *self).addr()
+        held::note_if::<R>(self, lock_api::RawMutexTimed::try_lock_until(&self.0, timeout))
     }
 }
 
@@ -137,24 +113,20 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     #[track_caller]
     fn lock_shared(&self) {
-        held::check::<R>(self.address());
+        held::check::<R>(self);
         self.0.lock_shared();
-        held::note::<R>(self.address());
+        held::note::<R>(self);
     }
 
     #[inline]
     #[track_caller]
     fn try_lock_shared(&self) -> bool {
-        let is_taken = self.0.try_lock_shared();
-        if is_taken {
-            held::note::<R>(self.address());
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock_shared())
     }
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        held::forget(self.address());
+        held::forget(self);
         // SAFETY: the caller holds it for reading.
         unsafe { self.0.unlock_shared() }
     }
@@ -162,24 +134,20 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     #[inline]
     #[track_caller]
     fn lock_exclusive(&self) {
-        held::check::<R>(self.address());
+        held::check::<R>(self);
         self.0.lock_exclusive();
-        held::note::<R>(self.address());
+        held::note::<R>(self);
     }
 
     #[inline]
     #[track_caller]
     fn try_lock_exclusive(&self) -> bool {
-        let is_taken = self.0.try_lock_exclusive();
-        if is_taken {
-            held::note::<R>(self.address());
-        }
-        is_taken
+        held::note_if::<R>(self, self.0.try_lock_exclusive())
     }
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        held::forget(self.address());
+        held::forget(self);
         // SAFETY: the caller holds it for writing.
         unsafe { self.0.unlock_exclusive() }
     }
@@ -195,30 +163,21 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     }
 }
 
-impl<R> RankedRwLock<R> {
-    #[inline]
-    fn address(&self) -> usize {
-        (&raw const *self).addr()
-    }
-}
-
 /// A [`RwLock`] of which every thread has a part of its own to read by: reading is cheap, and
 /// writing is not.
 pub struct Sharded<R, T>(ShardedLock<T>, PhantomData<R>);
 
-/// Holds a [`Sharded`] for reading.
+/// Holds a [`Sharded`].
 #[derive(Debug)]
-pub struct ShardedReadGuard<'a, T> {
-    guard: ShardedLockReadGuard<'a, T>,
+pub struct ShardedGuard<G> {
+    guard: G,
     _noted: held::Noted,
 }
 
+/// Holds a [`Sharded`] for reading.
+pub type ShardedReadGuard<'a, T> = ShardedGuard<ShardedLockReadGuard<'a, T>>;
 /// Holds a [`Sharded`] for writing.
-#[derive(Debug)]
-pub struct ShardedWriteGuard<'a, T> {
-    guard: ShardedLockWriteGuard<'a, T>,
-    _noted: held::Noted,
-}
+pub type ShardedWriteGuard<'a, T> = ShardedGuard<ShardedLockWriteGuard<'a, T>>;
 
 impl<R: Rank, T> Sharded<R, T> {
     /// A lock around `value`.
@@ -230,21 +189,17 @@ impl<R: Rank, T> Sharded<R, T> {
     #[inline]
     #[track_caller]
     pub fn read(&self) -> ShardedReadGuard<'_, T> {
-        held::check::<R>(self.address());
+        held::check::<R>(self);
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ShardedReadGuard { guard, _noted: held::Noted::new::<R>(self.address()) }
+        ShardedGuard { guard, _noted: held::Noted::new::<R>(self) }
     }
 
     /// Waits until nobody reads or writes.
     #[track_caller]
     pub fn write(&self) -> ShardedWriteGuard<'_, T> {
-        held::check::<R>(self.address());
+        held::check::<R>(self);
         let guard = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ShardedWriteGuard { guard, _noted: held::Noted::new::<R>(self.address()) }
-    }
-
-    fn address(&self) -> usize {
-        (&raw const *self).addr()
+        ShardedGuard { guard, _noted: held::Noted::new::<R>(self) }
     }
 }
 
@@ -254,25 +209,17 @@ impl<R, T: fmt::Debug> fmt::Debug for Sharded<R, T> {
     }
 }
 
-impl<T> Deref for ShardedReadGuard<'_, T> {
-    type Target = T;
+impl<G: Deref> Deref for ShardedGuard<G> {
+    type Target = G::Target;
 
     #[inline]
-    fn deref(&self) -> &T {
+    fn deref(&self) -> &G::Target {
         &self.guard
     }
 }
 
-impl<T> Deref for ShardedWriteGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for ShardedWriteGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
+impl<G: DerefMut> DerefMut for ShardedGuard<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.guard
     }
 }

@@ -62,6 +62,24 @@ impl Drop for Use {
     }
 }
 
+/// Counts one more of something for as long as it lives.
+#[derive(Debug)]
+pub struct Counted<'a>(&'a AtomicU32);
+
+impl<'a> Counted<'a> {
+    /// From now on there is one more in `count`.
+    pub fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// How many objects of one kind a process may have on a device, and how many it has.
 #[derive(Debug)]
 pub struct Quota {

@@ -57,7 +57,7 @@ mod tests {
     fn an_acknowledgement_waits_longer_where_the_background_thread_looks_for_packets() {
         let engine = private_engine(config().unwrap());
         let mut rx = engine.rx.lock();
-        let state = rx.state();
+        let state = &mut rx.state;
         let (until, soon) = (Instant(1_000_000), Duration::from_nanos(1));
         let mut waits = |visitor, by| {
             let qp = Arc::new(FakeQp(Qpn::new(7))) as Arc<dyn QueuePair>;

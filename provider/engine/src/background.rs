@@ -105,7 +105,7 @@ impl Engine {
     fn round(&self, experience: &mut Experience) -> Sleep {
         let presence = &self.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);
-        self.rings().awake();
+        self.rings.awake();
         let now = clock::now();
         self.steer(now);
         self.tell_counters(now);
@@ -184,7 +184,7 @@ impl Engine {
                 governor.note_find();
             }
             self.tell_counters(now);
-            if self.rings().are_answers_due(now) {
+            if self.rings.answers.are_due(now) {
                 self.tend_rings();
             }
             match found {
@@ -205,7 +205,7 @@ impl Engine {
             if self.next_deadline() == until {
                 let now = clock::now();
                 // Packets that came into a ring meanwhile have woken nobody.
-                let until = if self.rings().prepare_sleep() { Some(now) } else { until };
+                let until = if self.rings.prepare_sleep() { Some(now) } else { until };
                 return Sleep { watch: Watch::All, until, now };
             }
         }

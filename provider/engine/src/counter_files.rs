@@ -55,13 +55,6 @@ pub struct CounterFiles {
     pause: AtomicU64,
 }
 
-/// Whether to wait for the turn of another process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Now,
-    Wait,
-}
-
 impl CounterFiles {
     /// The files of port 1 of `device` in the folder `root`, if there is one, and what is left in
     /// the folder `stats`.
@@ -92,7 +85,7 @@ impl CounterFiles {
         if let Some(stats) = self.stats.as_ref().filter(|_| !self.is_closed.load(Ordering::Relaxed)) {
             stats.write(&now);
         }
-        self.add_new(&mut told, &now, Turn::Now);
+        self.add_new(&mut told, &now, |folder| folder.try_lock().is_ok());
         drop(told);
         self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
@@ -102,13 +95,15 @@ impl CounterFiles {
     pub fn close(&self, counters: &Counters) -> Counters {
         let mut told = self.told.lock();
         let last = counters.clone();
-        self.add_new(&mut told, &last, Turn::Wait);
+        self.add_new(&mut told, &last, |folder| folder.lock().is_ok());
         self.is_closed.store(true, Ordering::Relaxed);
         self.stats.iter().for_each(StatsFile::remove);
         last
     }
 
-    fn add_new(&self, told: &mut Values, counters: &Counters, turn: Turn) {
+    /// Adds what the files do not show yet if the folder `is_locked` then; if not, it is another
+    /// process's turn.
+    fn add_new(&self, told: &mut Values, counters: &Counters, is_locked: impl FnOnce(&File) -> bool) {
         if self.is_closed.load(Ordering::Relaxed) {
             return;
         }
@@ -116,10 +111,10 @@ impl CounterFiles {
             *told = values(counters);
             return;
         }
-        match take_turn(&self.folder, turn) {
-            // Others wait until this is dropped.
-            Ok(Some(_folder)) => self.add_all(told, values(counters)),
-            Ok(None) => {}
+        match File::open(&self.folder) {
+            // Others wait until it is dropped.
+            Ok(folder) if is_locked(&folder) => self.add_all(told, values(counters)),
+            Ok(_) => {}
             Err(_) => self.lacks_files.store(true, Ordering::Relaxed),
         }
     }
@@ -162,17 +157,6 @@ fn pause_after(cost: Duration) -> u64 {
 
 fn values(counters: &Counters) -> Values {
     FILES.map(|(_, value)| value(counters))
-}
-
-/// The folder, locked; `None` if it is another process's turn.
-fn take_turn(folder: &Path, turn: Turn) -> io::Result<Option<File>> {
-    let folder = File::open(folder)?;
-    match turn {
-        Turn::Wait => folder.lock()?,
-        Turn::Now if folder.try_lock().is_err() => return Ok(None),
-        Turn::Now => {}
-    }
-    Ok(Some(folder))
 }
 
 /// Adds to the number in a file, which is no link. It never gets shorter, so that writing it at
@@ -238,8 +222,8 @@ mod tests {
         let counters = Counters::default();
         counters.sent_packets.add(5);
         first.publish(&counters);
-        let turn = take_turn(&files.0.join("roxe0/ports/1"), Turn::Now).unwrap();
-        assert!(turn.is_some());
+        let turn = File::open(files.0.join("roxe0/ports/1")).unwrap();
+        assert!(turn.try_lock().is_ok());
         second.publish(&counters);
         assert_eq!((files.sent().as_str(), second.is_behind(|| counters.clone())), ("5\n", true));
         drop(turn);

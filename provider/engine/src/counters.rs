@@ -154,23 +154,17 @@ counters! {
 impl Counters {
     /// Counts a packet that a queue pair dropped.
     pub fn count_drop(&self, reason: DropReason) {
-        if let Some(counter) = self.drops.get(reason as usize) {
-            counter.add(1);
-        }
+        self.drops[reason as usize].add(1);
     }
 
     /// Counts what came to queue pair 1 and is no message of a connection manager.
     pub fn count_bad_mad(&self, reason: MadError) {
-        if let Some(counter) = self.bad_mads.get(reason as usize) {
-            counter.add(1);
-        }
+        self.bad_mads[reason as usize].add(1);
     }
 
     /// Counts a message that the connection manager could not use.
     pub fn count_ignored(&self, reason: Ignored) {
-        if let Some(counter) = self.ignored.get(reason as usize) {
-            counter.add(1);
-        }
+        self.ignored[reason as usize].add(1);
     }
 
     /// Adds what a queue pair met of congestion.
@@ -212,7 +206,7 @@ impl Counters {
 
     /// How many packets were dropped for `reason`.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.drops.get(reason as usize).map_or(0, Counter::get)
+        self.drops[reason as usize].get()
     }
 
     /// Adds what `others` have counted.

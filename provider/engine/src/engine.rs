@@ -12,6 +12,10 @@
 //! come in through [`Engine::progress`] and through the verbs of a queue pair; the background
 //! thread through its own loop.
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
+
 use crate::adapter::{Adapter, MAX_ENGINES};
 use crate::fabric::Fabric;
 use crate::interceptor::Interceptor;
@@ -142,12 +146,6 @@ impl Engine {
         self.number() == 0
     }
 
-    /// What packets leave by.
-    #[inline]
-    pub fn fabric(&self) -> &Fabric {
-        &self.fabric
-    }
-
     /// What a raw packet queue pair sends by. Errors as [`FrameSender::open`].
     pub fn open_frame_sender(&self) -> Result<Arc<FrameSender>, Error> {
         self.start()?;
@@ -266,20 +264,20 @@ impl Engine {
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
-        let timers = self.timers.raw();
-        let [out, inbound, full] = self.rings.raw();
         let always: [&dyn Lockable; 13] = [
             self.table.raw_owned(),
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,
             map,
-            out,
-            inbound,
-            full,
+            // Those of single rings are only taken under locks of queue pairs and of the receive
+            // side.
+            &self.rings.out,
+            &self.rings.inbound,
+            &self.rings.full,
             ready,
             credits,
-            timers,
+            self.timers.raw(),
             self.xrc_messages.raw(),
             &self.thread,
         ];
@@ -295,34 +293,5 @@ impl Drop for Engine {
         self.close_sockets();
         // The thread wakes, finds nobody, and ends.
         self.kick();
-    }
-}
-
-/// The receive side by hand, for tests of the crate above.
-#[cfg(feature = "testing")]
-#[doc(hidden)]
-pub mod testing {
-    use super::*;
-    use roxe_base::clock;
-    use roxe_base::lock::MutexGuard;
-
-    /// The receive side, which nobody else gets meanwhile.
-    pub struct Held<'a>(#[expect(dead_code, reason = "held to be dropped")] MutexGuard<'a, rank::Rx, Rx>);
-
-    impl Engine {
-        /// Takes the receive side.
-        pub fn hold_receive_side(&self) -> Held<'_> {
-            Held(self.rx.lock())
-        }
-
-        /// The timers that were added so far, as a visit counts them before it receives.
-        pub fn timers_added(&self) -> u64 {
-            self.timers.added()
-        }
-
-        /// Runs what is due of the first `added` timers, as a visit does that has received.
-        pub fn run_due_timers(&self, added: u64) {
-            self.run_timers(added, clock::now());
-        }
     }
 }

@@ -6,9 +6,10 @@
 
 use crate::engine::Engine;
 use crate::poll_policy::spin::Look;
-use crate::waiters::{Counted, Waiters};
+use crate::waiters::Waiters;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
+use roxe_base::uses::Counted;
 use roxe_transport::time::Instant;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -36,7 +37,7 @@ impl Engine {
     /// first. Keep the answer until it has slept.
     pub fn before_sleep(&self, is_over: impl Fn() -> bool) -> Wait<'_> {
         let (presence, waiters) = (&self.presence, self.waiters());
-        let counted = waiters.come();
+        let counted = Counted::new(&waiters.waiting);
         presence.waits_itself.store(true, Relaxed);
         let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
         // A thread that is cancelled must not hold locks of ours.

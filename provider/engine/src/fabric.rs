@@ -131,19 +131,13 @@ impl Fabric {
     pub fn look_at(&self, key: Key) -> Receiver {
         if self.link(key.dst).is_none() {
             Receiver::Remote
-        } else if self.has_ring(key.slot) {
+        } else if self.rings.is_ready(key.slot) {
             Receiver::Ring
         } else if self.is_owned(key.slot) {
             Receiver::Credits
         } else {
             Receiver::Absent
         }
-    }
-
-    /// The rings.
-    #[inline]
-    pub(crate) fn rings(&self) -> &Rings {
-        &self.rings
     }
 
     /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of
@@ -158,11 +152,6 @@ impl Fabric {
     /// Whether who looked for rings at `version` knows all there are, and uses them.
     pub fn knows_rings(&self, version: u32) -> bool {
         self.rings.version() == version
-    }
-
-    /// Whether packets to `slot` go through a ring.
-    pub(crate) fn has_ring(&self, slot: Slot) -> bool {
-        self.rings.is_ready(slot)
     }
 
     /// Leaves an XRC message for whoever has the receive side next.

@@ -63,7 +63,7 @@ impl Engine {
         }
         for (_, gid) in gids.used() {
             if self.link(gid).is_none() {
-                let _ = self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller));
+                let _ = self.add_link(gid, &poller);
             }
         }
     }

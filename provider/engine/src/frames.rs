@@ -26,17 +26,6 @@ pub enum Destination {
     Nobody,
 }
 
-impl Destination {
-    /// The queue pair for one frame.
-    pub(crate) fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
-        match self {
-            Self::Qp(qp) => Some(Arc::clone(qp)),
-            Self::Spread(spread) => spread.choose(key),
-            Self::Nobody => None,
-        }
-    }
-}
-
 /// What a flow does with a frame.
 #[derive(Clone, Debug)]
 pub struct Target {
@@ -72,7 +61,12 @@ pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>
     rules.steer(key, |target| {
         // clause: FLOW-ACTIONS
         target.counters.iter().for_each(|counters| counters.count(len));
-        let Some(qp) = target.to.choose(key) else { return };
+        let qp = match &target.to {
+            Destination::Qp(qp) => Some(Arc::clone(qp)),
+            Destination::Spread(spread) => spread.choose(key),
+            Destination::Nobody => None,
+        };
+        let Some(qp) = qp else { return };
         // clause: FLOW-COPIES
         if !chosen.iter().any(|(other, _)| Arc::ptr_eq(other, &qp)) {
             chosen.push((qp, target.tag));

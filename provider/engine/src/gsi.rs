@@ -10,26 +10,27 @@
 //! processor since. What we say to processes of this host is routed here too, where rings are
 //! allowed and nobody watches: it never sees a socket. A message for whoever has a connection with
 //! its sender (a REJ for timeout that names no id of ours) goes where the request went
-//! (`forwarded_requests`); if that came to another process, or long ago, only this one
+//! (`requests`); if that came to another process, or long ago, only this one
 //! hears of it, and the other's retries end in time.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
+use crate::requests::Request;
 use crate::run::{Run, header_of};
 use crate::rx_state::RxState;
-use crate::unclaimed::Request;
+use crate::scheduler::Due;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::forward::Frame;
-use roxe_net::link::{HOP_LIMIT, ROCE_PORT, RxMeta};
+use roxe_net::link::RxMeta;
 use roxe_net::service::{Mailbox, Place, Scope, ServiceSocket};
 use roxe_net::slot::Slot;
 use roxe_transport::cm::{Addressee, Route, addressee};
 use roxe_transport::qp::DropReason;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{MAD_LEN, Mad, Message, ServiceId};
-use roxe_wire::{Header, Kind, Packet, Pkey, Qkey, icrc};
+use roxe_wire::{Header, Kind, NetHeader, Packet, Pkey, Qkey, icrc};
 use std::time::Duration;
 
 /// What stands for queue pair 1 where queue pairs of this process are counted.
@@ -59,7 +60,7 @@ impl Engine {
             let alone = Run { bytes, index, ..run };
             match self.forward_mad(state, alone) {
                 Way::Sent(_) => {}
-                Way::Nobody if state.unclaimed.0.len() < MAX_WAITING => self.let_wait(state, alone, now),
+                Way::Nobody if state.unclaimed.len() < MAX_WAITING => self.let_wait(state, alone, now),
                 Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
             }
         }
@@ -71,7 +72,7 @@ impl Engine {
     /// twelve children leave one after the other met that in one of four runs.
     pub fn keeps_mads(&self, route: Route) -> bool {
         let is_here = |gid| self.link(gid).is_some();
-        self.rings().is_on() && self.interceptor().is_none() && is_here(route.local) && is_here(route.remote)
+        self.rings.is_on && self.interceptor().is_none() && is_here(route.local) && is_here(route.remote)
     }
 
     /// Routes a message of ours as if it had come to our own socket. Whether it did: not while
@@ -79,49 +80,34 @@ impl Engine {
     /// another thread has the receive side for longer than `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
-        if !rx.state().forward_queue.is_empty() {
+        if !rx.state.forward_queue.is_empty() {
             return Some(false);
         }
-        let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
-        let len = packet.len();
-        let room = packet.get_mut(..len - icrc::LEN).and_then(|room| header.emit(MAD_LEN, room));
-        room.into_iter().for_each(|room| room.copy_from_slice(mad));
-        let meta = RxMeta {
-            len,
-            segment: len,
-            first_index: 0,
-            src: route.local,
-            dst: route.remote,
-            src_port: ROCE_PORT,
-            traffic_class: 0,
-            hop_limit: HOP_LIMIT,
-            sealed: true,
-            by_ring: false,
-        };
-        icrc::seal(&header_of(&meta, 0), &mut packet);
+        let meta = RxMeta::alone(header.padded_len(MAD_LEN) + icrc::LEN, route.local, route.remote);
+        let packet = packet_of(header, mad, &header_of(&meta, 0));
         let now = clock::now();
-        self.counters().count_sent(1, len as u64);
-        self.route_mads(rx.state(), Run { meta: &meta, bytes: &packet, index: 0 }, now);
-        self.serve_processes(rx.state(), now);
+        self.counters().count_sent(1, packet.len() as u64);
+        self.route_mads(&mut rx.state, Run { meta: &meta, bytes: &packet, index: 0 }, now);
+        self.serve_processes(&mut rx.state, now);
         Some(true)
     }
 
     fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         let Run { meta, bytes, index } = run;
-        let next = now.after(FIRST_LOOK);
-        state.unclaimed.0.push_back(Request { meta: *meta, index, bytes: bytes.into(), since: now, next });
-        self.look_for_listeners_at(next);
+        let (meta, next) = (RxMeta { first_index: index, ..*meta }, now.after(FIRST_LOOK));
+        state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
+        self.wait_for(next, Due::Requests);
     }
 
     /// Looks whether somebody listens now for the requests that wait. Those that have waited long
     /// enough go to our machine, which refuses them.
     pub(crate) fn look_for_listeners(&self, now: Instant) {
         // Whoever receives now would be held up.
-        let Some(mut rx) = self.rx.try_lock() else { return self.look_for_listeners_at(now.after(FIRST_LOOK)) };
-        let state = rx.state();
-        for mut request in std::mem::take(&mut state.unclaimed.0) {
+        let Some(mut rx) = self.rx.try_lock() else { return self.wait_for(now.after(FIRST_LOOK), Due::Requests) };
+        let state = &mut rx.state;
+        for mut request in std::mem::take(&mut state.unclaimed) {
             if request.next > now {
-                state.unclaimed.0.push_back(request);
+                state.unclaimed.push_back(request);
                 continue;
             }
             let waited = now.since(request.since);
@@ -129,8 +115,8 @@ impl Engine {
                 Way::Sent(_) => {}
                 Way::Nobody if waited < MAX_LISTENER_WAIT => {
                     request.next = now.after(waited.max(FIRST_LOOK));
-                    self.look_for_listeners_at(request.next);
-                    state.unclaimed.0.push_back(request);
+                    self.wait_for(request.next, Due::Requests);
+                    state.unclaimed.push_back(request);
                 }
                 Way::Ours | Way::Nobody => self.take_mads(state, request.run(), now),
             }
@@ -180,26 +166,25 @@ impl Engine {
         let Ok(packet) = Packet::parse(run.bytes) else { return Way::Ours };
         let Ok(mad) = Mad::parse(packet.payload) else { return Way::Ours };
         let route = Route { local: run.meta.dst, remote: run.meta.src };
-        match addressee(&mad.message) {
+        let to = match addressee(&mad.message) {
             Addressee::Id(id) => {
                 let slot = Slot::new(id.prefix());
                 let is_ours = !slot.can_be_owned() || state.slots.iter().any(|socket| socket.slot() == slot);
-                let to = (!is_ours).then_some(Mailbox::Slot(slot));
-                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
+                (!is_ours).then_some(Mailbox::Slot(slot))
             }
             Addressee::Service(service) => {
                 let way = self.forward_request(state, service, run);
                 if let (Message::Req(req), Way::Sent(to)) = (&mad.message, way) {
                     state.forwarded_requests.remember(route, req.local_comm_id, to);
                 }
-                way
+                return way;
             }
-            Addressee::Anyone => {
-                let Message::Rej(rej) = &mad.message else { return Way::Ours };
-                let to = state.forwarded_requests.find(route, rej.local_comm_id);
-                to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
-            }
-        }
+            Addressee::Anyone => match &mad.message {
+                Message::Rej(rej) => state.forwarded_requests.find(route, rej.local_comm_id),
+                _ => None,
+            },
+        };
+        to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
     }
 
     /// Sends a request to who listens, the listener at exactly this address first.
@@ -236,14 +221,24 @@ impl Engine {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
         let socket = ServiceSocket::open(self.ifindex(), place).map_err(claim)?;
         self.poller()?.watch(socket.fd(), Watch::All).map_err(claim)?;
-        self.rx.lock().state().services.push(socket);
+        self.rx.lock().state.services.push(socket);
         Ok(())
     }
 
     /// They do not any more.
     pub fn close_service(&self, place: Place) {
-        self.rx.lock().state().services.retain(|socket| socket.place() != place);
+        self.rx.lock().state.services.retain(|socket| socket.place() != place);
     }
+}
+
+/// A whole packet with a message for queue pair 1.
+pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -> Vec<u8> {
+    let len = header.padded_len(MAD_LEN);
+    let mut packet = vec![0; len + icrc::LEN];
+    let room = packet.get_mut(..len).and_then(|room| header.emit(MAD_LEN, room));
+    room.into_iter().for_each(|room| room.copy_from_slice(mad));
+    icrc::seal(net, &mut packet);
+    packet
 }
 
 /// Whether a packet carries a message between two queue pairs 1.

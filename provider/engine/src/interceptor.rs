@@ -56,11 +56,6 @@ impl Interceptor {
         Ok(Some(Self { recorder, faults, delayed: Timers::default() }))
     }
 
-    /// The child of a fork begins to use what it has inherited.
-    pub(crate) fn resume(&self) -> Result<(), Error> {
-        process::resume()
-    }
-
     /// What shall happen to these packets, which pass now, one verdict each; `None` stands for what
     /// is no packet, and passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {

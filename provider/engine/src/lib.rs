@@ -20,8 +20,8 @@
 //! - `links`, `rings`, [`flow_control`], [`xrc_messages`], [`interceptor`]: sockets by address,
 //!   rings by process, windows by receiver, messages for other processes, captures and fault rules.
 //! - [`fabric`]: all of these, which is what the transmit path ([`tx`]) needs.
-//! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `unclaimed`, `forwarded_requests`,
-//!   `forward_queue`: the receive side, as its lock guards it.
+//! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `requests`, `forward_queue`: the receive
+//!   side, as its lock guards it.
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
 //!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
@@ -44,7 +44,6 @@ pub mod flow_control;
 pub mod flow_counters;
 mod follow;
 mod forward_queue;
-mod forwarded_requests;
 pub mod frames;
 pub mod further;
 mod groups;
@@ -64,6 +63,7 @@ pub mod queue_pair;
 mod raw_frames;
 pub mod reachability;
 pub mod reasons;
+mod requests;
 mod ring_service;
 mod rings;
 pub mod run;
@@ -81,7 +81,6 @@ mod testing;
 #[allow(unsafe_code)]
 mod thread;
 pub mod tx;
-mod unclaimed;
 mod waiters;
 pub mod xrc_messages;
 mod xrc_remote;

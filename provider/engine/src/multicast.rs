@@ -29,7 +29,7 @@ impl Engine {
     /// the device.
     pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
-        let groups = &mut rx.state().groups;
+        let groups = &mut rx.state.groups;
         if let Some(group) = groups.iter_mut().find(|group| group.mgid == mgid) {
             return group.add(qp);
         }
@@ -43,7 +43,7 @@ impl Engine {
     /// Ends the membership; the last one to go closes the sockets. EINVAL: `qp` is no member.
     pub fn detach(&self, qp: &dyn QueuePair, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
-        let groups = &mut rx.state().groups;
+        let groups = &mut rx.state.groups;
         let found = groups.iter_mut().find(|group| group.mgid == mgid);
         let member = found.and_then(|group| group.position(qp).map(|at| group.members.swap_remove(at)));
         groups.retain(|group| !group.members.is_empty());
@@ -55,13 +55,13 @@ impl Engine {
 
     /// How many groups `qp` is a member of.
     pub fn memberships(&self, qp: &dyn QueuePair) -> usize {
-        self.rx.lock().state().groups.iter().filter(|group| group.position(qp).is_some()).count()
+        self.rx.lock().state.groups.iter().filter(|group| group.position(qp).is_some()).count()
     }
 
     /// Ends all memberships of a queue pair that goes away.
     pub(crate) fn detach_from_all(&self, qp: &dyn QueuePair) {
         let mut rx = self.rx.lock();
-        let groups = &mut rx.state().groups;
+        let groups = &mut rx.state.groups;
         groups.iter_mut().for_each(|group| group.members.retain(|member| member.qpn() != qp.qpn()));
         groups.retain(|group| !group.members.is_empty());
     }

@@ -23,29 +23,21 @@ pub(crate) enum Watch {
     Quiet,
 }
 
-/// Marks the descriptor of the link events, and those of lines to other processes; all others are
-/// marked by their number.
-const NEWS: u64 = u64::MAX;
-const LINE: u64 = u64::MAX - 1;
-/// Marks what tells of room in send buffers.
-const ROOM: u64 = u64::MAX - 2;
-
-/// Marks what questions come to.
-const STATUS: u64 = u64::MAX - 3;
-
-/// What ended a sleep.
+/// What ended a sleep. A descriptor that is watched for one of these is marked by its number, all
+/// others by their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum Woken {
     /// News of the interface.
-    LinkEvents,
+    LinkEvents = u64::MAX,
     /// Something was said on a line to another process, or it is gone.
-    Line,
+    Line = u64::MAX - 1,
     /// A socket whose send buffer was full has room.
-    Room,
+    Room = u64::MAX - 2,
     /// Somebody asks what queue pairs do.
-    Status,
+    Status = u64::MAX - 3,
     /// Anything else.
-    Other,
+    Other = 0,
 }
 
 /// The descriptors of a sleeping thread.
@@ -83,7 +75,7 @@ impl Poller {
         }
         poller.watch(poller.kick, Watch::Quiet)?;
         poller.watch(poller.timer, Watch::Quiet)?;
-        [poller.all, poller.quiet].into_iter().try_for_each(|epoll| add(epoll, poller.room.fd(), ROOM, READABLE))?;
+        poller.watch_for(Woken::Room, poller.room.fd())?;
         Ok(poller)
     }
 
@@ -97,6 +89,13 @@ impl Poller {
         }
     }
 
+    /// Lets `fd` wake the thread however deep it sleeps, which hears of `news` then. Every event of
+    /// a line wakes once, as the line may stay as it is.
+    pub(crate) fn watch_for(&self, news: Woken, fd: RawFd) -> io::Result<()> {
+        let events = if news == Woken::Line { READABLE | libc::EPOLLRDHUP | libc::EPOLLET } else { READABLE };
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, news as u64, events))
+    }
+
     /// What tells of room in send buffers, which wakes the thread however deep it sleeps.
     pub(crate) fn send_room(&self) -> &Arc<SendRoom> {
         &self.room
@@ -105,23 +104,6 @@ impl Poller {
     /// Wakes the thread, or keeps it from going to sleep the next time.
     pub(crate) fn kick(&self) {
         roxe_net::wake(self.kick);
-    }
-
-    /// The same for link events of the interface, which wake however deep the thread sleeps.
-    pub(crate) fn watch_link_events(&self, fd: RawFd) -> io::Result<()> {
-        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, NEWS, READABLE))
-    }
-
-    /// The same for questions what queue pairs do.
-    pub(crate) fn watch_status(&self, fd: RawFd) -> io::Result<()> {
-        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, STATUS, READABLE))
-    }
-
-    /// The same for a line to another process; every event wakes once, as the line may stay as it
-    /// is.
-    pub(crate) fn watch_line(&self, fd: RawFd) -> io::Result<()> {
-        let events = READABLE | libc::EPOLLRDHUP | libc::EPOLLET;
-        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, LINE, events))
     }
 
     /// What another process writes to when it wants to wake the thread.
@@ -141,13 +123,8 @@ impl Poller {
         if count == 1 && (woken_by == self.kick as u64 || woken_by == self.timer as u64) {
             self.drain();
         }
-        match woken_by {
-            NEWS if count == 1 => Woken::LinkEvents,
-            LINE if count == 1 => Woken::Line,
-            ROOM if count == 1 => Woken::Room,
-            STATUS if count == 1 => Woken::Status,
-            _ => Woken::Other,
-        }
+        let news = [Woken::LinkEvents, Woken::Line, Woken::Room, Woken::Status];
+        news.into_iter().find(|news| count == 1 && woken_by == *news as u64).unwrap_or(Woken::Other)
     }
 
     /// Closes the descriptors although others may hold this value: in the child of a fork, whose
@@ -234,7 +211,7 @@ mod tests {
     fn news_wake_however_deep_the_sleep_and_say_so() {
         let poller = Poller::new().unwrap();
         let (mut a, b) = UnixStream::pair().unwrap();
-        poller.watch_link_events(b.as_raw_fd()).unwrap();
+        poller.watch_for(Woken::LinkEvents, b.as_raw_fd()).unwrap();
         poller.kick();
         assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick is no news");
         a.write_all(b"x").unwrap();

@@ -119,11 +119,6 @@ impl Presence {
         self.muting.add(-points) <= 0 && self.muting.mute()
     }
 
-    /// In the child of a fork, where no thread waits.
-    pub(crate) fn abandon(&self) {
-        self.waiters.abandon();
-    }
-
     /// The thread has received something. A program that armed and waits elsewhere, as with
     /// `poll(2)`, wants to be woken the next time.
     pub(crate) fn note_served(&self) {
@@ -136,6 +131,7 @@ impl Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_base::uses::Counted;
 
     #[test]
     fn the_thread_is_muted_when_the_score_is_empty() {
@@ -175,7 +171,7 @@ mod tests {
         presence.waits_itself.store(true, Relaxed);
         presence.muting.mute();
         assert!(!presence.arm());
-        let waiting = presence.waiters.come();
+        let waiting = Counted::new(&presence.waiters.waiting);
         presence.note_served();
         assert!(!presence.arm(), "it waits itself");
         drop(waiting);

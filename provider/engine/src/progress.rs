@@ -4,7 +4,6 @@
 //! A poll receives what has arrived, runs the timers that are due, then serves the services that
 //! have something to do; it never waits.
 
-use crate::counter_files::CounterFiles;
 use crate::engine::Engine;
 use crate::flow_control::Turn;
 use crate::poller::{Poller, Watch};
@@ -80,10 +79,10 @@ impl Engine {
     /// lock of the receive side leaves them to its holder. Whether anything was there.
     pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
         let due = self.timers.is_due(now).then(|| self.timers.added());
-        rx.state().visitor = visitor;
-        let all = visitor == Visitor::Woken || rx.state().takes_turn_of_sockets(due.is_some(), now);
+        rx.state.visitor = visitor;
+        let all = visitor == Visitor::Woken || rx.state.takes_turn_of_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
-        let due = due.filter(|_| rx.state().ends_overdue(found || !all));
+        let due = due.filter(|_| rx.state.ends_overdue(found || !all));
         drop(rx);
         if let Some(added) = due {
             self.run_timers(added, now);
@@ -100,10 +99,10 @@ impl Engine {
         }
         let mut rx = self.rx.lock();
         if let Some(interceptor) = self.interceptor() {
-            self.release_held(interceptor, rx.state(), Instant(u64::MAX), clock::now());
+            self.release_held(interceptor, &mut rx.state, Instant(u64::MAX), clock::now());
         }
         self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-        self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
+        self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
         drop(rx);
         self.run_cm();
     }
@@ -194,7 +193,7 @@ impl Engine {
 
     fn serve_queue_pairs(&self, now: Instant) {
         while let Some(Turn { qpn, grant }) = self.flows.pop_ready() {
-            let flow = grant.as_ref().map(|grant| Arc::clone(grant.flow()));
+            let flow = grant.as_ref().map(|grant| Arc::clone(&grant.flow));
             match self.table.get(qpn) {
                 Some(qp) => qp.serve_waiter(grant, now),
                 None => drop(grant),
@@ -207,27 +206,22 @@ impl Engine {
     /// Counts what the system has dropped at the sockets, also those of further engines. Those of
     /// groups are left for the next time if somebody receives.
     pub fn count_socket_drops(&self) {
-        let sum = |links: &mut dyn Iterator<Item = &Arc<UdpLink>>| {
-            links.map(|link| link.take_drops()).fold(TakenDrops::default(), |sum, more| sum + more)
+        let count = |link: &Arc<UdpLink>| {
+            let TakenDrops { lost, filtered } = link.take_drops();
+            self.counters().rcvbuf_errors.add(lost);
+            self.counters().foreign_source_port.add(filtered);
         };
-        let of_groups =
-            self.rx.try_lock().map(|mut rx| sum(&mut rx.state().groups.iter().flat_map(|group| &group.links)));
-        let drops = sum(&mut self.links.udp.read().iter()) + of_groups.unwrap_or_default();
-        self.counters().rcvbuf_errors.add(drops.lost);
-        self.counters().foreign_source_port.add(drops.filtered);
+        self.links.udp.read().iter().for_each(count);
+        if let Some(rx) = self.rx.try_lock() {
+            rx.state.groups.iter().flat_map(|group| &group.links).for_each(count);
+        }
         self.further().for_each(|engine| engine.count_socket_drops());
     }
 
     /// Writes the counters to their files if it is time, and sees to it that it will be if they
     /// have moved. Background thread only.
-    #[inline]
     pub(crate) fn tell_counters(&self, now: Instant) {
-        if let Some(files) = self.adapter.files() {
-            self.tell_counters_to(files, now);
-        }
-    }
-
-    fn tell_counters_to(&self, files: &CounterFiles, now: Instant) {
+        let Some(files) = self.adapter.files() else { return };
         match self.due(Task::CounterFiles) {
             Some(due) if due > now => return,
             Some(_) => {
@@ -248,7 +242,7 @@ impl Engine {
             return;
         }
         let mut rx = self.rx.lock();
-        let state = rx.state();
+        let state = &mut rx.state;
         let unanswered = self.take_unanswered();
         for steering in &mut state.steering {
             if unanswered {

@@ -65,17 +65,12 @@ pub struct Met {
 impl Met {
     /// It met these losses.
     pub fn add(&mut self, more: RetryCounts) {
-        let RetryCounts { packet_seq_err, implied_nak_seq_err, rnr_nak_retry_err, local_ack_timeout_err, send_rnr_err } =
-            &mut self.retries;
-        for (sum, more) in [
-            (packet_seq_err, more.packet_seq_err),
-            (implied_nak_seq_err, more.implied_nak_seq_err),
-            (rnr_nak_retry_err, more.rnr_nak_retry_err),
-            (local_ack_timeout_err, more.local_ack_timeout_err),
-            (send_rnr_err, more.send_rnr_err),
-        ] {
-            *sum = sum.wrapping_add(more);
-        }
+        let sum = &mut self.retries;
+        sum.packet_seq_err = sum.packet_seq_err.wrapping_add(more.packet_seq_err);
+        sum.implied_nak_seq_err = sum.implied_nak_seq_err.wrapping_add(more.implied_nak_seq_err);
+        sum.rnr_nak_retry_err = sum.rnr_nak_retry_err.wrapping_add(more.rnr_nak_retry_err);
+        sum.local_ack_timeout_err = sum.local_ack_timeout_err.wrapping_add(more.local_ack_timeout_err);
+        sum.send_rnr_err = sum.send_rnr_err.wrapping_add(more.send_rnr_err);
     }
 }
 

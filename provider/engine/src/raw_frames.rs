@@ -22,7 +22,7 @@ impl Engine {
     /// raw link.
     pub fn add_rule(&self, rule: Rule<Target>) -> Result<RuleId, Error> {
         let mut rx = self.rx.lock();
-        let slot = &mut rx.state().frames;
+        let slot = &mut rx.state.frames;
         let side = match slot {
             Some(side) => side,
             None => slot.insert(FrameSide::open(&self.adapter, &*self.poller()?)?),
@@ -43,7 +43,7 @@ impl Engine {
     /// Ends what [`Engine::add_rule`] began; the last rule to go closes the link.
     pub fn remove_rule(&self, id: RuleId) {
         let mut rx = self.rx.lock();
-        let slot = &mut rx.state().frames;
+        let slot = &mut rx.state.frames;
         let Some(side) = slot else { return };
         let rule = side.rules.remove(id);
         if let Some(rule) = &rule {

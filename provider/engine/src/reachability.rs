@@ -4,12 +4,13 @@
 //! Touches sockets of its own ([`roxe_net::probe`]).
 
 use crate::engine::Engine;
+use crate::gsi::packet_of;
 use crate::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
 use roxe_net::probe::{Probe, source_towards};
 use roxe_transport::cm::Route;
-use roxe_wire::cm::{CommId, Drep, MAD_LEN, Mad, PrivateData, TransactionId, gsi_header};
-use roxe_wire::{NetHeader, Psn, icrc};
+use roxe_wire::cm::{CommId, Drep, Mad, PrivateData, TransactionId, gsi_header};
+use roxe_wire::{NetHeader, Psn};
 use std::io;
 use std::time::Duration;
 
@@ -25,14 +26,9 @@ impl Engine {
         let mad = Mad { tid: TransactionId(0), modifier: 0, message: drep.into() }.to_bytes();
         let header = gsi_header(Psn::default());
         Probe::send(route.local, route.remote, self.ifindex(), |src_port| {
-            let mut packet = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
-            let len = packet.len();
-            let room = packet.get_mut(..len - icrc::LEN).and_then(|room| header.emit(MAD_LEN, room));
-            room.into_iter().for_each(|room| room.copy_from_slice(&mad));
             let (src, dst) = (route.local, route.remote);
             let net = NetHeader { src, dst, src_port, traffic_class: 0, hop_limit: HOP_LIMIT, flow_label: 0, ident: 0 };
-            icrc::seal(&net, &mut packet);
-            packet
+            packet_of(&header, &mad, &net)
         })
     }
 

@@ -9,7 +9,7 @@
 
 use crate::engine::Engine;
 use crate::flow_control::Receiver;
-use crate::poller::Poller;
+use crate::poller::{Poller, Woken};
 use crate::rings::{ASK_AGAIN, MAX_RINGS, Out, Sender, SharedSender};
 use crate::rx::YOUNG;
 use crate::rx_state::{RxState, Sources};
@@ -21,7 +21,7 @@ use roxe_net::shm::{self, Inbound, Offer, PeerEvent};
 use roxe_net::slot::Slot;
 use roxe_transport::time::Instant;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl Engine {
         };
         let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
-        poller.watch_line(offer.control.fd())?;
+        poller.watch_for(Woken::Line, offer.control.fd())?;
         let header = Frame::Ring { size: size as u32 }.header();
         from.send_descriptors(slot, &header, &offer.descriptors(poller.doorbell()))?;
         Ok(offer)
@@ -71,7 +71,7 @@ impl Engine {
     }
 
     fn open_inbound(&self, size: usize, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
-        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line: RawFd| poller.watch_line(line))?;
+        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line| poller.watch_for(Woken::Line, line))?;
         self.rings.inbound.write().push(Arc::new(ring));
         self.rings.inbound_version.fetch_add(1, Ordering::Release);
         // If the background thread sleeps now, the writer does not know that it has to wake it.
@@ -144,7 +144,7 @@ impl Engine {
         };
         while gone.iter().zip(&ends).any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
-        self.refresh_rings(rx.sources());
+        self.refresh_rings(&mut rx.sources);
         self.note_death(clock::now());
     }
 

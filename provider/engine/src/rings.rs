@@ -11,11 +11,10 @@
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
-use roxe_base::lock::{Lockable, Mutex, RwLock, rank};
+use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
-use roxe_net::shm::{ControlSocket, Doorbell, Heading, Inbound, PeerEvent, Writer};
+use roxe_net::shm::{ControlSocket, Doorbell, Inbound, PeerEvent, Writer};
 use roxe_net::slot::Slot;
-use roxe_transport::cx::TxRoom;
 use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
@@ -48,39 +47,6 @@ pub(crate) struct Sender {
 pub(crate) type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
 
 impl Sender {
-    /// Whether the ring is gone.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.writer.is_none()
-    }
-
-    /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full, or gone.
-    pub(crate) fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.slot(heading, len)
-    }
-
-    /// The same for who has just asked whether it is there; `None`: the ring is gone.
-    #[inline]
-    pub(crate) fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.place(heading, len)
-    }
-
-    /// Whether there is room for one.
-    #[inline]
-    pub(crate) fn takes(&mut self, heading: &Heading, len: usize) -> bool {
-        self.writer.as_mut().is_some_and(|writer| writer.takes(heading, len))
-    }
-
-    /// As [`Writer::extend`].
-    #[inline]
-    pub(crate) fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        self.writer.as_mut()?.extend(len, count)
-    }
-
-    /// Takes the last slot back, or what it was extended by.
-    pub(crate) fn retract(&mut self) {
-        self.writer.iter_mut().for_each(Writer::retract);
-    }
-
     /// Hands over what was written and wakes the reader if it sleeps.
     pub(crate) fn publish(&mut self) {
         let Some(writer) = &mut self.writer else { return };
@@ -93,11 +59,6 @@ impl Sender {
     /// How many bytes the reader has ever read; `None`: the ring is gone.
     pub(crate) fn read_so_far(&mut self) -> Option<u64> {
         self.writer.as_mut().map(Writer::read_so_far)
-    }
-
-    /// The reader stood still for too long.
-    pub(crate) fn set_stalled(&mut self) {
-        self.is_stalled = true;
     }
 
     /// Whether datagrams are lost here: until half of the ring is free.
@@ -142,6 +103,7 @@ pub(crate) enum Out {
 /// All rings of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
+    /// Whether there may be rings at all.
     pub(crate) is_on: bool,
     /// Changes when a ring can be used or is gone.
     pub(crate) version: AtomicU32,
@@ -154,14 +116,14 @@ pub(crate) struct Rings {
     pub(crate) has_full: ReadyFlag,
     /// Whether the background thread sleeps, and nobody else looks for room.
     pub(crate) sleeps: AtomicBool,
-    answers: Answers,
+    pub(crate) answers: Answers,
 }
 
 /// When to look whether an offered ring was accepted, for a background thread that keeps looking
 /// for packets: only one that sleeps hears of it. Without that, the answers of a process that only
 /// answers went by the socket in 4 of 14 runs of `ib_read_lat`, at three times the latency.
 #[derive(Debug, Default)]
-struct Answers {
+pub(crate) struct Answers {
     /// When the last ring was offered.
     offered: AtomicU64,
     /// 0: none is.
@@ -178,7 +140,8 @@ impl Answers {
     }
 
     /// Whether it is time; the next time is when it has taken twice as long.
-    fn are_due(&self, now: Instant) -> bool {
+    #[inline]
+    pub(crate) fn are_due(&self, now: Instant) -> bool {
         let due = self.due.load(Ordering::Relaxed);
         let is_due = due != 0 && due <= now.0;
         if is_due {
@@ -193,12 +156,6 @@ impl Rings {
     /// With the flags for rings that are wanted and for rings that are full.
     pub(crate) fn new(is_on: bool, has_wanted: ReadyFlag, has_full: ReadyFlag) -> Self {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, ..Self::default() }
-    }
-
-    /// Whether there may be rings at all.
-    #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on
     }
 
     /// What [`crate::fabric::Fabric::find_ring`] says may be different when this changes. Never 0.
@@ -248,12 +205,6 @@ impl Rings {
             self.answers.expect(now);
         }
         out.insert(slot, what);
-    }
-
-    /// Whether it is time to look if an offered ring was accepted.
-    #[inline]
-    pub(crate) fn are_answers_due(&self, now: Instant) -> bool {
-        self.answers.are_due(now)
     }
 
     /// `out` was looked at: what is offered still.
@@ -324,12 +275,6 @@ impl Rings {
         self.version.fetch_add(2, Ordering::Release);
         self.inbound_version.fetch_add(1, Ordering::Release);
     }
-
-    /// The locks, for the fork handlers, in the order they are taken. Those of single rings are
-    /// only taken under locks of queue pairs and of the receive side.
-    pub(crate) fn raw(&self) -> [&dyn Lockable; 3] {
-        [&self.out, &self.inbound, &self.full]
-    }
 }
 
 impl Out {
@@ -344,14 +289,15 @@ impl Out {
                 Some(Receiver::Ring)
             }
             PeerEvent::Gone => {
-                gone.extend(self.give_up());
+                let refused = Self::Refused(clock::now().after(ASK_AGAIN));
+                gone.extend(std::mem::replace(self, refused).into_ring());
                 Some(Receiver::Absent)
             }
         }
     }
 
     /// The offer was accepted.
-    pub(crate) fn accept(&mut self, doorbell: Doorbell) {
+    fn accept(&mut self, doorbell: Doorbell) {
         *self = match std::mem::replace(self, Self::Wanted) {
             Self::Offered(writer, control) => {
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
@@ -361,12 +307,8 @@ impl Out {
         };
     }
 
-    /// The other process is gone or wants no ring. The ring that it had.
-    pub(crate) fn give_up(&mut self) -> Option<SharedSender> {
-        std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN))).into_ring()
-    }
-
-    pub(crate) fn into_ring(self) -> Option<SharedSender> {
+    /// The ring that it had.
+    fn into_ring(self) -> Option<SharedSender> {
         match self {
             Self::Ready(sender, _) => Some(sender),
             Self::Wanted | Self::Offered(..) | Self::Refused(_) => None,

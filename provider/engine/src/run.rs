@@ -103,6 +103,12 @@ pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     }
 }
 
+/// The header of packet `index` of a run that was sealed as one: the kernel counts the
+/// identifications of IPv4.
+pub(crate) fn numbered(net: &NetHeader, index: u16) -> NetHeader {
+    NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..*net }
+}
+
 /// Such packets, read.
 #[derive(Clone, Copy, Debug)]
 pub struct Joined<'a> {

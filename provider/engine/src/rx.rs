@@ -6,7 +6,6 @@
 
 mod from_rings;
 mod intercepted;
-mod joined;
 mod to_processes;
 
 use crate::counters::Counter;
@@ -23,6 +22,7 @@ use crate::tx::peek_qpn;
 use roxe_net::forward::Frame;
 use roxe_net::link::RxMeta;
 use roxe_net::rx_retention::STREAM;
+use roxe_net::slot::recv_frame;
 use roxe_net::steer;
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
@@ -56,7 +56,7 @@ impl Engine {
     pub(crate) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
-        let by_rings = self.rings().is_on() && self.receive_by_rings(sources, buf, state, now);
+        let by_rings = self.rings.is_on && self.receive_by_rings(sources, buf, state, now);
         if all {
             state.look(&sources.links);
         }
@@ -182,27 +182,17 @@ impl Engine {
         let mut found = false;
         self.flows.set_starved(false);
         state.mail_visits = state.mail_visits.saturating_sub(1);
-        for at in 0..state.slots.len() {
+        for at in 0..state.slots.len() + state.services.len() {
             for _ in 0..BUDGET {
-                let slot = state.slots.get(at).filter(|slot| !looked || state.readiness.has(slot.fd()));
-                let Some(Ok(Some((len, fds)))) = slot.map(|socket| socket.recv_with(buf, &mut state.control)) else {
+                let mailbox = state.mailbox(at).filter(|fd| !looked || state.readiness.has(*fd));
+                let Some(Ok(Some((len, fds)))) = mailbox.map(|fd| recv_frame(fd, buf, &mut state.control)) else {
                     break;
                 };
                 found = true;
                 match Frame::parse(buf.get(..len).unwrap_or_default()) {
-                    Some((Frame::Ring { size }, _)) => self.accept_ring(size, fds),
+                    Some((Frame::Ring { size }, _)) if at < state.slots.len() => self.accept_ring(size, fds),
                     frame => self.take_frame(frame, state, now),
                 }
-            }
-        }
-        for at in 0..state.services.len() {
-            for _ in 0..BUDGET {
-                let service = state.services.get(at).filter(|service| !looked || state.readiness.has(service.fd()));
-                let Some(Ok(Some(len))) = service.map(|socket| socket.recv_with(buf, &mut state.control)) else {
-                    break;
-                };
-                found = true;
-                self.take_frame(Frame::parse(buf.get(..len).unwrap_or_default()), state, now);
             }
         }
         found

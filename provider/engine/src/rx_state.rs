@@ -4,12 +4,11 @@
 //! Touches nothing.
 
 use crate::forward_queue::ForwardQueue;
-use crate::forwarded_requests::ForwardedRequests;
 use crate::frames::FrameSide;
 use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
+use crate::requests::{ForwardedRequests, Request};
 use crate::run::{IdentGuess, RxTools};
-use crate::unclaimed::Unclaimed;
 use roxe_net::Control;
 use roxe_net::Readiness;
 use roxe_net::service::ServiceSocket;
@@ -20,6 +19,8 @@ use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 /// Sockets without traffic are looked at on every n-th visit.
@@ -99,8 +100,8 @@ pub(crate) struct RxState {
     pub(crate) services: Vec<ServiceSocket>,
     /// Where requests for services of other processes went.
     pub(crate) forwarded_requests: ForwardedRequests,
-    /// Requests for services that nobody offers yet.
-    pub(crate) unclaimed: Unclaimed,
+    /// Requests for services that nobody offers yet, the oldest first.
+    pub(crate) unclaimed: VecDeque<Request>,
     /// For other processes.
     pub(crate) forward_queue: ForwardQueue,
     /// Visits for which the mailboxes are looked at every time.
@@ -136,14 +137,6 @@ impl Default for Rx {
 }
 
 impl Rx {
-    pub(crate) fn state(&mut self) -> &mut RxState {
-        &mut self.state
-    }
-
-    pub(crate) fn sources(&mut self) -> &mut Sources {
-        &mut self.sources
-    }
-
     /// Forgets sockets and whatever refers to them.
     pub(crate) fn clear(&mut self) {
         (self.sources, self.state) = Default::default();
@@ -178,6 +171,15 @@ impl RxState {
         let mailboxes = self.slots.iter().map(SlotSocket::fd).chain(self.services.iter().map(ServiceSocket::fd));
         let groups = self.groups.iter().flat_map(|group| &group.links);
         self.readiness.look(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
+    }
+
+    /// The mailbox at `at`: those of slots come first, those of services behind them.
+    #[inline]
+    pub(crate) fn mailbox(&self, at: usize) -> Option<RawFd> {
+        match at.checked_sub(self.slots.len()) {
+            None => self.slots.get(at).map(SlotSocket::fd),
+            Some(at) => self.services.get(at).map(ServiceSocket::fd),
+        }
     }
 
     /// Whether a visit reads the socket of `link`: where something was seen if it looks at `all` of

@@ -156,11 +156,6 @@ impl Scheduler {
         self.wait_for(deadline, Due::Cm);
     }
 
-    /// Registers the requests that nobody listens for yet for another look.
-    pub(crate) fn look_for_listeners_at(&self, deadline: Instant) {
-        self.wait_for(deadline, Due::Requests);
-    }
-
     /// A process of this host has died: its names are taken away, once the kernel has closed all
     /// that it had.
     pub fn note_death(&self, now: Instant) {

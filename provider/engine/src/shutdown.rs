@@ -43,9 +43,9 @@ impl Engine {
             let mut rx = self.rx.lock();
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             let deadline = clock::now().after(MAIL_LIMIT);
-            while !rx.state().forward_queue.is_empty() && clock::now() < deadline {
+            while !rx.state.forward_queue.is_empty() && clock::now() < deadline {
                 thread::sleep(LOOK);
-                self.serve_processes(rx.state(), clock::now());
+                self.serve_processes(&mut rx.state, clock::now());
             }
             // Once more, right before: what comes from now on until they are closed is lost.
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
@@ -60,8 +60,8 @@ impl Engine {
         let deadline = clock::now().after(MAIL_LIMIT);
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
-            self.end_waiting(rx.state(), Instant(u64::MAX), clock::now());
-            let waits = !rx.state().forward_queue.is_empty();
+            self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
+            let waits = !rx.state.forward_queue.is_empty();
             drop(rx);
             let waits = self.send_all_queued() || waits;
             self.run_cm();
@@ -77,9 +77,9 @@ impl Engine {
 mod tests {
     use crate::testing::private_engine_at;
     use roxe_net::forward::Frame;
-    use roxe_net::link::TxMeta;
+    use roxe_net::link::ROCE_PORT;
     use roxe_net::slot::SlotSocket;
-    use roxe_wire::{Bth, Header, Kind, Psn, icrc};
+    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, icrc};
     use std::net::Ipv4Addr;
 
     #[test]
@@ -92,7 +92,7 @@ mod tests {
         let mut packet = vec![0; header.padded_len(0) + icrc::LEN];
         header.emit(0, &mut packet[..header.padded_len(0)]).unwrap();
         let link = engine.links.get(HERE.into()).unwrap();
-        let here = TxMeta { dst: HERE.into(), traffic_class: 0, hop_limit: 64 };
+        let here = NetHeader { dst: HERE.into(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
         // Somebody else of this process is about to receive, and then has nothing to do.
         let held = engine.rx.lock();
         link.send(&here, &packet, packet.len()).unwrap();

@@ -2,11 +2,11 @@
 //! child of a fork.
 
 use crate::engine::{Ears, Engine};
-use crate::interceptor::Interceptor;
-use crate::poller::{Poller, Watch};
+use crate::interceptor::process;
+use crate::poller::{Poller, Watch, Woken};
 use crate::rx_state::Rx;
 use crate::scheduler::Task;
-use crate::thread::Thread;
+use crate::thread::{TO_COME, TO_GO, Thread};
 use crate::{background, notice, reasons};
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -56,7 +56,7 @@ impl Engine {
         if self.is_started() {
             return Ok(());
         }
-        self.interceptor().map_or(Ok(()), Interceptor::resume)?;
+        self.interceptor().map_or(Ok(()), |_| process::resume())?;
         let poller = self.ensure_thread(&mut starting)?;
         // Before the sockets, which may bring packets of others at once: they are sent on from
         // here.
@@ -87,7 +87,7 @@ impl Engine {
             return Ok(());
         }
         let poller = self.poller()?;
-        self.open_link(gid, &poller).and_then(|link| self.add_link(link, &poller)).map_err(|e| explain(gid, &e))?;
+        self.add_link(gid, &poller).map_err(|e| explain(gid, &e))?;
         drop(starting);
         self.await_steering();
         Ok(())
@@ -101,16 +101,16 @@ impl Engine {
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
         // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the
         // device is opened.
-        let link_events =
-            LinkEvents::open().and_then(|link_events| poller.watch_link_events(link_events.fd()).map(|()| link_events));
+        let link_events = LinkEvents::open()
+            .and_then(|link_events| poller.watch_for(Woken::LinkEvents, link_events.fd()).map(|()| link_events));
         // For all engines of the device.
         let status = || {
             let socket = StatusSocket::open(self.ifindex()).ok()?;
-            poller.watch_status(socket.fd()).ok().map(|()| socket)
+            poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| socket)
         };
         let status = if self.is_first() { status() } else { None };
         let me = Weak::clone(&self.me);
-        let thread = Thread::start(poller, background::prepare, move |thread| background::run(&me, thread))
+        let thread = Thread::start(TO_COME, poller, background::prepare, move |thread| background::run(&me, thread))
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
         *ears = Some(Ears { link_events: link_events.ok(), status });
         let poller = Arc::clone(thread.poller());
@@ -125,7 +125,7 @@ impl Engine {
         let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
         for (engine, thread) in threads {
-            thread.into_iter().for_each(|thread| thread.join_if(|| engine.strong_count() == 0));
+            thread.into_iter().for_each(|thread| thread.join_if(TO_GO, || engine.strong_count() == 0));
         }
     }
 
@@ -135,8 +135,7 @@ impl Engine {
         self.look_at_host();
         let mut failure = None;
         for (_, gid) in self.adapter.gids().used() {
-            let opened = self.open_link(gid, poller).and_then(|link| self.add_link(link, poller));
-            if let Err(e) = opened {
+            if let Err(e) = self.add_link(gid, poller) {
                 failure.get_or_insert_with(|| explain(gid, &e));
             }
         }
@@ -149,7 +148,8 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn open_link(&self, gid: Gid, poller: &Poller) -> io::Result<Arc<UdpLink>> {
+    /// Opens the address `gid`: packets can leave from it and arrive at it from now on.
+    pub(crate) fn add_link(&self, gid: Gid, poller: &Poller) -> io::Result<()> {
         static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
         if self.config.gso && link.lacks_segments() {
@@ -157,16 +157,13 @@ impl Engine {
                 "the system has no UDP_SEGMENT, so every packet costs a system call; ROXE_GSO=off ends this line";
             TOLD.call_once(|| notice::tell(&text));
         }
-        link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf).map(Arc::new)
-    }
-
-    pub(crate) fn add_link(&self, link: Arc<UdpLink>, poller: &Poller) -> io::Result<()> {
+        let link = Arc::new(link.with_send_room(poller.send_room()).with_rcvbuf(self.config.rcvbuf)?);
         poller.watch(link.fd(), Watch::All)?;
         if self.config.steering {
             let mut rx = self.rx.lock();
             let now = clock::now();
-            rx.state().steering.push(Steering::new(Arc::clone(&link), self.ifindex(), now));
-            self.publish_steering(rx.state(), now);
+            rx.state.steering.push(Steering::new(Arc::clone(&link), self.ifindex(), now));
+            self.publish_steering(&rx.state, now);
         }
         self.links.add(link);
         Ok(())
@@ -178,7 +175,7 @@ impl Engine {
         poller.watch(socket.fd(), Watch::All).map_err(claim)?;
         reasons::begin(self.ifindex(), socket.slot());
         self.table.add_slot(socket.slot());
-        rx.state().slots.push(socket);
+        rx.state.slots.push(socket);
         Ok(())
     }
 
@@ -198,7 +195,7 @@ impl Engine {
             thread.poller().close();
         }
         self.forget_sockets();
-        self.presence.abandon();
+        self.presence.waiters.abandon();
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::engine::Engine;
 use crate::queue_pair::Met;
-use roxe_transport::qp::{QpState, QpStatus, Service};
+use roxe_transport::qp::{QpStatus, Service};
 use std::fmt::Write;
 
 impl Engine {
@@ -37,7 +37,7 @@ impl Engine {
 fn line(status: &QpStatus, met: &Met, to: &mut String) {
     let QpStatus { qpn, peer: (peer, address), path_mtu, sends, outstanding, .. } = status;
     let QpStatus { unacknowledged, window, reads, sent, received, expected, .. } = status;
-    let (service, state) = (service_name(status.service), state_name(status.state));
+    let (service, state) = (service_name(status.service), format!("{:?}", status.state).to_uppercase());
     let address = if address.is_zero() { "-".to_owned() } else { address.to_ip().to_string() };
     let waits = if status.waits_for_receive { 1 } else { 0 };
     let error = met.error.map_or_else(|| "-".to_owned(), |error| format!("{error:?}"));
@@ -67,18 +67,6 @@ const fn service_name(service: Service) -> &'static str {
         Service::XrcIni => "XRC_INI",
         Service::XrcTgt => "XRC_TGT",
         Service::Raw => "RAW",
-    }
-}
-
-const fn state_name(state: QpState) -> &'static str {
-    match state {
-        QpState::Reset => "RESET",
-        QpState::Init => "INIT",
-        QpState::Rtr => "RTR",
-        QpState::Rts => "RTS",
-        QpState::Sqd => "SQD",
-        QpState::Sqe => "SQE",
-        QpState::Err => "ERR",
     }
 }
 

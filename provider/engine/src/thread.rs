@@ -23,8 +23,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// program that opens or closes a device in a constructor or destructor of a library has that. With
 /// glibc 2.36 a thread needs it to come. Tests hold no such lock, and want to see the thread gone
 /// however busy the machine is.
-const TO_COME: Duration = Duration::from_millis(100);
-const TO_GO: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
+pub(crate) const TO_COME: Duration = Duration::from_millis(100);
+pub(crate) const TO_GO: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
 
 /// The background thread of an engine, as both know it.
 #[derive(Debug)]
@@ -38,16 +38,8 @@ pub(crate) struct Thread {
 
 impl Thread {
     /// Starts it, to do `prepare` and then `body`; returns when the first is done, or takes longer
-    /// than [`TO_COME`].
+    /// than `limit`.
     pub(crate) fn start(
-        poller: Poller,
-        prepare: impl FnOnce() + Send + 'static,
-        body: impl FnOnce(&Self) + Send + 'static,
-    ) -> io::Result<Arc<Self>> {
-        Self::start_within(TO_COME, poller, prepare, body)
-    }
-
-    fn start_within(
         limit: Duration,
         poller: Poller,
         prepare: impl FnOnce() + Send + 'static,
@@ -79,12 +71,9 @@ impl Thread {
     }
 
     /// For who has let go of the engine, with no lock held: if nobody has it any more, which
-    /// `is_over` says correctly between two turns, this waits until the thread is gone.
-    pub(crate) fn join_if(&self, is_over: impl FnOnce() -> bool) {
-        self.join_within(TO_GO, is_over);
-    }
-
-    fn join_within(&self, limit: Duration, is_over: impl FnOnce() -> bool) {
+    /// `is_over` says correctly between two turns, this waits until the thread is gone, but not
+    /// longer than `limit`.
+    pub(crate) fn join_if(&self, limit: Duration, is_over: impl FnOnce() -> bool) {
         let turn = self.turn.try_lock_for(limit);
         let is_over = turn.is_some() && is_over();
         drop(turn);
@@ -181,7 +170,7 @@ mod tests {
                 std::thread::yield_now();
                 own.store(true, Ordering::SeqCst);
             };
-            let _thread = Thread::start_within(AGES, Poller::new().unwrap(), prepare, |_| {}).unwrap();
+            let _thread = Thread::start(AGES, Poller::new().unwrap(), prepare, |_| {}).unwrap();
             assert!(is_prepared.load(Ordering::SeqCst));
         }
     }
@@ -191,9 +180,9 @@ mod tests {
         let (come, may_come) = mpsc::channel::<()>();
         let (go, may_go) = mpsc::channel::<()>();
         let prepare = move || may_come.recv().unwrap();
-        let thread = Thread::start(Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
+        let thread = Thread::start(TO_COME, Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
         come.send(()).unwrap();
-        thread.join_within(TO_COME, || true);
+        thread.join_if(TO_COME, || true);
         go.send(()).unwrap();
     }
 }

@@ -17,10 +17,10 @@ use crate::counters::Counters;
 use crate::fabric::Fabric;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
-use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken, TxMeta};
+use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, ROCE_PORT, SendError, Taken};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
+use roxe_transport::cx::PacketNote;
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};
 use roxe_wire::{Gid, NetHeader, Qpn};
@@ -105,14 +105,6 @@ impl Batch {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    fn len(&self) -> usize {
-        self.packets.len()
-    }
-
     fn clear(&mut self) {
         (self.used, self.newest) = (0, 0);
         self.packets.clear();
@@ -177,14 +169,24 @@ impl Batch {
         self.bytes.get_mut(start..start + len)
     }
 
+    /// Whether `count` packets of `len` bytes more leave with the newest ones, in one send.
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
+        let total = len + icrc::LEN;
+        // A shorter one ends the run.
+        let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
+        may_follow && self.continues_run(total) && self.run_has_room(total, count)
+    }
+
+    /// Takes the last packet back.
+    fn retract(&mut self) {
+        if let Some(entry) = self.packets.pop() {
+            self.used = entry.start;
+        }
+    }
+
     /// Whether there is room for a whole run.
     fn has_room(&self) -> bool {
         self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
-    }
-
-    /// Bytes of the packets in it.
-    pub(crate) fn len_in_bytes(&self) -> usize {
-        self.used
     }
 
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
@@ -258,7 +260,7 @@ impl Batch {
     #[inline]
     fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
         let Some(first) = self.packets.get(run.start) else { return true };
-        send(link, &TxMeta::of(net), self.bytes_of(run.clone()), first.len, run.len(), counters)
+        send(link, net, self.bytes_of(run.clone()), first.len, run.len(), counters)
     }
 
     /// The packets of a run, one behind the other.
@@ -270,7 +272,7 @@ impl Batch {
 }
 
 /// Sends a run of `count` packets; false if the link did not take several at once.
-fn send(link: &UdpLink, to: &TxMeta, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
+fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
         Ok(Taken::Sent) => counters.count_sent(count as u64, bytes.len() as u64),
@@ -304,37 +306,7 @@ fn header(link: &UdpLink, av: &Av) -> NetHeader {
         src_port: ROCE_PORT,
         traffic_class: av.traffic_class,
         hop_limit: av.hop_limit,
-        flow_label: 0,
-        ident: 0,
-    }
-}
-
-/// The headers around packet `index` of a run: the kernel counts the identifications of IPv4.
-fn numbered(net: &NetHeader, index: usize) -> NetHeader {
-    let ident = if net.is_ipv4() { u16::try_from(index).unwrap_or(0) } else { 0 };
-    NetHeader { ident, ..*net }
-}
-
-impl TxBatch for Batch {
-    fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        self.room(av, to, len, note).map(TxRoom::Own)
-    }
-
-    fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
-        self.room(&Av::default(), Qpn::default(), len, note)
-    }
-
-    fn fits_same_send(&self, len: usize, count: usize) -> bool {
-        let total = len + icrc::LEN;
-        // A shorter one ends the run.
-        let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
-        may_follow && self.continues_run(total) && self.run_has_room(total, count)
-    }
-
-    fn retract(&mut self) {
-        if let Some(entry) = self.packets.pop() {
-            self.used = entry.start;
-        }
+        ..NetHeader::default()
     }
 }
 
@@ -457,7 +429,8 @@ mod tests {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to) = (open(3), open(4));
         let no_segments = [[0; 400]];
-        let refused = from.send(&TxMeta { dst: to.gid(), traffic_class: 0, hop_limit: 0 }, &no_segments[0], 1);
+        let refused =
+            from.send(&NetHeader { dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() }, &no_segments[0], 1);
         assert!(matches!(refused, Err(SendError::NoSegments)));
         let mut batch = Batch::new();
         let to_av = av(4);

@@ -36,11 +36,6 @@ impl Waiters {
         self.looking.load(SeqCst) > 0 || waiting::is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
 
-    /// One more waits, until the answer is dropped.
-    pub(crate) fn come(&self) -> Counted<'_> {
-        Counted::new(&self.waiting)
-    }
-
     /// In the child of a fork, where no thread waits.
     pub(crate) fn abandon(&self) {
         self.waiting.store(0, Relaxed);
@@ -58,32 +53,17 @@ impl Waiters {
     }
 }
 
-/// Counts a thread for as long as it lives.
-pub(crate) struct Counted<'a>(&'a AtomicU32);
-
-impl<'a> Counted<'a> {
-    pub(crate) fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::poll_policy::waiting::{BETWEEN_WAITS, LONG};
+    use roxe_base::uses::Counted;
 
     #[test]
     fn who_receives_while_it_waits_does_so_until_it_gives_up_or_does_something_else() {
         let (waiters, now) = (Waiters::default(), Instant(1_000_000_000));
         assert!(!waiters.receive(now) && !waiters.exist());
-        let waiting = waiters.come();
+        let waiting = Counted::new(&waiters.waiting);
         assert!(!waiters.receive(now) && waiters.exist(), "it sleeps");
         let looking = Counted::new(&waiters.looking);
         assert!(waiters.receive(now));

@@ -2,7 +2,6 @@
 //! the socket.
 
 use crate::sys;
-use std::ops::Add;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -52,13 +51,5 @@ impl Drops {
     /// Look before it begins and after it has ended.
     pub(super) fn set_filtered(&self, are_filtered: bool) {
         self.are_filtered.store(are_filtered, Relaxed);
-    }
-}
-
-impl Add for TakenDrops {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { lost: self.lost + other.lost, filtered: self.filtered + other.filtered }
     }
 }

@@ -189,22 +189,15 @@ impl Frame {
         let gid = |at: usize| Some(Gid(*header.get(at..)?.first_chunk()?));
         let frame = match header[0] {
             PACKETS => Self::Packets(RxMeta {
-                len: body.len(),
                 segment: (word(8)? as usize).max(1),
                 first_index: half(4)?,
-                src: gid(16)?,
-                dst: gid(32)?,
                 src_port: half(6)?,
                 traffic_class: header[1],
                 hop_limit: header[2],
-                sealed: true,
-                by_ring: false,
+                ..RxMeta::alone(body.len(), gid(16)?, gid(32)?)
             }),
             CREDIT => Self::Credit { dst: gid(16)?, slot: Slot::new(half(4)?), bytes: word(8)? },
-            PROBE_SEEN => {
-                let nonce = u64::from_ne_bytes(*header.get(16..)?.first_chunk()?);
-                Self::ProbeSeen { nonce, round: header[1], index: word(8)? }
-            }
+            PROBE_SEEN => Self::ProbeSeen { nonce: long(16)?, round: header[1], index: word(8)? },
             RING if header[1] == RING_FORMAT => Self::Ring { size: word(8)? },
             XRC_REQUEST => {
                 let kind = match header[1] {

@@ -1,7 +1,7 @@
 //! How packets travel. A link moves *runs*: packets of one size with one source and one
 //! destination. Links know no queue pairs.
 //!
-//! - [`link`]: what all links say of a run: where it came from, where it goes, what became of it
+//! - [`link`]: what all links say of a run: where it came from, what became of it
 //! - [`udp`]: the link through the network: a UDP socket
 //! - `segments`, [`tx_queue`]: of a UDP socket: destinations that take segmented sends; runs that
 //!   wait for room in its send buffer

@@ -1,5 +1,5 @@
-//! Runs of equal-sized packets, as all links move them: where a run came from, where it goes, and
-//! what became of it.
+//! Runs of equal-sized packets, as all links move them: where a run came from, and what became of
+//! one that was sent.
 //!
 //! There is no trait over the links, because they have no operation in common:
 //! [`crate::udp::UdpLink`] copies a run into and out of buffers of the caller, a ring
@@ -9,7 +9,7 @@
 //!
 //! Touches nothing.
 
-use roxe_wire::{Gid, NetHeader};
+use roxe_wire::Gid;
 use std::os::fd::RawFd;
 
 /// UDP port of RoCEv2, host order (IANA).
@@ -55,6 +55,23 @@ pub struct RxMeta {
 }
 
 impl RxMeta {
+    /// That of a packet of `len` bytes which says nothing but where it comes from and goes to.
+    #[inline]
+    pub fn alone(len: usize, src: Gid, dst: Gid) -> Self {
+        Self {
+            len,
+            segment: len.max(1),
+            first_index: 0,
+            src,
+            dst,
+            src_port: ROCE_PORT,
+            traffic_class: 0,
+            hop_limit: HOP_LIMIT,
+            sealed: true,
+            by_ring: false,
+        }
+    }
+
     /// How many packets there are.
     pub fn packets(&self) -> u64 {
         self.packets_in(self.len)
@@ -64,25 +81,6 @@ impl RxMeta {
     pub fn packets_in(&self, len: usize) -> u64 {
         // Nearly always one, for which a division would take longer than all the rest.
         if (1..=self.segment).contains(&len) { 1 } else { len.div_ceil(self.segment) as u64 }
-    }
-}
-
-/// Where a run of packets goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TxMeta {
-    /// Destination address, of the same family as the link.
-    pub dst: Gid,
-    /// IPv4 TOS or IPv6 traffic class.
-    pub traffic_class: u8,
-    /// IPv4 TTL or IPv6 hop limit.
-    pub hop_limit: u8,
-}
-
-impl TxMeta {
-    /// Where packets go whose ICRC is that of these headers.
-    pub fn of(net: &NetHeader) -> Self {
-        let NetHeader { dst, traffic_class, hop_limit, .. } = *net;
-        Self { dst, traffic_class, hop_limit }
     }
 }
 

@@ -206,7 +206,7 @@ mod tests {
     use std::sync::Barrier;
 
     fn unused() -> String {
-        format!("test-{:016x}", getrandom::u64().unwrap())
+        format!("test-{:016x}", roxe_base::random::number().unwrap())
     }
 
     fn path_of(name: &str) -> PathBuf {

@@ -6,7 +6,6 @@
 //! that of a *mailbox* takes the requests for a service which reach other processes of the same
 //! interface.
 
-use crate::cmsg::Control;
 use crate::named::{NamedSocket, Probe};
 use crate::slot::{self, Slot, SlotSocket};
 use roxe_wire::Gid;
@@ -115,16 +114,9 @@ impl ClaimName {
     }
 }
 
-/// The name of a mailbox.
-struct MailboxName {
-    ifindex: u32,
-    place: Place,
-}
-
-impl fmt::Display for MailboxName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "svc-{:x}-{}", self.ifindex, self.place)
-    }
+/// The name of the mailbox of a service.
+fn mailbox_name(ifindex: u32, place: Place) -> String {
+    format!("svc-{ifindex:x}-{place}")
 }
 
 /// The mailbox of a service that this process offers on one interface.
@@ -137,7 +129,7 @@ pub struct ServiceSocket {
 impl ServiceSocket {
     /// Opens it. `EADDRINUSE`: another process has it.
     pub fn open(ifindex: u32, place: Place) -> io::Result<Self> {
-        Ok(Self { place, socket: slot::mailbox(&MailboxName { ifindex, place })? })
+        Ok(Self { place, socket: slot::mailbox(&mailbox_name(ifindex, place))? })
     }
 
     /// The service of this mailbox and its addresses.
@@ -148,19 +140,6 @@ impl ServiceSocket {
     /// The descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
-    }
-
-    /// Takes one frame of the same user out of the mailbox without waiting, as
-    /// [`SlotSocket::recv_with`] does.
-    #[inline]
-    pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
-        slot::recv_from_same_user(self.fd(), buf, control)
-    }
-
-    /// [`ServiceSocket::recv_with`], with a new buffer for control messages.
-    #[cfg(test)]
-    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
-        self.recv_with(buf, &mut Control::new())
     }
 }
 
@@ -178,7 +157,7 @@ impl SlotSocket {
     pub fn send_to_mailbox(&self, to: &Mailbox, header: &[u8], body: &[u8]) -> io::Result<()> {
         match *to {
             Mailbox::Slot(slot) => self.send(slot, header, body),
-            Mailbox::Service(place) => self.send_to(&MailboxName { ifindex: self.ifindex(), place }, header, body),
+            Mailbox::Service(place) => self.send_to(&mailbox_name(self.ifindex(), place), header, body),
         }
     }
 }
@@ -186,6 +165,7 @@ impl SlotSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cmsg::Control;
 
     const NOWHERE: u32 = 0x7000_0030;
 
@@ -222,7 +202,8 @@ mod tests {
         ServiceSocket::open(NOWHERE + 1, here).unwrap();
         sender.send_to_mailbox(&Mailbox::Service(here), b"head", b"body").unwrap();
         let mut buf = [0; 64];
-        assert_eq!((socket.recv(&mut buf).unwrap(), &buf[..8]), (Some(8), &b"headbody"[..]));
+        let received = slot::recv_frame(socket.fd(), &mut buf, &mut Control::new()).unwrap();
+        assert_eq!((received.map(|(len, _)| len), &buf[..8]), (Some(8), &b"headbody"[..]));
         let other = place(0x7fff_0000_0002, Scope::V6);
         let refused = sender.send_to_mailbox(&Mailbox::Service(other), b"", b"x").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

@@ -10,6 +10,7 @@ use crate::cmsg::Control;
 use crate::named::{NamedSocket, Probe};
 use crate::runtime_dir::RuntimeDir;
 use crate::sys;
+use roxe_base::random;
 use roxe_wire::Qpn;
 use std::fmt;
 use std::io;
@@ -81,7 +82,8 @@ impl SlotSocket {
 
     fn claim_any(ifindex: u32) -> io::Result<Self> {
         let count = SLOTS.end - SLOTS.start;
-        let first = random_u16()? % count;
+        // One with which other processes do not begin at the same time.
+        let first = random::number()? as u16 % count;
         let slot = |step: u16| Slot(SLOTS.start + (first + step) % count);
         let (at, socket) = NamedSocket::bind_first((0..count).map(|step| Name { ifindex, slot: slot(step) }))?;
         // There are fewer than 2^12.
@@ -140,18 +142,10 @@ impl SlotSocket {
         Err(io::ErrorKind::ConnectionRefused.into())
     }
 
-    /// Takes one frame of the same user out of the mailbox without waiting, with the descriptors
-    /// that came along; frames of others are thrown away. For `control` see
-    /// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
-    #[inline]
-    pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-        recv_with_descriptors(self.fd(), buf, control)
-    }
-
-    /// [`SlotSocket::recv_with`], with a new buffer for control messages.
+    /// [`recv_frame`], with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-        self.recv_with(buf, &mut Control::new())
+        recv_frame(self.fd(), buf, &mut Control::new())
     }
 }
 
@@ -171,19 +165,11 @@ fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
     Ok(socket)
 }
 
-/// Receives one datagram without waiting, skipping those of other users.
-pub(super) fn recv_from_same_user(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<usize>> {
-    Ok(recv_with_descriptors(fd, buf, control)?.map(|(len, _)| len))
-}
-
-/// Receives one datagram and its descriptors without waiting, skipping those of other users, whose
-/// descriptors are closed.
+/// Takes one frame of the same user out of a mailbox without waiting, with the descriptors that
+/// came along; frames of others are thrown away, and their descriptors closed. For `control` see
+/// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
 #[inline]
-fn recv_with_descriptors(
-    fd: RawFd,
-    buf: &mut [u8],
-    control: &mut Control,
-) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+pub fn recv_frame(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     while let Some((len, ..)) = sys::recv(fd, buf, control, 0)? {
         if let Some(descriptors) = descriptors_of_same_user(control) {
             return Ok(Some((len, descriptors)));
@@ -196,11 +182,6 @@ fn recv_with_descriptors(
 fn descriptors_of_same_user(control: &Control) -> Option<Vec<OwnedFd>> {
     let descriptors = sys::take_descriptors(control);
     (sys::credentials(control) == Some(roxe_base::privilege::effective_uid())).then_some(descriptors)
-}
-
-/// A number that other processes do not draw at the same time.
-pub(super) fn random_u16() -> io::Result<u16> {
-    getrandom::u32().map(|number| (number >> 16) as u16).map_err(io::Error::other)
 }
 
 /// The name of a slot's mailbox.

@@ -3,6 +3,7 @@
 //! What [`crate::runtime_dir`] (which folder, and what may be removed from it) and [`crate::named`]
 //! (which names there are) share. Touches the file system.
 
+use roxe_base::random;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
 use std::io;
@@ -21,8 +22,7 @@ pub(super) struct RemovedOnDrop(pub(super) PathBuf);
 impl RemovedOnDrop {
     /// An unused path in `dir`.
     pub(super) fn random(dir: &Path) -> io::Result<Self> {
-        let number = getrandom::u64().map_err(io::Error::other)?;
-        Ok(Self(dir.join(format!("new-{number:016x}"))))
+        Ok(Self(dir.join(format!("new-{:016x}", random::number()?))))
     }
 }
 

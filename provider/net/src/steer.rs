@@ -36,16 +36,16 @@
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
 use crate::forward::Frame;
-use crate::link::{ROCE_PORT, RxMeta, TxMeta};
+use crate::link::{ROCE_PORT, RxMeta};
 use crate::named::{NamedSocket, Probe};
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};
 use crate::udp::UdpLink;
 use crate::udp_table::count_bound;
 use libc::sock_filter;
+use roxe_base::random;
 use roxe_transport::time::Instant;
-use roxe_wire::Gid;
-use std::fmt;
+use roxe_wire::{Gid, NetHeader};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -235,8 +235,8 @@ impl Steering {
             let count = count_bound(self.link.gid())?;
             return Session::begin(&self.link, count, Some(builder), now).map(Some);
         }
-        let (name, yields) =
-            (Builder { ifindex: self.ifindex, gid: self.link.gid() }, self.looks == 0 || now < self.yields_until);
+        let name = builder_name(self.ifindex, self.link.gid());
+        let yields = self.looks == 0 || now < self.yields_until;
         if yields && Probe::new()?.finds(&name) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -288,8 +288,8 @@ impl Steering {
 impl Session {
     /// Sends the first probes to the sockets of `link`, of which there are `count`.
     fn begin(link: &UdpLink, count: usize, builder: Option<NamedSocket>, now: Instant) -> io::Result<Self> {
-        let nonce = getrandom::u64().map_err(io::Error::other)?;
-        let mailbox = slot::mailbox(&Answers { nonce })?;
+        let nonce = random::number()?;
+        let mailbox = slot::mailbox(&answers_name(nonce))?;
         let (answers, deadline) = (vec![Vec::new(); count], now);
         let (asked, given_up, round) = (0, 0, 1);
         let mut session = Self { _builder: builder, mailbox, nonce, answers, asked, given_up, round, deadline };
@@ -310,7 +310,7 @@ impl Session {
 
     /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
     fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
-        let to = TxMeta { dst: link.gid(), traffic_class: 0, hop_limit: 0 };
+        let to = NetHeader { dst: link.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
         let next = self.asked..end;
         for index in next.clone() {
@@ -327,7 +327,7 @@ impl Session {
     /// Takes the answers that have arrived.
     fn collect(&mut self) {
         let mut buf = [0; 4096];
-        while let Ok(Some(len)) = slot::recv_from_same_user(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
+        while let Ok(Some((len, _))) = slot::recv_frame(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
             let frame = Frame::parse(buf.get(..len).unwrap_or_default());
             let Some((Frame::ProbeSeen { nonce, round, index }, body)) = frame else { continue };
             if (nonce, round) == (self.nonce, self.round)
@@ -374,27 +374,14 @@ impl Session {
     }
 }
 
-/// The name that the process that measures the group of `gid` holds.
-struct Builder {
-    ifindex: u32,
-    gid: Gid,
+/// The name that the process holds which measures the group of `gid`.
+fn builder_name(ifindex: u32, gid: Gid) -> String {
+    format!("steer-{ifindex:x}-{}", AddressPart(gid))
 }
 
-impl fmt::Display for Builder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "steer-{:x}-{}", self.ifindex, AddressPart(self.gid))
-    }
-}
-
-/// Name of the mailbox for the answers of one session.
-struct Answers {
-    nonce: u64,
-}
-
-impl fmt::Display for Answers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "answers-{:016x}", self.nonce)
-    }
+/// Name of the mailbox for the answers of the session with this nonce.
+fn answers_name(nonce: u64) -> String {
+    format!("answers-{nonce:016x}")
 }
 
 /// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs
@@ -426,7 +413,7 @@ pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> Option<bool>
     let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
     // A builder that is gone or busy does without us.
     let tell = |first: &SlotSocket| {
-        first.send_to(&Answers { nonce }, &Frame::ProbeSeen { nonce, round, index }.header(), &body).is_ok()
+        first.send_to(&answers_name(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), &body).is_ok()
     };
     Some(mine.first().is_some_and(tell))
 }
@@ -527,7 +514,7 @@ mod tests {
 
     fn session(answers: &[&[u16]]) -> Session {
         let answers: Vec<_> = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
-        let mailbox = slot::mailbox(&Answers { nonce: getrandom::u64().unwrap() }).unwrap();
+        let mailbox = slot::mailbox(&answers_name(random::number().unwrap())).unwrap();
         let (asked, given_up, round, deadline) = (answers.len(), 0, 1, Instant(0));
         Session { _builder: None, mailbox, nonce: 1, answers, asked, given_up, round, deadline }
     }
@@ -595,7 +582,7 @@ mod tests {
         let (nonce, sender) = (steering.session.as_ref().unwrap().nonce, &members[0].1[0]);
         for index in [WINDOW as u32 - 1, WINDOW as u32, u32::MAX] {
             let header = Frame::ProbeSeen { nonce, round: 1, index }.header();
-            sender.send_to(&Answers { nonce }, &header, &sender.slot().get().to_ne_bytes()).unwrap();
+            sender.send_to(&answers_name(nonce), &header, &sender.slot().get().to_ne_bytes()).unwrap();
         }
         let session = steering.session.as_mut().unwrap();
         session.collect();
@@ -655,7 +642,7 @@ mod tests {
             steering.step(Instant(round));
         }
         assert_eq!((steering.fd(), steering.deadline()), (None, None));
-        let to = TxMeta { dst: gid, traffic_class: 0, hop_limit: 0 };
+        let to = NetHeader { dst: gid, src_port: ROCE_PORT, ..NetHeader::default() };
         for (link, mine) in &members {
             members[0].0.send(&to, &packet_to(mine[0].slot().get()), 16).unwrap();
             assert_eq!(link.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16));
@@ -684,7 +671,7 @@ mod tests {
         // The kernel's hash differs with the address that they come from.
         for last in 1..=32 {
             let from = UdpLink::open(Ipv4Addr::new(127, 78, 1, last).into(), 1, true, true).unwrap();
-            let to = TxMeta { dst: gid, traffic_class: 0, hop_limit: 0 };
+            let to = NetHeader { dst: gid, src_port: ROCE_PORT, ..NetHeader::default() };
             from.send(&to, &packet_to(members[0].1[0].slot().get()), 16).unwrap();
             assert_eq!(runs.0.recv(&mut buf).unwrap().map(|meta| meta.len), Some(16), "from 127.78.1.{last}");
         }
@@ -736,7 +723,7 @@ mod tests {
         const NOWHERE: u32 = 0x7000_0011;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 2).into();
         let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
-        let _stopped = slot::mailbox(&Builder { ifindex: NOWHERE, gid }).unwrap();
+        let _stopped = slot::mailbox(&builder_name(NOWHERE, gid)).unwrap();
         let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
         let (mut now, mut looks) = (Instant(0), 0);
         while now < Instant(0).after(YIELDS) {

@@ -24,7 +24,7 @@ impl SendRoom {
     /// Watches nothing yet.
     pub fn new() -> io::Result<Self> {
         // SAFETY: the call takes no pointers.
-        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } as isize)?;
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: just opened, and nobody else has it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
@@ -39,7 +39,7 @@ impl SendRoom {
         let events = (libc::EPOLLOUT | libc::EPOLLONESHOT).cast_unsigned();
         let mut event = libc::epoll_event { events, u64: 0 };
         // SAFETY: both calls only read `event`, which lives on this frame.
-        let mut set = |how| check(unsafe { libc::epoll_ctl(self.fd(), how, socket, &raw mut event) } as isize);
+        let mut set = |how| check(unsafe { libc::epoll_ctl(self.fd(), how, socket, &raw mut event) });
         // Nearly always one that was watched before.
         set(libc::EPOLL_CTL_MOD).or_else(|_| set(libc::EPOLL_CTL_ADD)).map(drop)
     }
@@ -83,12 +83,25 @@ impl Readiness {
 /// Most datagrams that [`discard`] takes at once.
 pub(super) const MAX_DISCARDED: usize = 16;
 
+/// Sets an option of a socket to a value as the kernel wants it.
+pub(super) fn set<T>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    // SAFETY: as many bytes as the call is told, which only reads them and what they point to.
+    let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const *value).cast(), size_of::<T>() as socklen_t) };
+    check(rc).map(drop)
+}
+
 /// Sets an `int` option of a socket.
 pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    let (value, len) = ((&raw const value).cast(), size_of_val(&value));
-    // SAFETY: `value` points to an int on this frame, which the call reads.
-    let rc = unsafe { libc::setsockopt(fd, level, name, value, len as socklen_t) };
-    check(rc as isize).map(drop)
+    set(fd, level, name, &value)
+}
+
+/// The first bytes of an option of a socket.
+fn get<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> io::Result<[u8; N]> {
+    let (mut value, mut len) = ([0; N], N as socklen_t);
+    // SAFETY: the call writes at most `len` bytes to `value`, and how many they were to `len`; both
+    // are on this frame.
+    let rc = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) };
+    check(rc).map(|_| value)
 }
 
 /// How many datagrams the system has dropped before they reached the queue of a socket
@@ -96,24 +109,15 @@ pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> 
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
     /// Index of the number of drops among those of `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
-    let mut numbers = [0u32; DROPS + 1];
-    let mut len = size_of_val(&numbers) as socklen_t;
-    // SAFETY: as many bytes as `len` says; the kernel writes no more.
-    let rc =
-        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_MEMINFO, numbers.as_mut_ptr().cast(), &raw mut len) };
-    if rc == 0 { Ok(numbers[DROPS]) } else { Err(io::Error::last_os_error()) }
+    let numbers = get::<{ 4 * (DROPS + 1) }>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
+    Ok(numbers.last_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 
 /// Sends multicast of an IPv4 socket out of the interface `ifindex`.
 pub(super) fn set_multicast_if_v4(fd: RawFd, ifindex: u32) -> io::Result<()> {
     let any = libc::in_addr { s_addr: 0 };
     let choice = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex.cast_signed() };
-    let size = size_of_val(&choice) as socklen_t;
-    // SAFETY: `choice` lives on this frame, and the call only reads it.
-    let rc = unsafe {
-        libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, (&raw const choice).cast::<c_void>(), size)
-    };
-    check(rc as isize).map(drop)
+    set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &choice)
 }
 
 /// Lets a netlink socket hear of the multicast groups in the mask `groups`.
@@ -125,7 +129,7 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     let size = size_of_val(&name) as socklen_t;
     // SAFETY: `name` lives on this frame, and the call only reads it.
     let rc = unsafe { libc::bind(fd, (&raw const name).cast(), size) };
-    check(rc as isize).map(drop)
+    check(rc).map(drop)
 }
 
 /// `struct sock_fprog` without padding: the kernel copies all of it, and valgrind reports bytes
@@ -143,15 +147,7 @@ const _: () = assert!(offset_of!(FilterProgram, filter) == offset_of!(libc::sock
 /// Attaches a classic BPF program; the kernel copies it. What for is the socket option `name`.
 pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
-    let program = FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() };
-    let size = size_of_val(&program) as socklen_t;
-    // SAFETY: `program` and the `len` instructions it points to outlive the call, which only reads
-    // them.
-    let rc = unsafe {
-        let value = (&raw const program).cast::<c_void>();
-        libc::setsockopt(fd, libc::SOL_SOCKET, name, value, size)
-    };
-    check(rc as isize).map(drop)
+    set(fd, libc::SOL_SOCKET, name, &FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() })
 }
 
 /// Takes away what was attached with `SO_ATTACH_FILTER`.
@@ -206,7 +202,7 @@ pub(super) fn send(
     // SAFETY: name, data and control are live slices with their true lengths; sendmsg only reads
     // them.
     let rc = unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const header, flags | libc::MSG_NOSIGNAL) };
-    check(rc as isize)
+    check(rc)
 }
 
 /// Receives one datagram without waiting: its length and the address of the sender (zero for Unix
@@ -250,7 +246,7 @@ pub(super) fn recv(
 pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
     // SAFETY: the name is live and has this length, and the call only reads it.
     let rc = unsafe { libc::syscall(libc::SYS_connect, fd, name.as_ptr(), name.len()) };
-    check(rc as isize).map(drop)
+    check(rc).map(drop)
 }
 
 /// What was taken out of a queue.
@@ -271,7 +267,7 @@ pub(super) fn discard(fd: RawFd, count: usize, flags: c_int) -> io::Result<Disca
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: there are `count` headers at least, which point to nothing.
     let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
-    let count = check(rc as isize)?;
+    let count = check(rc)?;
     Ok(Discarded { count, bytes: headers.iter().take(count).map(|header| header.msg_len as usize).sum() })
 }
 
@@ -294,7 +290,7 @@ pub fn wake(fd: RawFd) {
 /// Whether reading and writing may wait.
 pub(super) fn may_block(fd: RawFd) -> io::Result<bool> {
     // SAFETY: takes no pointers.
-    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) } as isize)?;
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
     Ok(flags & libc::O_NONBLOCK as usize == 0)
 }
 
@@ -328,23 +324,13 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: c_int = 71;
-    let mut cookie = 0u64;
-    let mut len = size_of_val(&cookie) as socklen_t;
-    // SAFETY: the call writes at most `len` bytes to `cookie`, and how many they were to `len`;
-    // both are on this frame.
-    let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
-    check(rc as isize).map(|_| cookie)
+    get(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map(u64::from_ne_bytes)
 }
 
 /// The MTU of the path of a connected socket, in bytes with the IP header.
 pub(super) fn path_mtu(fd: RawFd, is_ipv4: bool) -> io::Result<u32> {
     let (level, name) = if is_ipv4 { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
-    let mut mtu: c_int = 0;
-    let mut len = size_of_val(&mtu) as socklen_t;
-    // SAFETY: the call writes at most `len` bytes to `mtu`, and how many they were to `len`; both
-    // are on this frame.
-    let rc = unsafe { libc::getsockopt(fd, level, name, (&raw mut mtu).cast(), &raw mut len) };
-    check(rc as isize).map(|_| mtu.cast_unsigned())
+    get(fd, level, name).map(u32::from_ne_bytes)
 }
 
 /// Why the last call of this thread failed, without an [`io::Error`], which would have to be
@@ -356,8 +342,8 @@ fn errno() -> c_int {
 }
 
 /// A system call's result: what it counted, or `errno`.
-fn check(rc: isize) -> io::Result<usize> {
-    usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+pub(super) fn check(rc: impl TryInto<usize>) -> io::Result<usize> {
+    rc.try_into().map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@
 //!
 //! Touches the epoll descriptor of a [`SendRoom`]; the sends are the caller's.
 
-use crate::link::{SendError, Taken, TxMeta};
+use crate::link::{SendError, Taken};
 use crate::sys::SendRoom;
 use roxe_base::lock::{Mutex, rank};
-use roxe_wire::Qpn;
+use roxe_wire::{NetHeader, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ const LIMIT: usize = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Destination; `None`: an Ethernet frame, which has it in its header.
-    pub to: Option<TxMeta>,
+    pub to: Option<NetHeader>,
     /// Bytes per packet; only the last one may be shorter. At least 1.
     pub segment: usize,
 }

@@ -12,14 +12,14 @@ mod tests;
 
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
-use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken, TxMeta};
+use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken};
 use crate::rx_retention::RxRetention;
 use crate::segments::Segments;
 use crate::sys;
 use crate::sys::SendRoom;
 use crate::tx_queue::{Run, TxQueue};
 use libc::c_int;
-use roxe_wire::{Gid, Qpn};
+use roxe_wire::{Gid, NetHeader, Qpn};
 use socket::{BUFFER, can_segment, name_of};
 pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
@@ -244,7 +244,7 @@ impl UdpLink {
     }
 
     /// Adds the control messages that a send needs.
-    fn describe(&self, to: &TxMeta, segment: Option<u16>, control: &mut Control) {
+    fn describe(&self, to: &NetHeader, segment: Option<u16>, control: &mut Control) {
         let (level, tos, ttl) = if self.is_v4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
         } else {
@@ -265,18 +265,7 @@ impl UdpLink {
 
     /// What is known of `len` bytes that came from there, with `control`.
     fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
-        let mut meta = RxMeta {
-            len,
-            segment: len.max(1),
-            first_index: 0,
-            src,
-            dst: self.gid,
-            src_port,
-            traffic_class: 0,
-            hop_limit: HOP_LIMIT,
-            sealed: true,
-            by_ring: false,
-        };
+        let mut meta = RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) };
         for (level, kind, data) in control.iter() {
             let value = cmsg::int(data);
             match (level, kind) {
@@ -324,9 +313,10 @@ impl UdpLink {
     }
 
     /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most
-    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. Never waits.
+    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. They go where
+    /// `to` says, from one of the ports of this link and its address. Never waits.
     #[inline]
-    pub fn send(&self, to: &TxMeta, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
+    pub fn send(&self, to: &NetHeader, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
     }
 

@@ -1,4 +1,5 @@
-//! What each thread holds, and the check of the order: builds with debug assertions only.
+//! What each thread holds, and the check of the order. In builds without debug assertions nothing
+//! is noted and nothing is checked.
 
 use super::rank::Rank;
 use std::cell::{Cell, RefCell};
@@ -7,18 +8,22 @@ use std::panic::Location;
 
 /// A lock that a thread holds or wants.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    pub level: u16,
-    pub name: &'static str,
-    pub address: usize,
-    pub at: &'static Location<'static>,
+struct Held {
+    level: u16,
+    name: &'static str,
+    address: usize,
+    at: &'static Location<'static>,
 }
 
 impl Held {
     #[track_caller]
-    pub(super) fn new<R: Rank>(address: usize) -> Self {
-        Self { level: R::LEVEL, name: R::NAME, address, at: Location::caller() }
+    fn new<R: Rank>(lock: &impl Sized) -> Self {
+        Self { level: R::LEVEL, name: R::NAME, address: address_of(lock), at: Location::caller() }
     }
+}
+
+fn address_of(lock: &impl Sized) -> usize {
+    std::ptr::from_ref(lock).addr()
 }
 
 thread_local! {
@@ -32,12 +37,13 @@ thread_local! {
 }
 
 /// This thread is going to wait for a lock: ends the process if the order forbids it.
+#[inline(always)]
 #[track_caller]
-pub(super) fn check<R: Rank>(address: usize) {
-    let wanted = Held::new::<R>(address);
-    let beside = BESIDE_OTHERS.try_with(Cell::get).unwrap_or(false);
-    let conflict = HELD.try_with(|held| held.try_borrow().ok().and_then(|held| conflict(&held, &wanted, beside)));
-    if let Ok(Some(other)) = conflict {
+pub(super) fn check<R: Rank>(lock: &impl Sized) {
+    let wanted = Held::new::<R>(lock);
+    if cfg!(debug_assertions)
+        && let Some(other) = conflict(&wanted)
+    {
         let Held { name, at, .. } = wanted;
         // Not by a macro: the test harness would keep the message to itself, and it is about to
         // die.
@@ -51,30 +57,52 @@ pub(super) fn check<R: Rank>(address: usize) {
     }
 }
 
-/// Which lock of `held` forbids to wait for `wanted`.
-pub(super) fn conflict(held: &[Held], wanted: &Held, beside: bool) -> Option<Held> {
+/// Which lock of this thread forbids to wait for `wanted`.
+fn conflict(wanted: &Held) -> Option<Held> {
+    let beside = BESIDE_OTHERS.try_with(Cell::get).unwrap_or(false);
     let forbids = |held: &&Held| {
         held.level > wanted.level || held.level == wanted.level && (!beside || held.address == wanted.address)
     };
-    held.iter().rev().find(forbids).copied()
+    HELD.try_with(|held| held.try_borrow().ok()?.iter().rev().find(forbids).copied()).ok().flatten()
 }
 
 /// This thread has a lock now.
+#[inline(always)]
 #[track_caller]
-pub(super) fn note<R: Rank>(address: usize) {
-    let taken = Held::new::<R>(address);
-    let _ = HELD.try_with(|held| held.try_borrow_mut().map(|mut held| held.push(taken)));
+pub(super) fn note<R: Rank>(lock: &impl Sized) {
+    if cfg!(debug_assertions) {
+        let taken = Held::new::<R>(lock);
+        let _ = HELD.try_with(|held| held.try_borrow_mut().map(|mut held| held.push(taken)));
+    }
+}
+
+/// This thread has tried to get a lock, and has it now if it `is_taken`, which is the answer.
+#[inline(always)]
+#[track_caller]
+pub(super) fn note_if<R: Rank>(lock: &impl Sized, is_taken: bool) -> bool {
+    if is_taken {
+        note::<R>(lock);
+    }
+    is_taken
 }
 
 /// This thread has released a lock. Does nothing if it never had it: in the child of a fork locks
 /// are taken back from threads that are not there.
-pub(super) fn forget(address: usize) {
-    let _ = HELD.try_with(|held| {
-        let Ok(mut held) = held.try_borrow_mut() else { return };
-        if let Some(at) = held.iter().rposition(|held| held.address == address) {
-            held.remove(at);
-        }
-    });
+#[inline(always)]
+pub(super) fn forget(lock: &impl Sized) {
+    forget_at(address_of(lock));
+}
+
+#[inline(always)]
+fn forget_at(address: usize) {
+    if cfg!(debug_assertions) {
+        let _ = HELD.try_with(|held| {
+            let Ok(mut held) = held.try_borrow_mut() else { return };
+            if let Some(at) = held.iter().rposition(|held| held.address == address) {
+                held.remove(at);
+            }
+        });
+    }
 }
 
 /// Takes a lock with `lock`, although another one of its rank may be held.
@@ -89,15 +117,17 @@ pub(super) fn beside_others(lock: impl FnOnce()) {
 pub(super) struct Noted(usize);
 
 impl Noted {
+    #[inline(always)]
     #[track_caller]
-    pub(super) fn new<R: Rank>(address: usize) -> Self {
-        note::<R>(address);
-        Self(address)
+    pub(super) fn new<R: Rank>(lock: &impl Sized) -> Self {
+        note::<R>(lock);
+        Self(address_of(lock))
     }
 }
 
 impl Drop for Noted {
+    #[inline(always)]
     fn drop(&mut self) {
-        forget(self.0);
+        forget_at(self.0);
     }
 }

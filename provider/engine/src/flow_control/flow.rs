@@ -237,11 +237,7 @@ impl Flow {
     }
 
     pub(crate) fn waiters(&self, pool: Pool) -> &Waiters {
-        let [stream, datagrams] = &self.waiters;
-        match pool {
-            Pool::Stream => stream,
-            Pool::Datagrams => datagrams,
-        }
+        &self.waiters[pool as usize]
     }
 
     /// What is held for a waiter that needs `bytes`, if there is room for it: for a packet of a
@@ -265,16 +261,10 @@ impl Flow {
 /// needs.
 #[derive(Debug)]
 pub struct Grant {
+    /// Of which window.
     pub(crate) flow: Arc<Flow>,
     pub(crate) pool: Pool,
     pub(crate) bytes: u32,
-}
-
-impl Grant {
-    /// Of which window.
-    pub fn flow(&self) -> &Arc<Flow> {
-        &self.flow
-    }
 }
 
 impl Drop for Grant {

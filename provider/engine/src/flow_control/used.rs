@@ -4,14 +4,8 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Bytes. Taking and giving back are each one step that no other comes between: who gives and then
 /// finds nobody waiting, and who waits and then asks again, cannot both have come first.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Used(AtomicU32);
-
-impl Default for Used {
-    fn default() -> Self {
-        Self(AtomicU32::new(0))
-    }
-}
 
 impl Used {
     pub(crate) fn get(&self) -> u32 {

@@ -4,14 +4,13 @@
 
 use super::packet_comment::Fate;
 use crate::notice;
-use roxe_base::error::Error;
-
 use roxe_base::clock;
+use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
+use roxe_base::random;
 use roxe_base::weakest::{self, Weakness};
 use roxe_transport::fault::{Injector, Rules, Verdict};
 use roxe_transport::time::Instant;
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -44,7 +43,7 @@ impl Faults {
         if asked.is_none() && !weak {
             return Ok(None);
         }
-        let drawn = || getrandom::u64().map_err(|e| Error::os("cannot draw a seed", &io::Error::other(e)));
+        let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
         let named = asked.and_then(Rules::seed).or_else(|| weak.then(weakest::seed));
         let seed = named.map_or_else(drawn, Ok)?;
         let mut list = asked.map_or_else(Vec::new, |rules| rules.list().to_vec());

@@ -19,7 +19,7 @@ pub(crate) enum Held {
         /// BTH to ICRC.
         bytes: Vec<u8>,
         /// What a capture says about it.
-        packet_comment: PacketComment<String>,
+        packet_comment: PacketComment,
     },
     /// It shall be handed in.
     Incoming(Incoming),

@@ -9,12 +9,19 @@ use roxe_wire::{ParseError, Qpn};
 use std::fmt;
 
 /// What is said about a packet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PacketComment<F> {
+#[derive(Clone, Debug)]
+pub(crate) struct PacketComment {
     /// Where it comes from.
     pub origin: Origin,
-    /// What happens to it: a [`Fate`], or its text.
-    pub fate: Option<F>,
+    /// What happens to it: the text of a [`Fate`].
+    pub fate: Option<String>,
+}
+
+impl PacketComment {
+    /// What is said about a packet from there with this fate.
+    pub(crate) fn new(origin: Origin, fate: Option<Fate<'_>>) -> Self {
+        Self { origin, fate: fate.map(|fate| fate.to_string()) }
+    }
 }
 
 /// Where a packet comes from.
@@ -58,7 +65,7 @@ impl Fate<'_> {
     }
 }
 
-impl<F: fmt::Display> fmt::Display for PacketComment<F> {
+impl fmt::Display for PacketComment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.origin)?;
         self.fate.as_ref().map_or(Ok(()), |fate| write!(f, " | {fate}"))
@@ -121,12 +128,12 @@ mod tests {
     fn a_remark_is_one_line_of_who_why_and_what() {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
-        assert_eq!(PacketComment { origin: sent, fate: None::<Fate<'_>> }.to_string(), "qp 0x11 wr_id 7 first");
+        assert_eq!(PacketComment::new(sent, None).to_string(), "qp 0x11 wr_id 7 first");
         let rule: Rule = "drop 3%".parse().unwrap();
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
         let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false, is_forged: false };
         let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
-        let packet_comment = PacketComment { origin: answer, fate: Some(fate) };
+        let packet_comment = PacketComment::new(answer, Some(fate));
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
         let fate = Fate { verdict, ..fate };

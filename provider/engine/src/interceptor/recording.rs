@@ -9,7 +9,6 @@ use roxe_check::trace::{self, TracedPacket};
 use roxe_wire::capture::Direction;
 use roxe_wire::cm::Mad;
 use roxe_wire::{NetHeader, Packet};
-use std::fmt::Display;
 
 /// What is written when it is dropped.
 #[derive(Debug)]
@@ -20,13 +19,6 @@ pub(crate) struct Recording<'a> {
     pub(super) traced: Option<Vec<TracedPacket>>,
 }
 
-/// A place in a recording.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    capture: usize,
-    traced: usize,
-}
-
 impl Recording<'_> {
     /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
     pub(crate) fn packet(
@@ -34,7 +26,7 @@ impl Recording<'_> {
         direction: Direction,
         net: &NetHeader,
         payload: &[u8],
-        packet_comment: &PacketComment<impl Display>,
+        packet_comment: &PacketComment,
     ) {
         let packet = Packet::parse(payload).ok();
         let message = packet.as_ref().and_then(|packet| Mad::of_packet(packet)?.ok());
@@ -56,25 +48,24 @@ impl Recording<'_> {
                 peer: if sent.is_some() { net.dst } else { net.src },
                 header: packet.map(|packet| (packet.header, packet.payload.len())),
                 message: message.map(|mad| mad.to_string()),
-                remark: packet_comment.fate.as_ref().map(ToString::to_string).or(remark),
+                remark: packet_comment.fate.clone().or(remark),
             });
         }
     }
 
-    /// Where the next packet will be put, for [`Recording::rewind`].
-    pub(crate) fn mark(&self) -> Mark {
+    /// Where the next packet will be put, in the capture and in the trace, for
+    /// [`Recording::rewind`].
+    pub(crate) fn mark(&self) -> (usize, usize) {
         let capture = self.capture.as_ref().map_or(0, |(batch, _)| batch.mark());
-        Mark { capture, traced: self.traced.as_ref().map_or(0, Vec::len) }
+        (capture, self.traced.as_ref().map_or(0, Vec::len))
     }
 
     /// Takes back what was added since.
-    pub(crate) fn rewind(&mut self, mark: Mark) {
+    pub(crate) fn rewind(&mut self, (capture, traced): (usize, usize)) {
         if let Some((batch, _)) = &mut self.capture {
-            batch.rewind(mark.capture);
+            batch.rewind(capture);
         }
-        if let Some(traced) = &mut self.traced {
-            traced.truncate(mark.traced);
-        }
+        self.traced.iter_mut().for_each(|packets| packets.truncate(traced));
     }
 }
 
@@ -107,10 +98,10 @@ mod tests {
     fn a_packet_is_traced_with_its_queue_pair_its_message_and_what_became_of_it() {
         let mut recording = Recording { capture: None, traced: Some(Vec::new()) };
         let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
-        let sent = PacketComment { origin: Origin::Sent(note), fate: Some("rule 1: drop: dropped") };
+        let sent = PacketComment { origin: Origin::Sent(note), fate: Some("rule 1: drop: dropped".to_owned()) };
         recording.packet(Direction::Outbound, &NetHeader::default(), &rtu(), &sent);
         let mark = recording.mark();
-        let damaged = PacketComment { origin: Origin::Damaged(Qpn::new(5)), fate: None::<&str> };
+        let damaged = PacketComment { origin: Origin::Damaged(Qpn::new(5)), fate: None };
         recording.packet(Direction::Inbound, &NetHeader::default(), b"no packet", &damaged);
         let traced = recording.traced.take().unwrap();
         assert_eq!((traced[0].qpn, traced[0].sent), (Qpn::GSI, Some(note)));

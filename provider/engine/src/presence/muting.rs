@@ -11,16 +11,10 @@ use crate::sync::{AtomicBool, AtomicI32, Ordering, fence};
 pub(crate) const FULL: i32 = 32;
 
 /// The score, and whether the thread is muted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Muting {
     score: AtomicI32,
     muted: AtomicBool,
-}
-
-impl Default for Muting {
-    fn default() -> Self {
-        Self { score: AtomicI32::new(0), muted: AtomicBool::new(false) }
-    }
 }
 
 impl Muting {

@@ -46,7 +46,7 @@ fn ring() -> (SharedSender, Inbound) {
 /// Puts packets in until `room` says that it is enough, or the ring is full; how many.
 fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
     let mut count = 0;
-    while !is_enough(count) && sender.slot(&heading(), LONG).is_some() {
+    while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&heading(), LONG).is_some() {
         count += 1;
     }
     sender.publish();
@@ -133,22 +133,22 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
 fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() {
     let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
     let at = |us: u64| Instant(1_000_000_000 + us * 1000);
-    assert!(!rings.are_answers_due(at(0)), "nothing is offered");
+    assert!(!rings.answers.are_due(at(0)), "nothing is offered");
     let slot = Slot::of(Qpn::new(0x5000));
     let offer = Offer::new(shm::SIZE).unwrap();
     let poller = Poller::new().unwrap();
     let descriptors = carry(&offer.descriptors(poller.doorbell()));
     rings.set(slot, Out::Offered(offer.writer, offer.control), at(0));
-    let due: Vec<u64> = (0..1000).filter(|us| rings.are_answers_due(at(*us))).collect();
+    let due: Vec<u64> = (0..1000).filter(|us| rings.answers.are_due(at(*us))).collect();
     assert_eq!(due, [20, 40, 80, 160, 320, 640]);
     rings.note_answers(&rings.out.lock());
-    assert!(rings.are_answers_due(at(1_000_000)), "it is offered still");
+    assert!(rings.answers.are_due(at(1_000_000)), "it is offered still");
     let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
     let mut out = rings.out.lock();
     let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new()));
     assert_eq!(heard, Some(Receiver::Ring));
     rings.note_answers(&out);
-    assert!(!rings.are_answers_due(at(100_000_000)));
+    assert!(!rings.answers.are_due(at(100_000_000)));
 }
 
 /// Looks until there is something.
@@ -213,8 +213,8 @@ fn whoever_takes_the_slot_of_a_dead_process_gets_a_ring_of_its_own() {
     let old = first.find_ring(&engine).unwrap();
     drop((first, inbound));
     let second = Stranger::new(SlotSocket::claim_one(engine.ifindex(), slot).unwrap());
-    wait_for("the ring of the dead is still there", || old.lock().is_gone().then_some(()));
-    assert!(old.lock().slot(&heading(), LONG).is_none());
+    wait_for("the ring of the dead is still there", || old.lock().writer.is_none().then_some(()));
+    assert!(old.lock().doorbell.is_none());
     let inbound = second.take_up(&engine);
     second.hears(&engine, &inbound);
 }
@@ -332,12 +332,12 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
 fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
     let engine = engine();
     // Nobody of this process receives.
-    let mut rx = engine.rx.lock();
+    let rx = engine.rx.lock();
     let _of_another: Vec<_> = (0..FEW).map(|_| Offer::new(shm::SMALL).unwrap()).collect();
-    let slot = rx.state().slots[0].slot();
-    let _offer = engine.offer_ring(rx.state(), slot).unwrap();
+    let slot = rx.state.slots[0].slot();
+    let _offer = engine.offer_ring(&rx.state, slot).unwrap();
     let mut buf = [0; 64];
-    let (len, _) = rx.state().slots[0].recv(&mut buf).unwrap().expect("the offer");
+    let (len, _) = rx.state.slots[0].recv(&mut buf).unwrap().expect("the offer");
     let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { panic!("{:?}", &buf[..len]) };
     assert_eq!(size as usize, shm::SMALL);
 }

@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
 use crate::interceptor::{self, Fate, Held, Incoming, Interceptor, Origin, PacketComment};
 use crate::queue_pair::QueuePair;
-use crate::run::{Run, header_of};
+use crate::run::{Run, header_of, numbered};
 use crate::rx_state::RxState;
 use roxe_net::link::RxMeta;
 use roxe_transport::fault::{Direction, Seen, Verdict};
@@ -27,10 +27,9 @@ struct Arrival<'a> {
 
 impl<'a> Arrival<'a> {
     fn new(meta: &RxMeta, index: u16, bytes: &'a [u8]) -> Self {
-        let net = header_of(meta, index);
-        let likely = if net.is_ipv4() { index } else { 0 };
-        let ident = icrc::solve_ident(&net, bytes, likely);
-        let net = NetHeader { ident: ident.unwrap_or(likely), ..net };
+        let likely = numbered(&header_of(meta, index), index);
+        let ident = icrc::solve_ident(&likely, bytes, likely.ident);
+        let net = NetHeader { ident: ident.unwrap_or(likely.ident), ..likely };
         Self { bytes, index, net, is_whole: ident.is_some(), packet: Packet::parse(bytes) }
     }
 
@@ -64,7 +63,7 @@ impl Interceptor {
     fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
         let Some(mut recording) = self.record() else { return };
         for (arrival, verdict) in arrivals.iter().zip(verdicts) {
-            let packet_comment = PacketComment { origin: arrival.origin(qpn), fate: self.fate(*verdict) };
+            let packet_comment = PacketComment::new(arrival.origin(qpn), self.fate(*verdict));
             recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }
@@ -72,7 +71,7 @@ impl Interceptor {
     fn record_forged(&self, qpn: Qpn, net: &NetHeader, bytes: &[u8], verdict: Verdict) {
         let Some(mut recording) = self.record() else { return };
         let fate = self.fate(verdict).map(Fate::of_forged);
-        recording.packet(Inbound, net, bytes, &PacketComment { origin: Origin::Received(qpn), fate });
+        recording.packet(Inbound, net, bytes, &PacketComment::new(Origin::Received(qpn), fate));
     }
 
     /// Records packets for a queue pair that does not exist.
@@ -80,8 +79,7 @@ impl Interceptor {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
             let origin = if arrival.is_whole { Origin::Unknown(qpn) } else { Origin::Damaged(qpn) };
-            let packet_comment = PacketComment { origin, fate: None::<Fate<'_>> };
-            recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
+            recording.packet(Inbound, &arrival.net, arrival.bytes, &PacketComment { origin, fate: None });
         }
     }
 }
@@ -113,49 +111,25 @@ impl Engine {
             {
                 qp.return_credit(packet, &arrival.net, &state.tools());
             }
+            let mut packets = Vec::new();
             if let Some(bytes) = interceptor::forged(&arrival.net, arrival.packet.as_ref().ok(), &verdict) {
                 interceptor.record_forged(name.0, &arrival.net, &bytes, verdict);
                 let meta = RxMeta { len: bytes.len(), segment: bytes.len(), first_index: arrival.index, ..*run.meta };
-                let packet = Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true };
-                self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
+                packets.push((verdict.delay, Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true }));
             }
             if !verdict.drop {
-                self.hand_in_spoiled(interceptor, state, qp, spoil(run.meta, arrival, name.0, &verdict), &verdict, now);
+                let packet = spoil(run.meta, arrival, name.0, &verdict);
+                let copy = (verdict.delay + verdict.copies_after, Incoming { is_copy: true, ..packet.clone() });
+                packets.push((verdict.delay, packet));
+                packets.extend(std::iter::repeat_n(copy, verdict.copies.into()));
             }
-        }
-    }
-
-    /// Hands in a packet and its copies, now or later.
-    fn hand_in_spoiled(
-        &self,
-        interceptor: &Interceptor,
-        state: &mut RxState,
-        qp: Option<&Arc<dyn QueuePair>>,
-        packet: Incoming,
-        verdict: &Verdict,
-        now: Instant,
-    ) {
-        let copy = || Incoming { is_copy: true, ..packet.clone() };
-        let copies: Vec<_> = std::iter::repeat_with(copy).take(verdict.copies.into()).collect();
-        self.hand_in_or_hold(interceptor, state, qp, packet, verdict.delay, now);
-        for copy in copies {
-            self.hand_in_or_hold(interceptor, state, qp, copy, verdict.delay + verdict.copies_after, now);
-        }
-    }
-
-    fn hand_in_or_hold(
-        &self,
-        interceptor: &Interceptor,
-        state: &mut RxState,
-        qp: Option<&Arc<dyn QueuePair>>,
-        packet: Incoming,
-        delay: Duration,
-        now: Instant,
-    ) {
-        if delay.is_zero() {
-            self.hand_in_alone(state, qp, &packet, now);
-        } else {
-            self.hold(interceptor, now.after(delay), Held::Incoming(packet));
+            for (delay, packet) in packets {
+                if delay.is_zero() {
+                    self.hand_in_alone(state, qp, &packet, now);
+                } else {
+                    self.hold(interceptor, now.after(delay), Held::Incoming(packet));
+                }
+            }
         }
     }
 
@@ -204,8 +178,7 @@ impl Engine {
 pub(crate) fn sealed(meta: &RxMeta, bytes: &mut [u8]) -> RxMeta {
     if !meta.sealed {
         for (index, packet) in (0..=u16::MAX).zip(bytes.chunks_mut(meta.segment)) {
-            let net = header_of(meta, index);
-            icrc::seal(&NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..net }, packet);
+            icrc::seal(&numbered(&header_of(meta, index), index), packet);
         }
     }
     RxMeta { sealed: true, ..*meta }

@@ -4,14 +4,15 @@
 //! Packets that no rule touches go in runs, as without a interceptor; each of the others goes
 //! alone.
 
-use super::{Batch, find_link, header, numbered, peek_qpn, send};
+use super::{Batch, find_link, header, peek_qpn, send};
 use crate::counters::Counters;
 use crate::fabric::Fabric;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
 use crate::rings::Sender;
+use crate::run::numbered;
 use roxe_base::clock;
-use roxe_net::link::{TxMeta, hop_limit};
+use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::shm::{Heading, MAX_RUN};
 use roxe_net::udp::UdpLink;
@@ -19,7 +20,6 @@ use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
 use roxe_wire::{Gid, Kind, NetHeader, Packet};
-use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,8 +68,7 @@ impl Batch {
 
     /// Bytes of packet `at`.
     fn packet(&self, at: usize) -> &[u8] {
-        let bytes = self.packets.get(at).and_then(|entry| self.bytes.get(entry.start..entry.start + entry.len));
-        bytes.unwrap_or_default()
+        self.bytes_of(at..at + 1)
     }
 
     fn packet_mut(&mut self, at: usize) -> &mut [u8] {
@@ -77,9 +76,9 @@ impl Batch {
         bytes.unwrap_or_default()
     }
 
-    /// What a capture says of packet `at`.
-    fn packet_comment<'a>(&self, at: usize, fate: Option<Fate<'a>>) -> Option<PacketComment<Fate<'a>>> {
-        self.packets.get(at).map(|entry| PacketComment { origin: Origin::Sent(entry.note), fate })
+    /// Where packet `at` comes from.
+    fn origin(&self, at: usize) -> Option<Origin> {
+        self.packets.get(at).map(|entry| Origin::Sent(entry.note))
     }
 }
 
@@ -99,9 +98,9 @@ impl Exit<'_> {
         let net = header(link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
-        for (index, at) in run.clone().enumerate() {
-            if let Some(packet_comment) = batch.packet_comment(at, None) {
-                self.record(&numbered(&net, index), batch.packet(at), &packet_comment);
+        for (index, at) in (0..).zip(run.clone()) {
+            if let Some(origin) = batch.origin(at) {
+                self.record(&numbered(&net, index), batch.packet(at), &PacketComment { origin, fate: None });
             }
         }
         if let Some(ring) = &mut self.ring {
@@ -133,19 +132,20 @@ impl Exit<'_> {
             corruption.apply(batch.packet_mut(at));
         }
         let fate = self.interceptor.fate(verdict);
-        let (bytes, Some(packet_comment)) = (batch.packet(at), batch.packet_comment(at, fate)) else { return };
+        let (bytes, Some(origin)) = (batch.packet(at), batch.origin(at)) else { return };
+        let packet_comment = PacketComment::new(origin, fate);
         if verdict.drop {
             return self.record(&net, bytes, &packet_comment);
         }
         let parsed = Packet::parse(bytes).ok();
         if let Some(forged) = interceptor::forged(&net, parsed.as_ref(), &verdict) {
-            let packet_comment = PacketComment { fate: fate.map(Fate::of_forged), ..packet_comment };
-            self.send_or_hold(&net, &forged, verdict.delay, &packet_comment, link);
+            let packet_comment = PacketComment::new(origin, fate.map(Fate::of_forged));
+            self.send_or_hold(&net, &forged, verdict.delay, packet_comment, link);
         }
-        let copy = PacketComment { fate: fate.map(Fate::of_copy), ..packet_comment };
+        let copy = PacketComment::new(origin, fate.map(Fate::of_copy));
         let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
         for (delay, packet_comment) in [(verdict.delay, packet_comment)].into_iter().chain(copies) {
-            self.send_or_hold(&net, bytes, delay, &packet_comment, link);
+            self.send_or_hold(&net, bytes, delay, packet_comment, link);
         }
     }
 
@@ -154,35 +154,27 @@ impl Exit<'_> {
         net: &NetHeader,
         bytes: &[u8],
         delay: Duration,
-        packet_comment: &PacketComment<Fate<'_>>,
+        packet_comment: PacketComment,
         link: &UdpLink,
     ) {
         if delay.is_zero() {
-            return self.send_alone(net, bytes, packet_comment, link);
+            return self.send_alone(net, bytes, &packet_comment, link);
         }
-        let PacketComment { origin, fate } = *packet_comment;
-        let packet_comment = PacketComment { origin, fate: fate.map(|fate| fate.to_string()) };
         let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment };
         self.fabric.hold(self.interceptor, clock::now().after(delay), held);
     }
 
     /// Sends one sealed packet.
-    fn send_alone<F: Display>(
-        &mut self,
-        net: &NetHeader,
-        bytes: &[u8],
-        packet_comment: &PacketComment<F>,
-        link: &UdpLink,
-    ) {
+    fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment, link: &UdpLink) {
         self.record(net, bytes, packet_comment);
         if let Some(ring) = &mut self.ring {
             return put(ring, net, [bytes], self.fabric.counters());
         }
         // One packet needs no segmentation, which is all that could be refused.
-        send(link, &TxMeta::of(net), bytes, bytes.len(), 1, self.fabric.counters());
+        send(link, net, bytes, bytes.len(), 1, self.fabric.counters());
     }
 
-    fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment<impl Display>) {
+    fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment) {
         if let Some(recording) = &mut self.recording {
             recording.packet(
                 Outbound,
@@ -211,10 +203,10 @@ impl Fabric {
         interceptor: &Interceptor,
         net: &NetHeader,
         bytes: &[u8],
-        packet_comment: &PacketComment<String>,
+        packet_comment: &PacketComment,
     ) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
-        let ring = if self.rings().is_on() { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
+        let ring = if self.rings.is_on { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
             let mut exit =
@@ -232,7 +224,7 @@ fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item =
     let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };
     ring.publish();
     for packet in packets {
-        match ring.slot(&heading, packet.len()) {
+        match ring.writer.as_mut().and_then(|writer| writer.slot(&heading, packet.len())) {
             Some(room) => {
                 // The room has the size that was asked for.
                 let _ = room.put(packet);

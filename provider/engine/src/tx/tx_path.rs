@@ -12,7 +12,7 @@ use crate::rings::{Sender, SharedSender};
 use roxe_base::lock::{ArcMutexGuard, rank};
 use roxe_net::frames::FrameSender;
 use roxe_net::link::hop_limit;
-use roxe_net::shm::{Heading, record_len};
+use roxe_net::shm::{Heading, Writer, record_len};
 use roxe_net::slot::Slot;
 use roxe_net::tx_queue::TxQueue;
 use roxe_net::udp::UdpLink;
@@ -59,18 +59,6 @@ enum Wait {
     },
 }
 
-impl Wait {
-    /// Whether it is for room in this ring.
-    fn is_for_ring(&self, other: &SharedSender) -> bool {
-        matches!(self, Self::Ring { ring, .. } if Arc::ptr_eq(ring, other))
-    }
-
-    /// Whether it is for room behind this queue.
-    fn is_for_socket(&self, other: &Arc<TxQueue>) -> bool {
-        matches!(self, Self::Socket { queue, .. } if Arc::ptr_eq(queue, other))
-    }
-}
-
 impl TxCache {
     /// Bytes of what has left, from the BTH to the ICRC, or of frames; what was lost then counts.
     pub fn sent_bytes(&self) -> u64 {
@@ -103,7 +91,7 @@ impl TxCache {
     pub fn end_patience(&mut self, fabric: &Fabric) {
         if !self.link_moved(fabric) {
             match &self.waits {
-                Some(Wait::Ring { ring, .. }) => ring.lock().set_stalled(),
+                Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
                 Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
                 None => {}
             }
@@ -114,7 +102,7 @@ impl TxCache {
     #[inline]
     fn renew(&mut self, fabric: &Fabric) {
         self.visits = self.visits.wrapping_add(1);
-        let version = fabric.rings().version();
+        let version = fabric.rings.version();
         if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
             (self.version, self.key, self.ring) = (version, None, None);
         }
@@ -183,7 +171,7 @@ impl<'a> TxPath<'a> {
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
     pub fn new(fabric: &'a Fabric, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
-        if fabric.rings().is_on() {
+        if fabric.rings.is_on {
             cache.renew(fabric);
         }
         Self { fabric, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
@@ -200,7 +188,7 @@ impl<'a> TxPath<'a> {
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
             (None, Some(batch)) => {
-                self.cache.sent += batch.len_in_bytes() as u64;
+                self.cache.sent += batch.used as u64;
                 batch.flush(self.fabric, ordinal, &mut self.cache.link);
             }
             (None, None) => {}
@@ -232,7 +220,7 @@ impl<'a> TxPath<'a> {
     /// The same for raw packets.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
         let counters = self.fabric.counters();
-        let sent = self.batch().len_in_bytes() as u64;
+        let sent = self.batch().used as u64;
         self.batch().flush_frames(link, counters);
         self.cache.sent += sent;
         true
@@ -262,7 +250,7 @@ impl<'a> TxPath<'a> {
         if !self.is_reliable && queue.is_stalled() {
             return false;
         }
-        if self.cache.waits.as_ref().is_some_and(|wait| wait.is_for_socket(queue)) {
+        if matches!(&self.cache.waits, Some(Wait::Socket { queue: other, .. }) if Arc::ptr_eq(other, queue)) {
             return true;
         }
         let left = queue.wait(self.qpn);
@@ -280,11 +268,11 @@ impl<'a> TxPath<'a> {
 
     fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
         if open.loses {
-            self.fabric.counters().send_errors.add(self.batch().len() as u64);
+            self.fabric.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
         } else if let Some(interceptor) = self.fabric.interceptor() {
             let batch = self.batch.get_or_insert_with(Batch::take);
-            self.cache.sent += batch.len_in_bytes() as u64;
+            self.cache.sent += batch.used as u64;
             batch.flush_intercepted(self.fabric, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
             batch.clear();
         }
@@ -303,10 +291,10 @@ impl<'a> TxPath<'a> {
             (None, None) => true,
             (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
             (None, Some(_)) => false,
-            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.is_empty()) => {
+            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty()) => {
                 let mut sender = ring.lock_arc();
                 let loses = !self.is_reliable && sender.loses_datagrams();
-                if sender.is_gone() {
+                if sender.writer.is_none() {
                     self.cache.ring = None;
                 } else {
                     self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
@@ -328,11 +316,11 @@ impl<'a> TxPath<'a> {
         self.is_blocked = true;
         let ring = ArcMutexGuard::mutex(&open.sender);
         // It may still be registered with a ring of an earlier connection.
-        if self.cache.waits.as_ref().is_none_or(|wait| !wait.is_for_ring(ring)) {
+        if !matches!(&self.cache.waits, Some(Wait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
             self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
-            if self.fabric.rings().wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+            if self.fabric.rings.wait(&ring, &mut open.sender, self.qpn, self.has_written) {
                 self.fabric.kick();
             }
         }
@@ -354,18 +342,18 @@ impl<'a> TxPath<'a> {
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        if self.fabric.rings().is_on() && !self.choose(av, to) {
+        if self.fabric.rings.is_on && !self.choose(av, to) {
             return None;
         }
         let total = len + icrc::LEN;
-        if self.open.as_ref().is_some_and(|open| open.loses) {
-            return self.batch().slot(av, to, len, note);
-        }
-        if self.open.is_none() || self.fabric.interceptor().is_some() {
-            return if self.plan(record_len(total)) { self.batch().slot(av, to, len, note) } else { None };
+        let loses = self.open.as_ref().is_some_and(|open| open.loses);
+        if loses || self.open.is_none() || self.fabric.interceptor().is_some() {
+            let fits = loses || self.plan(record_len(total));
+            return if fits { self.batch().room(av, to, len, note).map(TxRoom::Own) } else { None };
         }
         let heading = heading(av);
-        let takes = self.open.as_mut().is_some_and(|open| open.sender.takes(&heading, total));
+        let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
+        let takes = writer.is_some_and(|writer| writer.takes(&heading, total));
         if !takes && !self.wait(record_len(total)) {
             return None;
         }
@@ -373,11 +361,11 @@ impl TxBatch for TxPath<'_> {
         let open = self.open.as_mut()?;
         open.built.add(1, total);
         // Who reads the ring looks at no ICRC.
-        open.sender.place(&heading, total)?.first(len)
+        open.sender.writer.as_mut()?.place(&heading, total)?.first(len)
     }
 
     fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
-        self.batch().frame(len, note)
+        self.batch().room(&Av::default(), Qpn::default(), len, note)
     }
 
     #[inline]
@@ -388,7 +376,7 @@ impl TxBatch for TxPath<'_> {
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_mut().filter(|_| self.fabric.interceptor().is_none())?;
-        let room = open.sender.extend(len, count)?;
+        let room = open.sender.writer.as_mut()?.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
         open.built.add(packets, room.len() + packets * (Bth::LEN + icrc::LEN));
@@ -404,7 +392,7 @@ impl TxBatch for TxPath<'_> {
         match &mut self.open {
             Some(open) if self.fabric.interceptor().is_none() && !open.loses => {
                 open.built.take_back();
-                open.sender.retract();
+                open.sender.writer.iter_mut().for_each(Writer::retract);
             }
             _ => self.batch().retract(),
         }

@@ -1,11 +1,12 @@
 //! The system calls of packet sockets that no safe crate offers whole. **Unsafe room.**
 
 use crate::cmsg::{CAPACITY, Control};
-use libc::{c_int, c_void, socklen_t};
+use crate::sys::{check, set};
+use libc::{c_int, socklen_t};
 use roxe_wire::frame::TAG_LEN;
 use socket2::{SockAddr, Socket};
 use std::io;
-use std::mem::{size_of, size_of_val, zeroed};
+use std::mem::{size_of, zeroed};
 use std::os::fd::RawFd;
 
 /// Most frames of one call, each way: the call is paid for, and what it needs on the stack is still
@@ -58,9 +59,7 @@ pub(super) fn set_membership(fd: RawFd, ifindex: u32, kind: u16, mac: [u8; 6], a
         mr_address: [a, b, c, d, e, f, 0, 0],
     };
     let name = if add { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
-    let (value, len) = ((&raw const request).cast::<c_void>(), size_of_val(&request) as socklen_t);
-    // SAFETY: `request` lives on this frame, and the call only reads it.
-    check(unsafe { libc::setsockopt(fd, libc::SOL_PACKET, name, value, len) }).map(drop)
+    set(fd, libc::SOL_PACKET, name, &request)
 }
 
 /// Sends the first of `frames`, at most [`MAX_SEND`], without waiting, and returns how many.
@@ -78,7 +77,7 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
         // SAFETY: the first `count` headers point to live frames with their true lengths; sendmmsg
         // only reads them.
         let rc = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
-        match check(rc as c_int) {
+        match check(rc) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
         }
@@ -115,7 +114,7 @@ pub(super) fn recv(
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: the first `count` headers point to live buffers with their true lengths; no timeout.
     let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
-    let found = match check(rc as c_int) {
+    let found = match check(rc) {
         Ok(found) => found,
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
         Err(e) => return Err(e),
@@ -140,31 +139,4 @@ fn tag_of(control: &Control) -> Option<[u8; TAG_LEN]> {
     let tpid = if status & TPID_VALID != 0 { tpid } else { 0x8100 };
     let ([a, b], [c, d]) = (tpid.to_be_bytes(), tci.to_be_bytes());
     (status & TCI_VALID != 0).then_some([a, b, c, d])
-}
-
-/// A system call's result: what it counted, or `errno`.
-fn check(rc: c_int) -> io::Result<usize> {
-    usize::try_from(rc).map_err(|_| io::Error::last_os_error())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tag_is_read_from_the_kernels_message() {
-        let message = |status: u32| {
-            let mut control = Control::new();
-            let mut data = [0; 20];
-            data[..4].copy_from_slice(&status.to_ne_bytes());
-            data[16..18].copy_from_slice(&0xac0cu16.to_ne_bytes());
-            data[18..].copy_from_slice(&0x88a8u16.to_ne_bytes());
-            assert!(control.push(libc::SOL_PACKET, libc::PACKET_AUXDATA, &data));
-            tag_of(&control)
-        };
-        assert_eq!(message(1), None);
-        assert_eq!(message(1 << 4), Some([0x81, 0, 0xac, 0x0c]));
-        assert_eq!(message(1 << 4 | 1 << 6), Some([0x88, 0xa8, 0xac, 0x0c]));
-        assert_eq!(tag_of(&Control::new()), None);
-    }
 }

@@ -10,7 +10,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
-        let path = PathBuf::from(format!("/tmp/x{:x}", getrandom::u32().unwrap()));
+        let path = PathBuf::from(format!("/tmp/x{:x}", roxe_base::random::number().unwrap() as u32));
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         Self(path)
     }

@@ -1,42 +1,17 @@
 //! How many rings this process has: each costs memory and descriptors, whichever of its engines has
 //! it. Touches nothing.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-static WRITTEN: AtomicUsize = AtomicUsize::new(0);
-static READ: AtomicUsize = AtomicUsize::new(0);
+pub(super) static WRITTEN: AtomicU32 = AtomicU32::new(0);
+pub(super) static READ: AtomicU32 = AtomicU32::new(0);
 
 /// Rings that this process writes, agreed on or offered.
 pub fn written() -> usize {
-    WRITTEN.load(Relaxed)
+    WRITTEN.load(Relaxed) as usize
 }
 
 /// Rings that this process reads.
 pub fn read() -> usize {
-    READ.load(Relaxed)
-}
-
-/// Counts one ring for as long as it lives.
-#[derive(Debug)]
-pub(super) struct Counted(&'static AtomicUsize);
-
-impl Counted {
-    pub(super) fn writer() -> Self {
-        Self::new(&WRITTEN)
-    }
-
-    pub(super) fn reader() -> Self {
-        Self::new(&READ)
-    }
-
-    fn new(count: &'static AtomicUsize) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
+    READ.load(Relaxed) as usize
 }

@@ -10,6 +10,7 @@
 //! written goes through atomics or the instructions of [`roxe_memory::guard`], what is read is
 //! copied by those.
 
+use crate::sys::check;
 use roxe_memory::guard::SharedBytes;
 use roxe_transport::cx::TxRoom;
 use std::io;
@@ -198,10 +199,6 @@ impl Drop for SharedMemory {
 }
 
 const _: () = assert!(Word::Waits as usize + size_of::<AtomicU64>() <= CONTROL);
-
-fn check(rc: libc::c_int) -> io::Result<()> {
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
 
 #[cfg(test)]
 mod tests {

@@ -26,6 +26,8 @@
 mod check;
 mod reader;
 mod record;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -21,7 +21,7 @@ fn recv(link: &UdpLink, buf: &mut [u8]) -> RxMeta {
 fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
     let (a, b) = (link(1, true, true), link(2, true, true));
     let run: Vec<u8> = (0..250u8).collect();
-    let to = TxMeta { dst: b.gid(), traffic_class: 0x68, hop_limit: 7 };
+    let to = NetHeader { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0x68, hop_limit: 7, ..NetHeader::default() };
     a.send(&to, &run, 100).unwrap();
     let mut buf = vec![0; 65_536];
     let meta = recv(&b, &mut buf);
@@ -38,7 +38,12 @@ fn hop_limits_that_lead_nowhere_are_sent_as_64() {
     let (a, b) = (link(7, true, true), link(8, true, true));
     let mut buf = vec![0; 65_536];
     for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
-        a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: asked }, &[1; 20], 20).unwrap();
+        a.send(
+            &NetHeader { dst: b.gid(), src_port: ROCE_PORT, hop_limit: asked, ..NetHeader::default() },
+            &[1; 20],
+            20,
+        )
+        .unwrap();
         assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
     }
 }
@@ -51,7 +56,12 @@ fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
     let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
     let members = [(); 3].map(|()| UdpLink::join(group, 1, true).unwrap());
     for (asked, sent) in [(0, 64), (1, 1), (7, 7)] {
-        from.send(&TxMeta { dst: group, traffic_class: 0, hop_limit: asked }, &[asked; 30], 30).unwrap();
+        from.send(
+            &NetHeader { dst: group, src_port: ROCE_PORT, hop_limit: asked, ..NetHeader::default() },
+            &[asked; 30],
+            30,
+        )
+        .unwrap();
         for member in &members {
             let meta = recv(member, &mut buf);
             assert_eq!((meta.len, meta.src, meta.dst, meta.hop_limit), (30, from.gid(), group, sent));
@@ -85,7 +95,7 @@ fn a_datagram_without_checksum_is_taken() {
 #[test]
 fn without_gro_the_packets_arrive_one_by_one() {
     let (a, b) = (link(3, true, true), link(4, true, false));
-    a.send(&TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 0 }, &[7; 250], 100).unwrap();
+    a.send(&NetHeader { dst: b.gid(), src_port: ROCE_PORT, ..NetHeader::default() }, &[7; 250], 100).unwrap();
     let mut buf = vec![0; 65_536];
     let lens: Vec<usize> = (0..3).map(|_| recv(&b, &mut buf).len).collect();
     assert_eq!(lens, [100, 100, 50]);
@@ -100,7 +110,7 @@ fn a_smaller_receive_buffer_is_as_large_as_the_kernel_reports() {
 #[test]
 fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_destination() {
     let (a, b) = (link(5, true, true), link(6, true, true));
-    let to = TxMeta { dst: b.gid(), traffic_class: 0, hop_limit: 64 };
+    let to = NetHeader { dst: b.gid(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
     assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
     assert_eq!((a.max_segments(b.gid()), a.max_segments(a.gid())), (1, MAX_SEGMENTS));
     assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "it is never tried again");
@@ -113,7 +123,7 @@ fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_des
 fn ipv6_carries_the_same() {
     let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
     let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
-    let to = TxMeta { dst: gid, traffic_class: 0x20, hop_limit: 9 };
+    let to = NetHeader { dst: gid, src_port: ROCE_PORT, traffic_class: 0x20, hop_limit: 9, ..NetHeader::default() };
     link.send(&to, &[0xfd; 40], 20).unwrap();
     let mut buf = vec![0; 65_536];
     while let Some(meta) = link.recv(&mut buf).unwrap() {

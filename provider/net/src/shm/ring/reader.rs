@@ -1,10 +1,11 @@
 //! The half of a ring that reads: shows each run where it is, and gives its room back.
 
-use super::super::count::Counted;
+use super::super::count::READ;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{Broken, HEADER_LEN, Record, RecordHeader, STAGED};
-use crate::link::{ROCE_PORT, RxMeta};
+use crate::link::RxMeta;
+use roxe_base::uses::Counted;
 use roxe_wire::Gid;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,14 +19,14 @@ pub struct Reader {
     head: AtomicU64,
     /// Source and destination of the last record, each as two words.
     addresses: [AtomicU64; 4],
-    _counted: Counted,
+    _counted: Counted<'static>,
 }
 
 impl Reader {
     /// The ring with `size` bytes of data in a file that its writer has sent.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         let (memory, head, addresses) = (SharedMemory::open(fd, size)?, AtomicU64::new(0), Default::default());
-        Ok(Self { memory, head, addresses, _counted: Counted::reader() })
+        Ok(Self { memory, head, addresses, _counted: Counted::new(&READ) })
     }
 
     /// Whether there is no record to read.
@@ -66,18 +67,7 @@ impl Reader {
         let bytes = self.memory.view(head + header.start() as u64, header.len).ok_or(Broken)?;
         bytes.prefetch(STAGED);
         let RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, .. } = header;
-        let meta = RxMeta {
-            len,
-            segment,
-            first_index: 0,
-            src,
-            dst,
-            src_port: ROCE_PORT,
-            traffic_class,
-            hop_limit,
-            by_ring: true,
-            sealed,
-        };
+        let meta = RxMeta { segment, traffic_class, hop_limit, sealed, by_ring: true, ..RxMeta::alone(len, src, dst) };
         let _shown = Shown { reader: self, end: head + header.extent() };
         take(Record { meta, bytes, joined });
         Ok(true)

@@ -1,9 +1,10 @@
 //! The half of a ring that writes: builds records where the reader will find them.
 
-use super::super::count::Counted;
+use super::super::count::WRITTEN;
 use super::super::memory::{SharedMemory, Word};
 use super::super::wakeup;
 use super::record::{ADDRESSES, ALIGN, HEADER_LEN, Heading, LINE, MAX_RUN, RecordHeader, STAGED, record_len, start};
+use roxe_base::uses::Counted;
 use roxe_transport::cx::TxRoom;
 use roxe_wire::{Gid, icrc};
 use std::io;
@@ -60,7 +61,7 @@ pub struct Writer {
     pub(super) cleared: u64,
     /// The record that is being built, if it is small.
     staged: Box<[u8; STAGED]>,
-    _counted: Counted,
+    _counted: Counted<'static>,
 }
 
 impl Writer {
@@ -68,7 +69,7 @@ impl Writer {
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
         let staged = Box::new([0; STAGED]);
-        let (open, addresses, _counted) = (None, None, Counted::writer());
+        let (open, addresses, _counted) = (None, None, Counted::new(&WRITTEN));
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
 
@@ -241,37 +242,6 @@ impl Writer {
             memory.size().saturating_sub(tail.wrapping_sub(*head)) >= memory.size() / 2
         };
         wakeup::wait(memory.word(Word::Waits), half, &mut is_half_free)
-    }
-
-    /// Publishes a record that no writer writes, for tests of readers.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn break_it(&self) {
-        self.memory.header(self.tail).store(u64::MAX, Ordering::Release);
-    }
-
-    /// Overwrites all data of the ring, published or not, for tests of readers.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn overwrite_all(&self, byte: u8) {
-        let bytes = vec![byte; self.memory.size() as usize];
-        self.memory.room(0, bytes.len()).unwrap().put(&bytes).unwrap();
-    }
-
-    /// Puts a valid header on every line: whoever reads to the end of such a ring begins again.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn put_header_on_every_line(&self) {
-        let header = RecordHeader {
-            len: 16,
-            segment: 16,
-            joined: 1,
-            traffic_class: 0,
-            hop_limit: 64,
-            sealed: false,
-            goes_on: true,
-        };
-        assert_eq!(header.extent(), LINE);
-        for line in 0..self.memory.size() / LINE {
-            self.memory.header(line * LINE).store(header.to_word(), Ordering::Release);
-        }
     }
 
     /// Whether half of the ring is free.
