@@ -12,7 +12,6 @@
 
 mod agent;
 mod answer;
-mod cases;
 mod clauses;
 pub mod conform;
 mod craft;
