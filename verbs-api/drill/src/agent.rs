@@ -194,11 +194,11 @@ impl AgentCard {
 
     /// Makes the objects of the case before ready for the next one.
     fn use_again(&mut self) -> Answer<()> {
-        let (qps, queues) = self.stock.put_back();
-        for qp in qps {
+        self.stock.regions.put_back();
+        for (qp, _) in self.stock.qps.put_back() {
             self.tell(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
-        for cq in queues {
+        for cq in self.stock.queues.put_back() {
             self.tell(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
         }
         self.tell(Command::Events, Value::Null, true)
@@ -295,7 +295,7 @@ impl FarSide for AgentCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        if let (None, Some(region)) = (pd, self.stock.region((length, access))) {
+        if let (None, Some(region)) = (pd, self.stock.regions.take(&(length, access))) {
             self.tell(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
@@ -311,7 +311,7 @@ impl FarSide for AgentCard {
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
         if self.is_in_a_hurry && pd.is_none() {
-            self.stock.keep_region((length, access), region);
+            self.stock.regions.keep((length, access), region);
         }
         Ok(region)
     }
@@ -321,12 +321,12 @@ impl FarSide for AgentCard {
     }
 
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle> {
-        if let Some(cq) = self.stock.queue(cqe) {
+        if let Some(cq) = self.stock.queues.take(&cqe) {
             return Ok(cq);
         }
         let cq = self.make(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
         if self.is_in_a_hurry {
-            self.stock.keep_queue(cqe, cq);
+            self.stock.queues.keep(cqe, cq);
         }
         Ok(cq)
     }
@@ -336,7 +336,7 @@ impl FarSide for AgentCard {
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
-        if let Some(known) = self.stock.qp(new) {
+        if let Some(known) = self.stock.qps.take(new) {
             return Ok(known);
         }
         let [sends, receives, sges, inline] = new.caps;
@@ -347,7 +347,7 @@ impl FarSide for AgentCard {
         let answer = self.call(Command::CreateQp, arguments)?;
         let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
         if self.is_in_a_hurry && (new.pd, new.srq, new.xrcd) == (None, None, None) {
-            self.stock.keep_qp(new.clone(), made);
+            self.stock.qps.keep(new.clone(), made);
         }
         Ok(made)
     }
