@@ -161,8 +161,8 @@ pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names
 /// What is wrong with a packet of the card whatever it says; `to` are the queue pairs of the near
 /// side.
 pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
-    let (fields, len) = layout::fields(*packet.first()?);
-    let get = |name| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
+    let (_, len) = layout::fields(*packet.first()?);
+    let get = |name| layout::get(packet, name);
     let Some(body) = packet.len().checked_sub(len + layout::ICRC_LEN) else {
         return Some("it is shorter than its headers".into());
     };

@@ -118,6 +118,12 @@ pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
     (fields, *len)
 }
 
+/// The field with this name of a packet, if its opcode has one.
+pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
+    let (fields, _) = fields(*packet.first()?);
+    fields.iter().find(|field| field.name == name)?.get(packet)
+}
+
 fn all_fields(opcode: u8) -> (Vec<Field>, usize) {
     let headers = std::iter::once(BTH).chain(extended(opcode));
     let mut fields = Vec::new();

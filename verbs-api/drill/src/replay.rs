@@ -4,7 +4,7 @@
 //! key in it; queue pair numbers, keys and addresses are then those of the card that it runs on.
 //! Everything else of a packet stays as it was recorded. Pure, but for running it.
 
-use crate::layout::{self, Field};
+use crate::layout;
 use crate::run::trace::record;
 use crate::script::Script;
 use crate::target::Target;
@@ -123,8 +123,7 @@ fn is_request(bytes: &[u8]) -> bool {
 }
 
 fn field(bytes: &[u8], name: &str) -> u64 {
-    let (fields, _) = layout::fields(bytes[0]);
-    fields.iter().find(|field| field.name == name).and_then(|field| field.get(bytes)).unwrap_or_default()
+    layout::get(bytes, name).unwrap_or_default()
 }
 
 const fn name_of(service: u8) -> &'static str {
@@ -137,7 +136,7 @@ const fn name_of(service: u8) -> &'static str {
 
 /// Notes what a packet needs on the other side.
 fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
-    let (fields, len) = layout::fields(bytes[0]);
+    let (_, len) = layout::fields(bytes[0]);
     let payload = layout::payload(bytes, len).unwrap_or_default().len() as u64;
     let connection = connections.entry(field(bytes, "dqpn")).or_insert_with(|| Connection {
         service: bytes[0] >> 5,
@@ -154,16 +153,12 @@ fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut
     connection.longest = connection.longest.max(connection.current);
     let is_end = name.contains("_LAST") || name.contains("_ONLY");
     connection.receives += u64::from(is_end && (name.starts_with("SEND") || name.ends_with("_IMM")));
-    if has(fields, "rkey") {
+    if let Some(rkey) = layout::get(bytes, "rkey") {
         // An atomic has no length in it: it touches eight bytes.
-        let (va, span) = (field(bytes, "va"), if has(fields, "dmalen") { field(bytes, "dmalen") } else { 8 });
-        let (begin, end) = regions.entry(field(bytes, "rkey")).or_insert((va, va));
+        let (va, span) = (field(bytes, "va"), layout::get(bytes, "dmalen").unwrap_or(8));
+        let (begin, end) = regions.entry(rkey).or_insert((va, va));
         (*begin, *end) = ((*begin).min(va), (*end).max(va.saturating_add(span)));
     }
-}
-
-fn has(fields: &[Field], name: &str) -> bool {
-    fields.iter().any(|field| field.name == name)
 }
 
 /// The lines that make the queue pairs, their receives and the memory.

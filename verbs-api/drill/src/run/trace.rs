@@ -232,7 +232,5 @@ impl Run<'_> {
 
 /// Whether a packet acknowledges the request with this PSN.
 fn is_acknowledgement(packet: &[u8], psn: u64) -> bool {
-    let (fields, _) = layout::fields(*packet.first().unwrap_or(&0));
-    let get = |name: &str| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
-    get("psn") == Some(psn) && get("syndrome").is_some_and(|syndrome| syndrome < 0x20)
+    layout::get(packet, "psn") == Some(psn) && layout::get(packet, "syndrome").is_some_and(|syndrome| syndrome < 0x20)
 }
