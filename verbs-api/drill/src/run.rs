@@ -96,13 +96,7 @@ impl Run<'_> {
                 let until = self.target.now() + self.time(time)?;
                 self.quiet(until, &format!("silence {time}"))
             }
-            Step::Wait(time) => {
-                let until = self.target.now() + self.time(time)?;
-                while self.target.now() < until {
-                    self.target.pause(until);
-                }
-                Ok(())
-            }
+            Step::Wait(time) => self.pass(Some(time)),
             Step::Let(name, number) => {
                 let value = number.value(&self.names)?;
                 self.names.insert(name.clone(), value);

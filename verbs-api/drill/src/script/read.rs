@@ -210,8 +210,8 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             let group = address(words.next("the group")?)?;
             Peer::Member { qp: name, group, joins: verb == "join" }
         }
-        verb => match connections::read(verb, name, words)? {
-            Some(connection) => Peer::Connection(Box::new(connection)),
+        verb => match connections::read(verb, words)? {
+            Some(act) => Peer::Connection(name, Box::new(act)),
             None => return Err(format!("the peer cannot `{verb}`")),
         },
     })
