@@ -14,7 +14,7 @@ mod compare;
 mod generate;
 mod minimise;
 
-use crate::run::trace::{Trace, trace};
+use crate::run::trace::trace;
 use crate::script::Script;
 use crate::target::Target;
 use crate::virtual_card::VirtualCard;
@@ -96,10 +96,10 @@ impl Lab<'_> {
         // A panic of roxe's transport is a finding as any other.
         let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle));
         let Ok(model) = model else { return Ok(Some(Difference::panic())) };
-        let Some(model) = done(model)? else { return Ok(None) };
+        let Some(model) = model? else { return Ok(None) };
         let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle)));
         let Ok(card) = card else { return Ok(Some(Difference::panic())) };
-        let Some(card) = done(card)? else {
+        let Some(card) = card? else {
             self.refused += 1;
             return Ok(None);
         };
@@ -134,14 +134,6 @@ impl Lab<'_> {
         })?;
         let sure = self.difference_of_new(&short, patient)?.filter(is_same);
         Ok(sure.map(|sure| (short, sure)))
-    }
-}
-
-fn done(result: Result<Trace, Option<String>>) -> Result<Option<Trace>, String> {
-    match result {
-        Ok(trace) => Ok(Some(trace)),
-        Err(None) => Ok(None),
-        Err(Some(gone)) => Err(gone),
     }
 }
 
