@@ -94,7 +94,7 @@ impl Replay {
             }
             if bytes[0] >> 5 != service {
                 service = bytes[0] >> 5;
-                let _ = writeln!(text, "service {}", name_of(service));
+                let _ = writeln!(text, "service {}", layout::service_name(service).unwrap_or_default());
             }
             let _ = writeln!(text, "{}", line(bytes, &regions));
             sent += 1;
@@ -124,14 +124,6 @@ fn is_request(bytes: &[u8]) -> bool {
 
 fn field(bytes: &[u8], name: &str) -> u64 {
     layout::get(bytes, name).unwrap_or_default()
-}
-
-const fn name_of(service: u8) -> &'static str {
-    match service {
-        0b000 => "RC",
-        0b001 => "UC",
-        _ => "UD",
-    }
 }
 
 /// Notes what a packet needs on the other side.
@@ -177,7 +169,7 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         let mtu = [256, 512, 1024, 2048, 4096].into_iter().find(|known| known >= mtu).unwrap_or(4096);
         let room = longest + if is_ud { GRH } else { 0 };
         let depth = (*receives).clamp(1, 4096);
-        let _ = writeln!(text, "service {}", name_of(*service));
+        let _ = writeln!(text, "service {}", layout::service_name(*service).unwrap_or_default());
         let _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);
         match (is_ud, *service == 0) {
             (true, _) => writeln!(text, " qkey={qkey}"),

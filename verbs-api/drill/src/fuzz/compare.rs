@@ -122,10 +122,7 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
     Some(match (opcode & 0x1f, syndrome) {
         (0x11, 0..0x20) => format!("ACK psn={psn} msn={msn}"),
         (0x11, 0x20..0x40) => format!("RNR psn={psn} timer={} msn={msn}", syndrome & 0x1f),
-        (0x11, 0x60..0x65) => {
-            let codes = ["psn_sequence", "invalid_request", "remote_access", "remote_operation", "invalid_rd"];
-            format!("NAK {} psn={psn} msn={msn}", codes[(syndrome & 7) as usize])
-        }
+        (0x11, 0x60..0x65) => format!("NAK {} psn={psn} msn={msn}", layout::NAKS[(syndrome & 7) as usize]),
         (0x11, _) => format!("ACK psn={psn} syndrome={syndrome:#x}"),
         (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original")),
         (0x0d..=0x10, _) if payload.len() <= 64 && !payload.is_empty() => {
