@@ -2,7 +2,7 @@
 //!
 //! Kept up to date from the events; rules read it. Touches nothing.
 
-use crate::attributes::{AllAttributes, Attributes};
+use crate::attributes::Attributes;
 use crate::event::{Event, Made, Memory, Pair};
 use crate::id_map::IdMap;
 use crate::stack::Stack;
@@ -56,7 +56,7 @@ pub(crate) struct World {
     objects: IdMap<ObjectId, Known>,
     gone: VecDeque<Gone>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
-    attributes: AllAttributes,
+    attributes: IdMap<ObjectId, Attributes>,
     /// By queue pair, and by shared receive queue.
     sends: IdMap<ObjectId, VecDeque<Work>>,
     receives: IdMap<ObjectId, VecDeque<Work>>,
@@ -67,8 +67,8 @@ pub(crate) struct World {
 impl World {
     /// Notes what an event adds, before the rules see it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
-        self.attributes.note(event, stack);
         match *event {
+            Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
             Event::Created(id, made) => {
                 self.objects.insert(id, Known { made, created: stack.clone() });
                 if let Made::Qp(pair) = made {
@@ -111,7 +111,7 @@ impl World {
                 }
                 self.sends.remove(&id);
                 self.receives.remove(&id);
-                self.attributes.forget(id);
+                self.attributes.remove(&id);
                 if self.gone.len() == REMEMBERED {
                     self.gone.pop_front();
                 }
@@ -223,7 +223,7 @@ impl World {
 
     /// What was set on a queue pair that is alive.
     pub(crate) fn attributes(&self, qp: ObjectId) -> Option<&Attributes> {
-        self.attributes.of(qp)
+        self.attributes.get(&qp)
     }
 
     /// Whether the program has moved the queue pair to the error state.
@@ -233,7 +233,7 @@ impl World {
 
     /// What was set on all queue pairs.
     pub(crate) fn all_attributes(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
-        self.attributes.iter()
+        self.attributes.iter().map(|(qp, attributes)| (*qp, attributes))
     }
 
     /// The queue pair that a completion names.
