@@ -21,6 +21,8 @@ const REMEMBERED: usize = 4096;
 pub(crate) struct Known {
     pub(crate) made: Made,
     pub(crate) created: Stack,
+    /// A library keeps it for itself.
+    pub(crate) of_library: bool,
 }
 
 /// An object that is gone.
@@ -70,14 +72,19 @@ impl World {
         match *event {
             Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
             Event::Created(id, made) => {
-                self.objects.insert(id, Known { made, created: stack.clone() });
+                self.objects.insert(id, Known { made, created: stack.clone(), of_library: false });
                 if let Made::Qp(pair) = made {
                     self.numbers.insert((pair.context, pair.qpn), id);
                 }
             }
             Event::Reregistered(id, memory) => {
                 if let Some(known) = self.objects.get_mut(&id) {
-                    *known = Known { made: Made::Mr(memory), created: stack.clone() };
+                    (known.made, known.created) = (Made::Mr(memory), stack.clone());
+                }
+            }
+            Event::MadeByLibrary(id) => {
+                if let Some(known) = self.objects.get_mut(&id) {
+                    known.of_library = true;
                 }
             }
             Event::PostedSend { qp, request } => {
@@ -105,7 +112,7 @@ impl World {
     pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Destroyed(id) => {
-                let Some(Known { made, created }) = self.objects.remove(&id) else { return };
+                let Some(Known { made, created, .. }) = self.objects.remove(&id) else { return };
                 if let Made::Qp(pair) = made {
                     self.numbers.remove(&(pair.context, pair.qpn));
                 }

@@ -4,7 +4,7 @@
 use super::observer::Observer;
 use crate::event::{Event, Made};
 use crate::fork_support::has_fork_support;
-use crate::id_map::{IdMap, IdSet};
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -23,8 +23,6 @@ const HANDLES: usize = 4096;
 /// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Objects that a library keeps for itself.
-    of_library: IdSet<ObjectId>,
     /// Handles that may not be used any more: what they were, and where that was ended.
     handles: IdMap<usize, (String, Stack)>,
     /// What was destroyed last, and by which thread: its handle is next.
@@ -36,10 +34,8 @@ pub(super) struct Life {
 impl Observer for Life {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::MadeByLibrary(id) => drop(self.of_library.insert(id)),
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));
-                self.of_library.remove(&id);
                 // In the error state a queue pair ends all of its requests.
                 if !world.is_in_error(id) {
                     reports.extend(with_outstanding(id, stack, world));
@@ -49,7 +45,7 @@ impl Observer for Life {
             Event::HandleGone { handle, kind } => self.note_end(handle, kind, stack),
             Event::HandleUsed { handle } => reports.extend(self.used(handle, stack)),
             Event::Fork if !has_fork_support() => reports.extend(in_flight(stack, world)),
-            Event::Exit => reports.extend(self.leak(world)),
+            Event::Exit => reports.extend(leak(world)),
             _ => {}
         }
     }
@@ -82,33 +78,33 @@ impl Life {
                 .advice("Do not keep a pointer to what was destroyed; set it to NULL, and end its users first."),
         )
     }
+}
 
-    /// One report of all that is left.
-    fn leak(&self, world: &World) -> Option<Report> {
-        let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
-        for (id, known) in world.objects().filter(|(id, _)| !self.of_library.contains(id)) {
-            kinds.entry(kind(&known.made)).or_default().push((id, known));
-        }
-        let count: usize = kinds.values().map(Vec::len).sum();
-        if count == 0 {
-            return None;
-        }
-        let plural = if count == 1 { "object was" } else { "objects were" };
-        let mut report = Report::new(Rule::Leak, format!("{count} {plural} alive when the program ended."));
-        for (kind, objects) in &mut kinds {
-            objects.sort_by_key(|(id, _)| *id);
-            let (_, first) = objects.first()?;
-            let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
-            report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
-        }
-        for (kind, objects) in &kinds {
-            report = report.at(kind, &objects.first()?.1.created);
-        }
-        Some(report.advice(
-            "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
-             channels, regions and domains, then the device context.",
-        ))
+/// One report of all that is left.
+fn leak(world: &World) -> Option<Report> {
+    let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
+    for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
+        kinds.entry(kind(&known.made)).or_default().push((id, known));
     }
+    let count: usize = kinds.values().map(Vec::len).sum();
+    if count == 0 {
+        return None;
+    }
+    let plural = if count == 1 { "object was" } else { "objects were" };
+    let mut report = Report::new(Rule::Leak, format!("{count} {plural} alive when the program ended."));
+    for (kind, objects) in &mut kinds {
+        objects.sort_by_key(|(id, _)| *id);
+        let (_, first) = objects.first()?;
+        let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
+        report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
+    }
+    for (kind, objects) in &kinds {
+        report = report.at(kind, &objects.first()?.1.created);
+    }
+    Some(report.advice(
+        "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
+         channels, regions and domains, then the device context.",
+    ))
 }
 
 /// The child gets pages that the card is using.
