@@ -142,8 +142,7 @@ fn report(request: &Posted, addr: u64, (left, found): (u64, u64), (qp, world): (
         .at("posted at", &request.at);
     let holds = |memory: &crate::event::Memory| addr.wrapping_sub(memory.addr) < memory.length;
     let region = world.regions().find(|(_, memory, _)| holds(memory));
-    let report = region.into_iter().fold(report, |report, (_, _, registered)| report.at("registered at", registered));
-    report.advice(
+    report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
         "Change the word by atomics of the card only, on its own host by way of a queue pair that is connected to \
          itself; or let all of them complete before the processor writes it.",
     )

@@ -131,11 +131,7 @@ impl Completions {
             world.name(*cq)
         );
         let report = Report::new(Rule::SleepWithCompletions, sentence).at("waits at", waits);
-        let report = match &queue.armed_at {
-            Some(armed) => report.at("armed at", armed),
-            None => report,
-        };
-        Some(report.advice(
+        Some(report.at("armed at", &queue.armed_at).advice(
             "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.",
         ))
     }
@@ -197,15 +193,12 @@ fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report
         let unpolled = world.outstanding(side, id).filter(|work| work.completed).count();
         format!("{unpolled} unpolled {} of the {}, which can have {most}", requests(side), world.name(id))
     });
-    let mut report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
+    let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
         work.completed && world.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
     };
-    report = report.at("created at", &world.object(cq)?.created);
-    if let Some((_, work)) = world.all_outstanding().find(is_unpolled) {
-        report = report.at("unpolled", &work.posted);
-    }
-    Some(report.advice(
+    let unpolled = world.all_outstanding().find(is_unpolled).map(|(_, work)| &work.posted);
+    Some(report.at("created at", &world.object(cq)?.created).at("unpolled", unpolled).advice(
         "Poll before the queue is full, or create it with cqe of at least the sum of max_send_wr and max_recv_wr of \
          all queue pairs that complete there.",
     ))

@@ -115,8 +115,7 @@ impl Attempt<'_> {
             By::Peer => ("a local key", "an rkey by a peer", "rkey of the region to the peer"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
-        let report = self.report(Rule::KeyConfused, sentence, world);
-        let report = registered.into_iter().fold(report, |report, stack| report.at("registered at", stack));
+        let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
         report.advice(format!("Give the {right}; the two keys of a region differ on most cards."))
     }
 

@@ -184,9 +184,7 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
         report = report.fact("used by", names.join("; "));
     }
     report = report.at("destroyed at", stack).at("created at", &known.created);
-    if let Some((_, first)) = users.first() {
-        report = report.at("user created", &first.created);
-    }
+    report = report.at("user created", users.first().map(|(_, first)| &first.created));
     Some(report.advice("Destroy its users first: queue pairs before their queues, everything before its domain."))
 }
 
