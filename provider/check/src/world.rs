@@ -322,7 +322,7 @@ pub(crate) fn describe(made: &Made) -> String {
 }
 
 /// Bytes of a list.
-fn length(sges: &[Sge]) -> u64 {
+pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
