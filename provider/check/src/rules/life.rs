@@ -54,7 +54,7 @@ impl Observer for Life {
 impl Life {
     fn note_end(&mut self, handle: usize, structure: &'static str, stack: &Stack) {
         let structure = structure.rsplit("::").next().unwrap_or(structure);
-        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && is_of(made, structure));
+        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && kind(made).1 == structure);
         let name = match last {
             Some((_, made)) => format!("{} (struct {structure} at {handle:#x})", describe(&made)),
             None => format!("struct {structure} at {handle:#x}"),
@@ -84,7 +84,7 @@ impl Life {
 fn leak(world: &World) -> Option<Report> {
     let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
     for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
-        kinds.entry(kind(&known.made)).or_default().push((id, known));
+        kinds.entry(kind(&known.made).0).or_default().push((id, known));
     }
     let count: usize = kinds.values().map(Vec::len).sum();
     if count == 0 {
@@ -129,35 +129,19 @@ fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
     )
 }
 
-/// What the kind of an object is called in a table.
-const fn kind(made: &Made) -> &'static str {
+/// What the kind of an object is called in a table, and as which structure programs hold it.
+const fn kind(made: &Made) -> (&'static str, &'static str) {
     match made {
-        Made::Context => "context",
-        Made::Pd { .. } => "domain",
-        Made::Channel { .. } => "channel",
-        Made::Cq { .. } => "cq",
-        Made::Srq { .. } => "srq",
-        Made::Qp(_) => "queue pair",
-        Made::Mr(_) => "region",
-        Made::Mw { .. } => "window",
-        Made::Ah { .. } => "address handle",
+        Made::Context => ("context", "ibv_context"),
+        Made::Pd { .. } => ("domain", "ibv_pd"),
+        Made::Channel { .. } => ("channel", "ibv_comp_channel"),
+        Made::Cq { .. } => ("cq", "ibv_cq"),
+        Made::Srq { .. } => ("srq", "ibv_srq"),
+        Made::Qp(_) => ("queue pair", "ibv_qp"),
+        Made::Mr(_) => ("region", "ibv_mr"),
+        Made::Mw { .. } => ("window", "ibv_mw"),
+        Made::Ah { .. } => ("address handle", "ibv_ah"),
     }
-}
-
-/// Whether programs hold such an object as a pointer to this structure.
-fn is_of(made: &Made, structure: &str) -> bool {
-    structure
-        == match made {
-            Made::Context => "ibv_context",
-            Made::Pd { .. } => "ibv_pd",
-            Made::Channel { .. } => "ibv_comp_channel",
-            Made::Cq { .. } => "ibv_cq",
-            Made::Srq { .. } => "ibv_srq",
-            Made::Qp(_) => "ibv_qp",
-            Made::Mr(_) => "ibv_mr",
-            Made::Mw { .. } => "ibv_mw",
-            Made::Ah { .. } => "ibv_ah",
-        }
 }
 
 /// Whether `made` needs the object `of` directly.
