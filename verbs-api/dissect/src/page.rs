@@ -8,7 +8,7 @@ use crate::ladder::{Page, Shapes};
 use crate::reader::{Captured, Integrity};
 use crate::words::words;
 use roxe_wire::capture::Direction;
-use roxe_wire::{Gid, Header, Kind, NakCode, Psn, Qpn};
+use roxe_wire::{Gid, Header, Kind, Qpn};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -193,7 +193,7 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
         Outcome::Done if repeats > 0 => ("complete, after retransmissions".to_owned(), Tone::Warning),
         Outcome::Done => ("complete".to_owned(), Tone::Good),
         Outcome::Sent => ("sent; nobody acknowledges".to_owned(), Tone::Good),
-        Outcome::Refused(code) => (refusal(code, psn), Tone::Bad),
+        Outcome::Refused(code) => (Event::Nak(code).words(psn).unwrap_or_default(), Tone::Bad),
     };
     let name = operation.facts().name;
     let operation = ["_FIRST", "_MIDDLE", "_LAST", "_ONLY", "_REQUEST"]
@@ -201,8 +201,4 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
         .fold(name.to_owned(), |name, ending| name.replace(ending, ""));
     let (from, to) = columns.of_flow(analysis, flow);
     json!([operation, from, to, psn.get(), bytes, packets, repeats, begin, end, outcome, tone.name()])
-}
-
-fn refusal(code: NakCode, psn: Psn) -> String {
-    Event::Nak(code).words(psn).unwrap_or_default()
 }
