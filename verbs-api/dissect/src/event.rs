@@ -86,9 +86,6 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// All, the calmest first.
-    pub const ALL: [Self; 4] = [Self::Good, Self::Note, Self::Warning, Self::Bad];
-
     /// In one word.
     pub const fn name(self) -> &'static str {
         match self {
