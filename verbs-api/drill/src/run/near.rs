@@ -154,16 +154,13 @@ impl Run<'_> {
         let is_for_us = datagram.net.dst == self.card.near[0] || (self.world.has_alternate && self.came_to_stranger);
         let from_whom = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
-        let flaw = flaw.or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()));
-        match flaw {
-            None if bytes.len() >= BTH_LEN => Ok(Some(bytes)),
-            flaw => {
-                let flaw = flaw.unwrap_or_else(|| "it is shorter than a header".into());
-                self.log.remark(&flaw);
-                let received = format!("{} ({flaw})", craft::describe(&bytes));
-                Err(Stop::Differs { expected: "packets that are well formed".into(), received })
-            }
-        }
+        let flaw = flaw
+            .or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()))
+            .or_else(|| (bytes.len() < BTH_LEN).then(|| "it is shorter than a header".into()));
+        let Some(flaw) = flaw else { return Ok(Some(bytes)) };
+        self.log.remark(&flaw);
+        let received = format!("{} ({flaw})", craft::describe(&bytes));
+        Err(Stop::Differs { expected: "packets that are well formed".into(), received })
     }
 
     /// No packet comes until then.
