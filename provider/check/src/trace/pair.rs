@@ -131,13 +131,8 @@ impl PairTrack {
         }
     }
 
-    /// The requests that were posted last are not in the queue any more.
-    pub(super) fn taken_back(&mut self, lines: &mut Lines, at: Instant, count: usize) {
-        self.end_sends(lines, at, count, "withdrawn");
-    }
-
-    /// Ends requests, the last ones.
-    fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
+    /// Ends the requests that were posted last.
+    pub(super) fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
         let first = self.sends.len().saturating_sub(count);
         for open in self.sends.drain(first..) {
             open.end(lines, self.pair.qpn, at, status);
