@@ -98,37 +98,31 @@ impl Tone {
 }
 
 impl Event {
-    /// Its verdict in a word or two; the same for all of its kind.
+    /// Its verdict in a word or two, the same for all of its kind.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::New => "ok",
-            Self::Malformed(_) => "malformed",
-            Self::WrongIcrc => "ICRC wrong",
-            Self::Gap { .. } => "PSN gap",
-            Self::FillsGap { .. } => "fills gap",
-            Self::Retransmission { .. } => "retransmission",
-            Self::Restart { .. } => "new sequence",
-            Self::RepeatedAck => "repeated ACK",
-            Self::RepeatedResponse => "repeated response",
-            Self::ResponseGap { .. } => "response gap",
-            Self::Rnr { .. } => "RNR NAK",
-            Self::Nak(_) => "NAK",
-            Self::Congestion => "congestion",
-        }
+        self.verdict().0
     }
 
     /// How much attention it deserves.
     pub const fn tone(self) -> Tone {
+        self.verdict().1
+    }
+
+    const fn verdict(self) -> (&'static str, Tone) {
         match self {
-            Self::New => Tone::Good,
-            Self::Restart { .. } | Self::RepeatedAck | Self::FillsGap { .. } => Tone::Note,
-            Self::Gap { .. }
-            | Self::Retransmission { .. }
-            | Self::RepeatedResponse
-            | Self::ResponseGap { .. }
-            | Self::Rnr { .. }
-            | Self::Congestion => Tone::Warning,
-            Self::Malformed(_) | Self::WrongIcrc | Self::Nak(_) => Tone::Bad,
+            Self::New => ("ok", Tone::Good),
+            Self::Malformed(_) => ("malformed", Tone::Bad),
+            Self::WrongIcrc => ("ICRC wrong", Tone::Bad),
+            Self::Gap { .. } => ("PSN gap", Tone::Warning),
+            Self::FillsGap { .. } => ("fills gap", Tone::Note),
+            Self::Retransmission { .. } => ("retransmission", Tone::Warning),
+            Self::Restart { .. } => ("new sequence", Tone::Note),
+            Self::RepeatedAck => ("repeated ACK", Tone::Note),
+            Self::RepeatedResponse => ("repeated response", Tone::Warning),
+            Self::ResponseGap { .. } => ("response gap", Tone::Warning),
+            Self::Rnr { .. } => ("RNR NAK", Tone::Warning),
+            Self::Nak(_) => ("NAK", Tone::Bad),
+            Self::Congestion => ("congestion", Tone::Warning),
         }
     }
 
