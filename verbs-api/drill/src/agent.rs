@@ -272,9 +272,9 @@ impl Target for AgentCard {
         std::thread::sleep(until.saturating_sub(self.now()));
     }
 
-    fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
+    fn hurry(&mut self) -> Answer<()> {
         self.free_all()?;
-        self.is_in_a_hurry = is_wanted;
+        self.is_in_a_hurry = true;
         Ok(())
     }
 

@@ -146,7 +146,7 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
     let mut lab = Lab { card, packets: 0, refused: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
-    lab.card.hurry(true).map_err(|refused| refused.to_string())?;
+    lab.card.hurry().map_err(|refused| refused.to_string())?;
     let card = lab.card.card(false).ok_or("the card has no IPv4 address")?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
