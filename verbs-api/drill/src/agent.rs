@@ -15,7 +15,7 @@ mod stock;
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Look, Target, Work};
-use addresses::{gid_of, is_link_local, near_addresses};
+use addresses::{is_link_local, near_addresses};
 use answers::{all_completed, hex, number, runs, segments, state};
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 use stock::Stock;
 
@@ -87,7 +87,7 @@ impl AgentCard {
         let hello = self.client.card().clone();
         let gids = hello["gids"].as_array().into_iter().flatten().filter(|gid| gid["type"] == "RoCE v2");
         let addresses: Vec<Gid> =
-            gids.filter_map(|gid| gid["gid"].as_str()?.parse::<Ipv6Addr>().ok()).map(gid_of).collect();
+            gids.filter_map(|gid| gid["gid"].as_str()?.parse().ok()).map(|ip| IpAddr::V6(ip).into()).collect();
         let max_mtu = hello["port"]["active_mtu"].as_u64().unwrap_or(1024) as u32;
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
         let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
@@ -362,12 +362,12 @@ impl FarSide for AgentCard {
         let arguments = json!({
             "qp": qp, "to": change.to, "exact": exact, "access": change.access, "qkey": change.qkey,
             "path_mtu": change.path_mtu, "dest_qpn": change.dest.map(|(qpn, _)| qpn),
-            "dgid": change.dest.map(|(_, gid)| Ipv6Addr::from(gid.0).to_string()), "rq_psn": change.rq_psn,
+            "dgid": change.dest.map(|(_, gid)| gid.to_string()), "rq_psn": change.rq_psn,
             "sq_psn": change.sq_psn, "timeout": change.timeout, "retry_cnt": change.retry_cnt,
             "rnr_retry": change.rnr_retry, "min_rnr_timer": change.min_rnr_timer,
             "max_rd_atomic": change.max_rd_atomic, "max_dest_rd_atomic": change.max_dest_rd_atomic,
             "sqd_event": change.notify.then_some(true), "path_mig": change.migration,
-            "alt_dgid": change.alternate.map(|(gid, _)| Ipv6Addr::from(gid.0).to_string()),
+            "alt_dgid": change.alternate.map(|(gid, _)| gid.to_string()),
             "alt_timeout": change.alternate.map(|(_, timeout)| timeout),
         });
         self.tell(Command::ModifyQp, arguments, true)
@@ -400,7 +400,7 @@ impl FarSide for AgentCard {
             let handle = match self.handles.get(&dgid.0) {
                 Some(handle) => *handle,
                 None => {
-                    let arguments = json!({"dgid": Ipv6Addr::from(dgid.0).to_string()});
+                    let arguments = json!({"dgid": dgid.to_string()});
                     self.make(Command::CreateAh, arguments, "ah")?
                 }
             };
