@@ -118,7 +118,7 @@ pub trait Memory {
 }
 
 /// Which of the QP's two work queues, and which of its two completion queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     /// Send work requests and their completions.
     Send,

@@ -2,10 +2,7 @@
 //!
 //! Kept up to date from the events; rules read it by way of the world. Touches nothing.
 
-use crate::event::Event;
-use crate::id_map::IdMap;
 use crate::stack::Stack;
-use roxe_base::uses::ObjectId;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState};
 
 /// The attributes of one queue pair.
@@ -32,7 +29,11 @@ impl Attributes {
         call.map_or_else(Stack::unknown, |(_, stack)| stack.clone())
     }
 
-    fn merge(&mut self, attr: &QpAttr, mask: AttrMask, stack: &Stack) {
+    /// The program set these; back in RESET it begins anew.
+    pub(crate) fn modify(&mut self, attr: &QpAttr, mask: AttrMask, stack: &Stack) {
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            *self = Self::default();
+        }
         let values = &mut self.values;
         macro_rules! copy {
             ($($bit:ident => $field:ident),* $(,)?) => {
@@ -62,36 +63,5 @@ impl Attributes {
         }
         self.calls.retain(|(earlier, _)| !earlier.is_empty());
         self.calls.push((mask, stack.clone()));
-    }
-}
-
-/// Those of all queue pairs.
-#[derive(Debug, Default)]
-pub(crate) struct AllAttributes(IdMap<ObjectId, Attributes>);
-
-impl AllAttributes {
-    /// Notes what an event changes.
-    pub(crate) fn note(&mut self, event: &Event<'_>, stack: &Stack) {
-        let Event::Modified { qp, attr, mask } = *event else { return };
-        let attributes = self.0.entry(qp).or_default();
-        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
-            *attributes = Attributes::default();
-        }
-        attributes.merge(attr, mask, stack);
-    }
-
-    /// Forgets a queue pair that is gone.
-    pub(crate) fn forget(&mut self, qp: ObjectId) {
-        self.0.remove(&qp);
-    }
-
-    /// Those of one queue pair; `None` if nothing was ever set.
-    pub(crate) fn of(&self, qp: ObjectId) -> Option<&Attributes> {
-        self.0.get(&qp)
-    }
-
-    /// Those of all.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
-        self.0.iter().map(|(qp, attributes)| (*qp, attributes))
     }
 }

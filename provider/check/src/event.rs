@@ -371,36 +371,28 @@ impl<'a> Event<'a> {
 
     /// Whether it is a call of the program that reports want to show. Polling is not, as that is
     /// what programs do most, and where they do it is no riddle.
-    pub(crate) fn is_call(&self) -> bool {
-        !matches!(
+    pub(crate) const fn is_call(&self) -> bool {
+        matches!(
             self,
-            Self::Completed { .. }
-                | Self::Polled { .. }
-                | Self::LocalFault { .. }
-                | Self::RemoteFault { .. }
-                | Self::BytesChanged { .. }
-                | Self::Written { .. }
-                | Self::Atomic { .. }
-                | Self::FirstUse { .. }
-                | Self::Denied { .. }
-                | Self::Bound { .. }
-                | Self::Invalidated { .. }
-                | Self::Dropped { .. }
-                | Self::WrongLength { .. }
-                | Self::TooManyReads { .. }
-                | Self::MessageWaits { .. }
-                | Self::Retried { .. }
-                | Self::StateChanged { .. }
-                | Self::Raised { .. }
-                | Self::Connection { .. }
-                | Self::Announced { .. }
-                | Self::Held { .. }
-                | Self::Overrun { .. }
-                | Self::StillWaits { .. }
-                | Self::Unread { .. }
-                | Self::AsyncUnread { .. }
-                | Self::MadeByLibrary(_)
-                | Self::Exit
+            Self::Created(..)
+                | Self::Destroyed(_)
+                | Self::DestroyRefused(..)
+                | Self::Reregistered(..)
+                | Self::Modified { .. }
+                | Self::ModifyRefused { .. }
+                | Self::PostedSend { .. }
+                | Self::TakenBack { .. }
+                | Self::PostedRecv { .. }
+                | Self::PostRefused { .. }
+                | Self::Garbage { .. }
+                | Self::FamiliesDiffer { .. }
+                | Self::Armed { .. }
+                | Self::Waits { .. }
+                | Self::WaitsForAcks { .. }
+                | Self::Fork
+                | Self::AckedTooMany { .. }
+                | Self::HandleGone { .. }
+                | Self::HandleUsed { .. }
         )
     }
 }

@@ -45,9 +45,9 @@ impl Report {
         self
     }
 
-    /// A call of the program that belongs to it.
-    pub(crate) fn at(mut self, label: &'static str, stack: &Stack) -> Self {
-        self.stacks.push((label, stack.clone()));
+    /// A call of the program that belongs to it, if there is one.
+    pub(crate) fn at<'s>(mut self, label: &'static str, stack: impl Into<Option<&'s Stack>>) -> Self {
+        self.stacks.extend(stack.into().map(|stack| (label, stack.clone())));
         self
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Kept up to date from the events; rules read it. Touches nothing.
 
-use crate::attributes::{AllAttributes, Attributes};
+use crate::attributes::Attributes;
 use crate::event::{Event, Made, Memory, Pair};
 use crate::id_map::IdMap;
 use crate::stack::Stack;
@@ -21,6 +21,8 @@ const REMEMBERED: usize = 4096;
 pub(crate) struct Known {
     pub(crate) made: Made,
     pub(crate) created: Stack,
+    /// A library keeps it for itself.
+    pub(crate) of_library: bool,
 }
 
 /// An object that is gone.
@@ -56,10 +58,9 @@ pub(crate) struct World {
     objects: IdMap<ObjectId, Known>,
     gone: VecDeque<Gone>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
-    attributes: AllAttributes,
-    /// By queue pair, and by shared receive queue.
-    sends: IdMap<ObjectId, VecDeque<Work>>,
-    receives: IdMap<ObjectId, VecDeque<Work>>,
+    attributes: IdMap<ObjectId, Attributes>,
+    /// Sends and receives by queue pair, and by shared receive queue.
+    works: [IdMap<ObjectId, VecDeque<Work>>; 2],
     /// Requests that were posted so far.
     posted: u64,
 }
@@ -67,33 +68,39 @@ pub(crate) struct World {
 impl World {
     /// Notes what an event adds, before the rules see it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
-        self.attributes.note(event, stack);
         match *event {
+            Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
             Event::Created(id, made) => {
-                self.objects.insert(id, Known { made, created: stack.clone() });
+                self.objects.insert(id, Known { made, created: stack.clone(), of_library: false });
                 if let Made::Qp(pair) = made {
                     self.numbers.insert((pair.context, pair.qpn), id);
                 }
             }
             Event::Reregistered(id, memory) => {
                 if let Some(known) = self.objects.get_mut(&id) {
-                    *known = Known { made: Made::Mr(memory), created: stack.clone() };
+                    (known.made, known.created) = (Made::Mr(memory), stack.clone());
+                }
+            }
+            Event::MadeByLibrary(id) => {
+                if let Some(known) = self.objects.get_mut(&id) {
+                    known.of_library = true;
                 }
             }
             Event::PostedSend { qp, request } => {
                 let all = self.qp(qp).is_some_and(|pair| pair.sq_sig_all);
-                let work = Work { serial: self.next_serial(), ..Work::send(request, all, stack.clone()) };
-                self.sends.entry(qp).or_default().push_back(work);
+                self.push(Side::Send, qp, Work::send(request, all, stack.clone()));
             }
             Event::PostedRecv { queue, request } => {
                 let (wr_id, sges, posted) = (request.wr_id, request.sges.to_vec(), stack.clone());
-                let (serial, len) = (self.next_serial(), length(&sges));
-                let work = Work { wr_id, op: None, signaled: true, sges, len, posted, serial, completed: false };
-                self.receives.entry(queue).or_default().push_back(work);
+                let len = length(&sges);
+                let work = Work { wr_id, op: None, signaled: true, sges, len, posted, serial: 0, completed: false };
+                self.push(Side::Recv, queue, work);
             }
             Event::Completed { qp, side, cqe } => {
                 let queue = self.queue_of(qp, side);
-                if let Some(work) = self.outstanding_mut(side, queue).and_then(|works| first_open(works, cqe)) {
+                let mut works = self.works[side as usize].get_mut(&queue).into_iter().flatten();
+                // The oldest request that a new completion can be of.
+                if let Some(work) = works.find(|work| !work.completed && work.wr_id == cqe.wr_id) {
                     work.completed = true;
                 }
             }
@@ -105,27 +112,25 @@ impl World {
     pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Destroyed(id) => {
-                let Some(Known { made, created }) = self.objects.remove(&id) else { return };
+                let Some(Known { made, created, .. }) = self.objects.remove(&id) else { return };
                 if let Made::Qp(pair) = made {
                     self.numbers.remove(&(pair.context, pair.qpn));
                 }
-                self.sends.remove(&id);
-                self.receives.remove(&id);
-                self.attributes.forget(id);
+                self.works.iter_mut().for_each(|works| drop(works.remove(&id)));
+                self.attributes.remove(&id);
                 if self.gone.len() == REMEMBERED {
                     self.gone.pop_front();
                 }
                 self.gone.push_back(Gone { id, made, created, destroyed: stack.clone() });
             }
             Event::TakenBack { qp, count } => {
-                if let Some(works) = self.sends.get_mut(&qp) {
+                if let Some(works) = self.works[Side::Send as usize].get_mut(&qp) {
                     works.truncate(works.len().saturating_sub(count));
                 }
             }
             Event::Polled { cq, cqe } => self.poll(cq, cqe),
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
-                self.sends.remove(&qp);
-                self.receives.remove(&qp);
+                self.works.iter_mut().for_each(|works| drop(works.remove(&qp)));
             }
             _ => {}
         }
@@ -137,7 +142,7 @@ impl World {
         let Some(qp) = self.qp_of(cq, cqe.qpn) else { return };
         let side = side_of(cqe);
         let queue = self.queue_of(qp, side);
-        let Some(works) = self.outstanding_mut(side, queue) else { return };
+        let Some(works) = self.works[side as usize].get_mut(&queue) else { return };
         let failed = cqe.status != WcStatus::Success;
         let is_it = |work: &Work| work.wr_id == cqe.wr_id && (work.signaled || failed);
         let Some(at) = works.iter().position(is_it) else { return };
@@ -147,9 +152,10 @@ impl World {
         }
     }
 
-    fn next_serial(&mut self) -> u64 {
+    fn push(&mut self, side: Side, queue: ObjectId, work: Work) {
         self.posted += 1;
-        self.posted
+        let work = Work { serial: self.posted, ..work };
+        self.works[side as usize].entry(queue).or_default().push_back(work);
     }
 
     /// How many requests were posted so far.
@@ -157,39 +163,24 @@ impl World {
         self.posted
     }
 
-    fn outstanding_mut(&mut self, side: Side, queue: ObjectId) -> Option<&mut VecDeque<Work>> {
-        match side {
-            Side::Send => self.sends.get_mut(&queue),
-            Side::Recv => self.receives.get_mut(&queue),
-        }
-    }
-
     /// Requests of the queue whose completions nobody has polled, oldest first.
     pub(crate) fn outstanding(&self, side: Side, queue: ObjectId) -> impl DoubleEndedIterator<Item = &Work> {
-        self.works(side).get(&queue).into_iter().flatten()
+        self.works[side as usize].get(&queue).into_iter().flatten()
     }
 
     /// How many requests [`World::outstanding`] has.
     pub(crate) fn depth(&self, side: Side, queue: ObjectId) -> usize {
-        self.works(side).get(&queue).map_or(0, VecDeque::len)
-    }
-
-    const fn works(&self, side: Side) -> &IdMap<ObjectId, VecDeque<Work>> {
-        match side {
-            Side::Send => &self.sends,
-            Side::Recv => &self.receives,
-        }
+        self.works[side as usize].get(&queue).map_or(0, VecDeque::len)
     }
 
     /// All outstanding requests, with the queue pair or shared receive queue of each.
     pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (ObjectId, &Work)> {
-        let all = self.sends.iter().chain(&self.receives);
-        all.flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
+        self.works.iter().flatten().flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
     }
 
     /// The outstanding sends of each queue pair that has some.
     pub(crate) fn sends(&self) -> impl Iterator<Item = (ObjectId, &VecDeque<Work>)> {
-        self.sends.iter().filter(|(_, works)| !works.is_empty()).map(|(qp, works)| (*qp, works))
+        self.works[Side::Send as usize].iter().filter(|(_, works)| !works.is_empty()).map(|(qp, works)| (*qp, works))
     }
 
     /// Where the requests of one side of a queue pair wait: in itself, or in its shared queue.
@@ -223,7 +214,7 @@ impl World {
 
     /// What was set on a queue pair that is alive.
     pub(crate) fn attributes(&self, qp: ObjectId) -> Option<&Attributes> {
-        self.attributes.of(qp)
+        self.attributes.get(&qp)
     }
 
     /// Whether the program has moved the queue pair to the error state.
@@ -233,7 +224,7 @@ impl World {
 
     /// What was set on all queue pairs.
     pub(crate) fn all_attributes(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
-        self.attributes.iter()
+        self.attributes.iter().map(|(qp, attributes)| (*qp, attributes))
     }
 
     /// The queue pair that a completion names.
@@ -315,16 +306,11 @@ pub(crate) fn describe(made: &Made) -> String {
 }
 
 /// Bytes of a list.
-fn length(sges: &[Sge]) -> u64 {
+pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 /// Of which queue a completion is.
 pub(crate) const fn side_of(cqe: &Cqe) -> Side {
     if cqe.opcode as u32 >= 128 { Side::Recv } else { Side::Send }
-}
-
-/// The oldest request that a new completion can be of.
-fn first_open<'w>(works: &'w mut VecDeque<Work>, cqe: &Cqe) -> Option<&'w mut Work> {
-    works.iter_mut().find(|work| !work.completed && work.wr_id == cqe.wr_id)
 }

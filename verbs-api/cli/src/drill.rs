@@ -3,6 +3,7 @@
 //! Here: options, targets by name, and what is printed and written. What runs the scripts is
 //! `roxe_drill`.
 
+use crate::child::Ended;
 use crate::{output, progress};
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
@@ -11,7 +12,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// What both commands take.
 #[derive(Debug, clap::Args)]
@@ -182,29 +183,17 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 /// A target, and the process that it lives in if that is ours.
 pub(crate) struct Opened {
     pub(crate) card: Box<dyn Target>,
-    agent: Option<Child>,
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        if let Some(agent) = &mut self.agent {
-            // It may have ended by itself.
-            let _ = agent.kill();
-            let _ = agent.wait();
-        }
-    }
+    _agent: Option<Ended>,
 }
 
 pub(crate) fn open(common: &Common) -> Result<Opened> {
     match common.target.as_str() {
-        "virtual" => Ok(Opened { card: Box::new(VirtualCard::default()), agent: None }),
+        "virtual" => Ok(Opened { card: Box::new(VirtualCard::default()), _agent: None }),
         "self" => {
             let (agent, target) = start_agent()?;
-            let mut opened = Opened { card: Box::new(VirtualCard::default()), agent: Some(agent) };
-            opened.card = Box::new(connect(&target, common)?);
-            Ok(opened)
+            Ok(Opened { card: Box::new(connect(&target, common)?), _agent: Some(agent) })
         }
-        other => Ok(Opened { card: Box::new(connect(other, common)?), agent: None }),
+        other => Ok(Opened { card: Box::new(connect(other, common)?), _agent: None }),
     }
 }
 
@@ -214,19 +203,18 @@ fn connect(target: &str, common: &Common) -> Result<AgentCard> {
 }
 
 /// Starts `roxe peer` on roxe's devices, whose packets shall go over the wire.
-fn start_agent() -> Result<(Child, String)> {
+fn start_agent() -> Result<(Ended, String)> {
     let program = std::env::current_exe()?;
     let mut command = Command::new(&program);
     command.args(["run", "--"]).arg(&program).args(["peer", "--once", "--listen", "127.0.0.1:0"]);
-    let mut agent = command.env("ROXE_LINK", "udp").stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    command.env("ROXE_LINK", "udp").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut agent = Ended(command.spawn()?);
     let mut line = String::new();
-    if let Some(output) = agent.stdout.take() {
+    if let Some(output) = agent.0.stdout.take() {
         BufReader::new(output).read_line(&mut line)?;
     }
     let words: Vec<_> = line.split_whitespace().collect();
     let ["listening", address, "token", token] = words[..] else {
-        let _ = agent.kill();
-        let _ = agent.wait();
         return Err(format!("roxe peer did not start: {line}").into());
     };
     Ok((agent, format!("{token}@{address}")))

@@ -223,7 +223,7 @@ impl fmt::Display for Line<'_> {
             }
             None => write!(f, "{} bytes  {integrity}", bytes.len())?,
         }
-        if remark.is_empty() { Ok(()) } else { write!(f, "  # {}", Printable(remark)) }
+        if remark.is_empty() { Ok(()) } else { write!(f, "  # {}", printable(remark)) }
     }
 }
 
@@ -239,10 +239,6 @@ impl Line<'_> {
 }
 
 /// A remark of a file from anywhere, without what a terminal would obey.
-struct Printable<'a>(&'a str);
-
-impl fmt::Display for Printable<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| write!(f, "{}", if char.is_control() { '.' } else { char }))
-    }
+fn printable(remark: &str) -> String {
+    remark.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }

@@ -21,6 +21,7 @@
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
+//! - `child.rs`: processes of `demo`, `drill` and the like that end with them
 //! - `output.rs`: lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go away
 //! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
@@ -32,6 +33,7 @@ mod bundled;
 mod bypass;
 mod check_peer;
 mod checkers;
+mod child;
 mod config;
 mod counters;
 mod demo;

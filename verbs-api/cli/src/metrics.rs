@@ -9,7 +9,7 @@
 use crate::status::{Process, Qp, processes};
 use roxe_provider::Counters;
 use std::error::Error;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write, stdout};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -87,59 +87,47 @@ fn answer(stream: TcpStream, pid: Option<u32>) -> io::Result<()> {
 
 /// A number of a queue pair: name of the metric, whether it only grows, what it says, and the name
 /// under which the process tells it.
-type QpMetric = (&'static str, Kind, &'static str, &'static str);
+type QpMetric = (&'static str, &'static str, &'static str, &'static str);
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// Grows, but for where it wraps or begins anew.
-    Counter,
-    /// Any value.
-    Gauge,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-        })
-    }
-}
+/// Grows, but for where it wraps or begins anew.
+const COUNTER: &str = "counter";
+/// Has any value.
+const GAUGE: &str = "gauge";
 
 const QP_METRICS: [QpMetric; 14] = [
-    ("roxe_qp_sends_total", Kind::Counter, "Send work requests that are complete, modulo 2^32", "sends"),
-    ("roxe_qp_received_messages_total", Kind::Counter, "Messages executed (RC, UC, XRC), modulo 2^24", "received"),
-    ("roxe_qp_sent_bytes_total", Kind::Counter, "Bytes sent, from the BTH to the ICRC", "sent_bytes"),
-    ("roxe_qp_received_bytes_total", Kind::Counter, "Bytes received, from the BTH to the ICRC", "received_bytes"),
-    ("roxe_qp_outstanding_sends", Kind::Gauge, "Send work requests that are not complete", "outstanding"),
-    ("roxe_qp_unacknowledged_psns", Kind::Gauge, "PSNs that are sent and not acknowledged", "unacknowledged"),
-    ("roxe_qp_window_psns", Kind::Gauge, "How many PSNs may be unacknowledged", "window"),
-    ("roxe_qp_outstanding_reads", Kind::Gauge, "READs and atomics that await their response", "reads"),
-    ("roxe_qp_waits_for_receive", Kind::Gauge, "1 while the peer has no receive", "waits_for_receive"),
-    ("roxe_qp_sequence_naks_total", Kind::Counter, "NAKs received that tell of a gap", "seq_naks"),
-    ("roxe_qp_implied_naks_total", Kind::Counter, "Answers that imply the loss of an earlier one", "implied_naks"),
-    ("roxe_qp_ack_timeouts_total", Kind::Counter, "Times no acknowledgement came in time", "timeouts"),
-    ("roxe_qp_rnr_naks_received_total", Kind::Counter, "RNR NAKs received", "rnr_received"),
-    ("roxe_qp_rnr_naks_sent_total", Kind::Counter, "RNR NAKs sent", "rnr_sent"),
+    ("roxe_qp_sends_total", COUNTER, "Send work requests that are complete, modulo 2^32", "sends"),
+    ("roxe_qp_received_messages_total", COUNTER, "Messages executed (RC, UC, XRC), modulo 2^24", "received"),
+    ("roxe_qp_sent_bytes_total", COUNTER, "Bytes sent, from the BTH to the ICRC", "sent_bytes"),
+    ("roxe_qp_received_bytes_total", COUNTER, "Bytes received, from the BTH to the ICRC", "received_bytes"),
+    ("roxe_qp_outstanding_sends", GAUGE, "Send work requests that are not complete", "outstanding"),
+    ("roxe_qp_unacknowledged_psns", GAUGE, "PSNs that are sent and not acknowledged", "unacknowledged"),
+    ("roxe_qp_window_psns", GAUGE, "How many PSNs may be unacknowledged", "window"),
+    ("roxe_qp_outstanding_reads", GAUGE, "READs and atomics that await their response", "reads"),
+    ("roxe_qp_waits_for_receive", GAUGE, "1 while the peer has no receive", "waits_for_receive"),
+    ("roxe_qp_sequence_naks_total", COUNTER, "NAKs received that tell of a gap", "seq_naks"),
+    ("roxe_qp_implied_naks_total", COUNTER, "Answers that imply the loss of an earlier one", "implied_naks"),
+    ("roxe_qp_ack_timeouts_total", COUNTER, "Times no acknowledgement came in time", "timeouts"),
+    ("roxe_qp_rnr_naks_received_total", COUNTER, "RNR NAKs received", "rnr_received"),
+    ("roxe_qp_rnr_naks_sent_total", COUNTER, "RNR NAKs sent", "rnr_sent"),
 ];
 
 /// All numbers of these processes.
 fn text(processes: &[Process]) -> String {
     let mut out = Exposition(String::new());
-    out.begin("roxe_up", Kind::Gauge, "1 for a device of a process that answers");
+    out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
     for process in processes {
         out.sample("roxe_up", &of_process(process), &u8::from(process.answers).to_string());
     }
     let answering = || processes.iter().filter(|process| process.answers);
     for (name, words) in Counters::legend() {
         let metric = format!("roxe_{name}_total");
-        out.begin(&metric, Kind::Counter, &words);
+        out.begin(&metric, COUNTER, &words);
         for process in answering() {
             out.sample(&metric, &of_process(process), &process.counter(name).to_string());
         }
     }
     let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
-    out.begin("roxe_qp_info", Kind::Gauge, "1 for each queue pair, with what it is");
+    out.begin("roxe_qp_info", GAUGE, "1 for each queue pair, with what it is");
     for (process, qp) in qps() {
         let mut labels = of_qp(process, qp);
         let known = ["service", "state", "peer", "address", "path_mtu", "error"];
@@ -174,7 +162,7 @@ struct Exposition(String);
 
 impl Exposition {
     /// Samples of this metric follow.
-    fn begin(&mut self, name: &str, kind: Kind, help: &str) {
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }

@@ -51,15 +51,10 @@ pub(crate) fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result
         return Ok(());
     }
     let fresh = folder.join(format!(".{name}.{}", process::id()));
-    match symlink(target, &fresh).and_then(|()| fs::rename(&fresh, &link)) {
-        // Left behind by a process that had our id and died between the two steps.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(&fresh)?;
-            symlink(target, &fresh)?;
-            fs::rename(&fresh, &link)
-        }
-        other => other,
-    }
+    // Left behind by a process that had our id and died between the two steps.
+    let _ = fs::remove_file(&fresh);
+    symlink(target, &fresh)?;
+    fs::rename(&fresh, &link)
 }
 
 /// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the

@@ -234,45 +234,34 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
 /// Hands the options to the library in the program. What is wrong is said here: the program would
 /// only find no device.
 fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
-    if let Some(netdev) = &options.netdev {
-        command.env("ROXE_NETDEV", netdev);
-    }
     if let Some(card) = &options.profile {
         check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
-        command.env("ROXE_PROFILE", card);
     }
     if let Some(rules) = &options.faults {
         check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
-        command.env("ROXE_FAULTS", rules);
     }
-    let files = [("--capture", "ROXE_CAPTURE", &options.capture), ("--trace", "ROXE_TRACE", &options.trace)];
-    for (option, name, file) in files {
-        if let Some(file) = file {
-            check_folder(option, file)?;
-            command.env(name, file);
-        }
-    }
-    if options.explain {
-        command.env("ROXE_EXPLAIN", "full");
+    for (option, file) in [("--capture", &options.capture), ("--trace", &options.trace)] {
+        file.as_deref().map_or(Ok(()), |file| check_folder(option, file))?;
     }
     if let Some(rules) = &options.check {
         Selection::parse(rules).map_err(RunError::Check)?;
-        command.env("ROXE_CHECK", rules);
     }
-    if let Some(text) = &options.weakest {
-        command.env("ROXE_WEAKEST", choose_seed(text)?);
-    }
-    if let Some(format) = &options.report_format {
-        command.env("ROXE_CHECK_REPORT_FORMAT", format);
-    }
-    for (name, path) in [("ROXE_CHECK_REPORT", &options.report), ("ROXE_CHECK_SUPPRESSIONS", &options.suppressions)] {
-        if let Some(path) = path {
-            command.env(name, path);
-        }
-    }
-    if options.stats {
-        command.env("ROXE_STATS", "words");
-    }
+    let weakest = options.weakest.as_deref().map(choose_seed).transpose()?;
+    let variables = [
+        ("ROXE_NETDEV", options.netdev.as_ref().map(OsStr::new)),
+        ("ROXE_PROFILE", options.profile.as_ref().map(OsStr::new)),
+        ("ROXE_FAULTS", options.faults.as_ref().map(OsStr::new)),
+        ("ROXE_CAPTURE", options.capture.as_ref().map(OsStr::new)),
+        ("ROXE_TRACE", options.trace.as_ref().map(OsStr::new)),
+        ("ROXE_EXPLAIN", options.explain.then_some(OsStr::new("full"))),
+        ("ROXE_CHECK", options.check.as_ref().map(OsStr::new)),
+        ("ROXE_WEAKEST", weakest.as_ref().map(OsStr::new)),
+        ("ROXE_CHECK_REPORT", options.report.as_ref().map(OsStr::new)),
+        ("ROXE_CHECK_REPORT_FORMAT", options.report_format.as_ref().map(OsStr::new)),
+        ("ROXE_CHECK_SUPPRESSIONS", options.suppressions.as_ref().map(OsStr::new)),
+        ("ROXE_STATS", options.stats.then_some(OsStr::new("words"))),
+    ];
+    command.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
     Ok(())
 }
 

@@ -89,13 +89,8 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
 
 /// One of the files that processes have left.
 fn next(folder: &Path) -> io::Result<Option<PathBuf>> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_name() != RUN {
-            return Ok(Some(entry.path()));
-        }
-    }
-    Ok(None)
+    let mut paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+    paths.find(|path| !path.as_ref().is_ok_and(|path| path.ends_with(RUN))).transpose()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use crate::status::{Process, Qp, processes};
 use crate::table::Table;
 use roxe_provider::legend_of;
+use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{IsTerminal, Write, stdout};
 use std::thread::sleep;
@@ -176,26 +177,22 @@ fn rate(grown: f64, seconds: f64) -> String {
 }
 
 /// All values of a look.
-fn json(look: &Look) -> serde_json::Value {
-    let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), serde_json::Value::from);
+fn json(look: &Look) -> Value {
+    let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
     let processes = look.processes.iter().map(|process| {
-        let counters: serde_json::Map<_, _> =
-            process.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
-        let qps = process
-            .qps
-            .iter()
-            .map(|qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<serde_json::Map<_, _>>());
-        serde_json::json!({
+        let counters: Value = process.counters.iter().map(|(name, value)| (name.clone(), *value)).collect();
+        let of_qp = |qp: &Qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
+        json!({
             "pid": process.pid.parse::<u32>().ok(),
             "program": process.command,
             "device": process.device,
             "netdev": process.netdev,
             "answers": process.answers,
             "counters": counters,
-            "qps": qps.collect::<Vec<_>>(),
+            "qps": process.qps.iter().map(of_qp).collect::<Value>(),
         })
     });
-    serde_json::json!({ "processes": processes.collect::<Vec<_>>() })
+    json!({ "processes": processes.collect::<Value>() })
 }
 
 #[cfg(test)]

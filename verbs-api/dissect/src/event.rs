@@ -86,9 +86,6 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// All, the calmest first.
-    pub const ALL: [Self; 4] = [Self::Good, Self::Note, Self::Warning, Self::Bad];
-
     /// In one word.
     pub const fn name(self) -> &'static str {
         match self {
@@ -101,37 +98,31 @@ impl Tone {
 }
 
 impl Event {
-    /// Its verdict in a word or two; the same for all of its kind.
+    /// Its verdict in a word or two, the same for all of its kind.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::New => "ok",
-            Self::Malformed(_) => "malformed",
-            Self::WrongIcrc => "ICRC wrong",
-            Self::Gap { .. } => "PSN gap",
-            Self::FillsGap { .. } => "fills gap",
-            Self::Retransmission { .. } => "retransmission",
-            Self::Restart { .. } => "new sequence",
-            Self::RepeatedAck => "repeated ACK",
-            Self::RepeatedResponse => "repeated response",
-            Self::ResponseGap { .. } => "response gap",
-            Self::Rnr { .. } => "RNR NAK",
-            Self::Nak(_) => "NAK",
-            Self::Congestion => "congestion",
-        }
+        self.verdict().0
     }
 
     /// How much attention it deserves.
     pub const fn tone(self) -> Tone {
+        self.verdict().1
+    }
+
+    const fn verdict(self) -> (&'static str, Tone) {
         match self {
-            Self::New => Tone::Good,
-            Self::Restart { .. } | Self::RepeatedAck | Self::FillsGap { .. } => Tone::Note,
-            Self::Gap { .. }
-            | Self::Retransmission { .. }
-            | Self::RepeatedResponse
-            | Self::ResponseGap { .. }
-            | Self::Rnr { .. }
-            | Self::Congestion => Tone::Warning,
-            Self::Malformed(_) | Self::WrongIcrc | Self::Nak(_) => Tone::Bad,
+            Self::New => ("ok", Tone::Good),
+            Self::Malformed(_) => ("malformed", Tone::Bad),
+            Self::WrongIcrc => ("ICRC wrong", Tone::Bad),
+            Self::Gap { .. } => ("PSN gap", Tone::Warning),
+            Self::FillsGap { .. } => ("fills gap", Tone::Note),
+            Self::Retransmission { .. } => ("retransmission", Tone::Warning),
+            Self::Restart { .. } => ("new sequence", Tone::Note),
+            Self::RepeatedAck => ("repeated ACK", Tone::Note),
+            Self::RepeatedResponse => ("repeated response", Tone::Warning),
+            Self::ResponseGap { .. } => ("response gap", Tone::Warning),
+            Self::Rnr { .. } => ("RNR NAK", Tone::Warning),
+            Self::Nak(_) => ("NAK", Tone::Bad),
+            Self::Congestion => ("congestion", Tone::Warning),
         }
     }
 
@@ -156,7 +147,7 @@ impl Event {
             Self::FillsGap { cause } => format!("PSN {psn}, which was missing, comes now, {cause}"),
             Self::Retransmission { times, cause, is_acknowledged } => {
                 let ghost = if is_acknowledged { "; it was acknowledged already" } else { "" };
-                format!("retransmission of PSN {psn}, {} time, {cause}{ghost}", Ordinal(times))
+                format!("retransmission of PSN {psn}, {} time, {cause}{ghost}", ordinal(times))
             }
             Self::Restart { expected } => {
                 format!("a new sequence begins at PSN {psn} ({expected} was next): another connection")
@@ -165,13 +156,13 @@ impl Event {
             Self::RepeatedResponse => format!("the response with PSN {psn} once more: the request was repeated"),
             Self::ResponseGap { expected } => format!("responses are missing: {expected} was next, this is {psn}"),
             Self::Rnr { wait, times } => {
-                let again = if times > 1 { format!(", {} time", Ordinal(times)) } else { String::new() };
+                let again = if times > 1 { format!(", {} time", ordinal(times)) } else { String::new() };
                 format!("RNR NAK{again}: no receive is posted for PSN {psn}; send it again after {wait:?}")
             }
             Self::Nak(NakCode::PsnSequence) => {
                 format!("NAK: PSN sequence error, expects {psn}: a packet before the one it got is missing")
             }
-            Self::Nak(code) => format!("NAK: {} at PSN {psn}; the queue pair ends in error", NakWords(code)),
+            Self::Nak(code) => format!("NAK: {} at PSN {psn}; the queue pair ends in error", nak_words(code)),
             Self::Congestion => "a switch marked packets (ECN): the sender is asked to slow down".to_owned(),
         })
     }
@@ -188,35 +179,27 @@ impl fmt::Display for Cause {
 }
 
 /// Why a request was refused, in words.
-struct NakWords(NakCode);
-
-impl fmt::Display for NakWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            NakCode::PsnSequence => "PSN sequence error",
-            NakCode::InvalidRequest => "invalid request (not supported, not allowed, or malformed)",
-            NakCode::RemoteAccess => "remote access error (key, range or access right)",
-            NakCode::RemoteOperation => "remote operational error (the responder failed locally)",
-            NakCode::InvalidRd => "invalid RD request",
-            NakCode::Reserved(_) => "a reserved code",
-        })
+const fn nak_words(code: NakCode) -> &'static str {
+    match code {
+        NakCode::PsnSequence => "PSN sequence error",
+        NakCode::InvalidRequest => "invalid request (not supported, not allowed, or malformed)",
+        NakCode::RemoteAccess => "remote access error (key, range or access right)",
+        NakCode::RemoteOperation => "remote operational error (the responder failed locally)",
+        NakCode::InvalidRd => "invalid RD request",
+        NakCode::Reserved(_) => "a reserved code",
     }
 }
 
 /// 1st, 2nd, 3rd.
-struct Ordinal(u32);
-
-impl fmt::Display for Ordinal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ending = match (self.0 % 100, self.0 % 10) {
-            (11..=13, _) => "th",
-            (_, 1) => "st",
-            (_, 2) => "nd",
-            (_, 3) => "rd",
-            _ => "th",
-        };
-        write!(f, "{}{ending}", self.0)
-    }
+fn ordinal(number: u32) -> String {
+    let ending = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
 }
 
 #[cfg(test)]
@@ -225,7 +208,7 @@ mod tests {
 
     #[test]
     fn ordinals_end_as_they_are_spoken() {
-        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(|n| Ordinal(n).to_string());
+        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(ordinal);
         assert_eq!(said, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]);
     }
 }

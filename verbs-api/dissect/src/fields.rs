@@ -22,30 +22,14 @@ fn section<const N: usize>(name: &'static str, fields: [(&'static str, String); 
 /// The headers of a packet from the outside in.
 pub fn sections(captured: &Captured<'_>) -> Vec<Section> {
     let net = &captured.net;
-    let mut sections = Vec::new();
-    sections.push(if net.is_ipv4() {
-        section(
-            "IPv4",
-            [
-                ("source", net.src.to_ip().to_string()),
-                ("destination", net.dst.to_ip().to_string()),
-                ("TOS", tos(net.traffic_class)),
-                ("TTL", net.hop_limit.to_string()),
-                ("identification", format!("{:#06x}", net.ident)),
-            ],
-        )
+    let (name, class, hops, last) = if net.is_ipv4() {
+        ("IPv4", "TOS", "TTL", ("identification", format!("{:#06x}", net.ident)))
     } else {
-        section(
-            "IPv6",
-            [
-                ("source", net.src.to_ip().to_string()),
-                ("destination", net.dst.to_ip().to_string()),
-                ("traffic class", tos(net.traffic_class)),
-                ("hop limit", net.hop_limit.to_string()),
-                ("flow label", format!("{:#07x}", net.flow_label)),
-            ],
-        )
-    });
+        ("IPv6", "traffic class", "hop limit", ("flow label", format!("{:#07x}", net.flow_label)))
+    };
+    let ends = [("source", net.src.to_ip().to_string()), ("destination", net.dst.to_ip().to_string())];
+    let fields = ends.into_iter().chain([(class, tos(net.traffic_class)), (hops, net.hop_limit.to_string()), last]);
+    let mut sections = vec![Section { name, fields: fields.collect() }];
     let ports = [("source port", net.src_port.to_string()), ("payload", captured.bytes.len().to_string())];
     sections.push(section("UDP", ports));
     if let Some(packet) = captured.packet() {

@@ -4,11 +4,12 @@
 use crate::analysis::{Analysis, Finding, Message, Outcome};
 use crate::event::{Event, Tone};
 use crate::fields::sections;
-use crate::ladder::{Column, MessageRow, Page, Row};
+use crate::ladder::{Page, Shapes};
 use crate::reader::{Captured, Integrity};
 use crate::words::words;
 use roxe_wire::capture::Direction;
-use roxe_wire::{Gid, Kind, NakCode, Psn, Qpn};
+use roxe_wire::{Gid, Header, Kind, Qpn};
+use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
@@ -82,25 +83,27 @@ pub fn page(
     counts: &Counts,
     notes: Vec<String>,
 ) -> Page {
-    let mut columns = Columns::default();
-    let mut rows: Vec<Row> = told.iter().map(|told| row(told, analysis, &mut columns)).collect();
-    let messages = analysis.messages();
-    // Only those of which a packet is shown.
-    let shown: BTreeSet<usize> = rows.iter().filter_map(|row| row.message).collect();
+    let (mut columns, mut shapes) = (Columns::default(), Shapes::default());
+    // Only messages of which a packet is shown.
+    let shown: BTreeSet<usize> = told.iter().filter_map(|(_, finding)| finding.message).collect();
     let places: HashMap<usize, usize> = shown.iter().copied().zip(0..).collect();
-    rows.iter_mut().for_each(|row| row.message = row.message.and_then(|message| places.get(&message).copied()));
-    let message_rows = shown.iter().map(|message| message_row(&messages[*message], analysis, &mut columns)).collect();
-    let ends = columns.list.iter().filter(|column| column.name != UNKNOWN).count();
-    let number = |name, count: usize, tone| (name, count.to_string(), if count > 0 { tone } else { Tone::Good });
+    let rows = told.iter().map(|told| row(told, analysis, &places, &mut columns, &mut shapes)).collect();
+    let all = analysis.messages();
+    let messages = shown.iter().map(|message| message_row(&all[*message], analysis, &mut columns)).collect();
+    let ends = columns.list.iter().filter(|(_, name)| name != UNKNOWN).count();
+    let number = |name, count: usize, tone: Tone| {
+        let tone = if count > 0 { tone } else { Tone::Good };
+        (name, count.to_string(), tone.name())
+    };
     let mut facts = vec![
         number("packets", counts.packets, Tone::Good),
         number("queue pairs", ends, Tone::Good),
-        number("messages", messages.len(), Tone::Good),
+        number("messages", all.len(), Tone::Good),
     ];
     facts.extend(counts.troubles().map(|(name, count, tone)| number(name, count, tone)));
     facts.push(number("damaged", counts.bad, Tone::Bad));
-    facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good));
-    Page { title, facts, notes, columns: columns.list, rows, messages: message_rows }
+    facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
+    Page { title, facts, notes, columns: columns.list, rows, messages, shapes }
 }
 
 /// The name of a queue pair that is not known.
@@ -109,7 +112,7 @@ const UNKNOWN: &str = "?";
 /// The ends, in the order in which they are met.
 #[derive(Debug, Default)]
 struct Columns {
-    list: Vec<Column>,
+    list: Vec<(String, String)>,
     places: HashMap<(Gid, Option<Qpn>), usize>,
 }
 
@@ -117,7 +120,7 @@ impl Columns {
     fn place(&mut self, host: Gid, qpn: Option<Qpn>) -> usize {
         *self.places.entry((host, qpn)).or_insert_with(|| {
             let name = qpn.map_or_else(|| UNKNOWN.to_owned(), |qpn| qpn.to_string());
-            self.list.push(Column { host: host.to_ip().to_string(), name });
+            self.list.push((host.to_ip().to_string(), name));
             self.list.len() - 1
         })
     }
@@ -128,36 +131,38 @@ impl Columns {
     }
 }
 
-fn row((captured, finding): &(Captured<'_>, Finding), analysis: &Analysis, columns: &mut Columns) -> Row {
+/// An arrow: its number and time, its ends, what is said of it, its message, whether it answers and
+/// whether it is lost, which way it went, its headers.
+fn row(
+    (captured, finding): &(Captured<'_>, Finding),
+    analysis: &Analysis,
+    places: &HashMap<usize, usize>,
+    columns: &mut Columns,
+    shapes: &mut Shapes,
+) -> Value {
+    let Captured { frame, time, net, bytes, remark, .. } = captured;
     let packet = captured.packet();
     let header = packet.map(|packet| packet.header);
-    let ends = match (header.map(|header| header.kind), finding.flow) {
-        (Some(Kind::Ud { deth, .. }), _) => {
-            let to = header.map(|header| header.bth.dest_qpn);
-            (columns.place(captured.net.src, Some(deth.src_qpn)), columns.place(captured.net.dst, to))
+    let (from, to) = match (header, finding.flow) {
+        (Some(Header { bth, kind: Kind::Ud { deth, .. } }), _) => {
+            (columns.place(net.src, Some(deth.src_qpn)), columns.place(net.dst, Some(bth.dest_qpn)))
         }
         (_, Some(flow)) => columns.of_flow(analysis, flow),
-        _ => (columns.place(captured.net.src, None), columns.place(captured.net.dst, None)),
+        _ => (columns.place(net.src, None), columns.place(net.dst, None)),
     };
-    Row {
-        number: captured.frame,
-        time: captured.time,
-        ends,
-        label: packet.map_or_else(|| format!("{} bytes", captured.bytes.len()), |packet| label(&packet)),
-        verdict: finding.event.name(),
-        tone: finding.event.tone(),
-        words: words(captured, finding),
-        remark: captured.remark.to_owned(),
-        message: finding.message,
-        is_response: header.is_some_and(|header| header.opcode().operation().is_response()),
-        is_lost: captured.is_lost(),
-        way: match captured.direction {
-            Some(Direction::Outbound) => "sent",
-            Some(Direction::Inbound) => "received",
-            None => "",
-        },
-        sections: sections(captured),
-    }
+    let label = packet.map_or_else(|| format!("{} bytes", bytes.len()), |packet| label(&packet));
+    let (verdict, tone) = (finding.event.name(), finding.event.tone().name());
+    let message = finding.message.and_then(|message| places.get(&message)).map_or(-1, |place| *place as i64);
+    let is_response = header.is_some_and(|header| header.opcode().operation().is_response());
+    let flags = u8::from(is_response) | u8::from(captured.is_lost()) << 1;
+    let way = match captured.direction {
+        Some(Direction::Outbound) => "sent",
+        Some(Direction::Inbound) => "received",
+        None => "",
+    };
+    let sections: Vec<Value> = sections(captured).iter().map(|section| shapes.value(section)).collect();
+    let words = words(captured, finding);
+    json!([frame, time, from, to, label, verdict, tone, words, remark, message, flags, way, sections])
 }
 
 /// What stands on an arrow: opcode, PSN, and what the operation makes interesting.
@@ -180,24 +185,20 @@ fn label(packet: &roxe_wire::Packet<'_>) -> String {
     text
 }
 
-fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) -> MessageRow {
+/// A message, for the table of messages.
+fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) -> Value {
     let Message { flow, operation, psn, packets, bytes, repeats, begin, end, outcome, .. } = *message;
-    let (text, tone) = match outcome {
+    let (outcome, tone) = match outcome {
         Outcome::Open => ("not complete in this capture".to_owned(), Tone::Note),
         Outcome::Done if repeats > 0 => ("complete, after retransmissions".to_owned(), Tone::Warning),
         Outcome::Done => ("complete".to_owned(), Tone::Good),
         Outcome::Sent => ("sent; nobody acknowledges".to_owned(), Tone::Good),
-        Outcome::Refused(code) => (refusal(code, psn), Tone::Bad),
+        Outcome::Refused(code) => (Event::Nak(code).words(psn).unwrap_or_default(), Tone::Bad),
     };
     let name = operation.facts().name;
     let operation = ["_FIRST", "_MIDDLE", "_LAST", "_ONLY", "_REQUEST"]
         .iter()
         .fold(name.to_owned(), |name, ending| name.replace(ending, ""));
-    let ends = columns.of_flow(analysis, flow);
-    let (psn, outcome) = (psn.get(), text);
-    MessageRow { operation, ends, psn, bytes, packets, repeats, begin, end, outcome, tone }
-}
-
-fn refusal(code: NakCode, psn: Psn) -> String {
-    Event::Nak(code).words(psn).unwrap_or_default()
+    let (from, to) = columns.of_flow(analysis, flow);
+    json!([operation, from, to, psn.get(), bytes, packets, repeats, begin, end, outcome, tone.name()])
 }

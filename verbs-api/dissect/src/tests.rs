@@ -241,15 +241,19 @@ fn a_page_has_the_ends_the_arrows_and_the_numbers() {
     let mut counts = Counts::default();
     found.iter().for_each(|(captured, finding)| counts.add(captured, finding));
     let page = page("test".into(), &found, &analysis, &counts, Vec::new());
-    let columns: Vec<_> = page.columns.iter().map(|column| (column.host.as_str(), column.name.as_str())).collect();
+    let columns: Vec<_> = page.columns.iter().map(|(host, name)| (host.as_str(), name.as_str())).collect();
     assert_eq!(columns, [("10.0.0.1", "0x11"), ("10.0.0.2", "0x22")]);
-    let arrows: Vec<_> = page.rows.iter().map(|row| (row.ends, row.label.as_str(), row.message)).collect();
-    assert_eq!(arrows[2], ((0, 1), "SEND_ONLY psn=2 len=8", Some(1)));
-    assert_eq!(arrows[3], ((1, 0), "ACK psn=2 msn=0", Some(1)));
-    assert_eq!(page.messages[1].outcome, "complete, after retransmissions");
+    // Its ends, what stands on it, what it means, its message.
+    let arrow = |row: usize| serde_json::Value::from_iter([2, 3, 4, 7, 9].map(|at| page.rows[row][at].clone()));
+    let again = "retransmission of PSN 2, 2nd time, no answer seen in time; a SEND of 8 bytes";
+    assert_eq!(arrow(2), serde_json::json!([0, 1, "SEND_ONLY psn=2 len=8", again, 1]));
+    let ack = "acknowledges everything up to PSN 2, which completes 2 messages";
+    assert_eq!(arrow(3), serde_json::json!([1, 0, "ACK psn=2 msn=0", ack, 1]));
+    assert_eq!(page.messages[1][9], "complete, after retransmissions");
     let value = |name| page.facts.iter().find(|(known, ..)| *known == name).map(|(_, value, _)| value.as_str());
     assert_eq!((value("packets"), value("queue pairs"), value("retransmissions")), (Some("4"), Some("2"), Some("1")));
-    let fields: Vec<_> = page.rows[3].sections.iter().map(|section| section.name).collect();
+    let fields: Vec<_> = sections(&found[3].0).iter().map(|section| section.name).collect();
+    assert_eq!(page.rows[3][12].as_array().map(Vec::len), Some(fields.len()));
     assert_eq!(fields, ["IPv4", "UDP", "BTH", "AETH", "Payload", "ICRC"]);
 }
 

@@ -15,7 +15,7 @@ mod stock;
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Look, Target, Work};
-use addresses::{gid_of, is_link_local, near_addresses};
+use addresses::{is_link_local, near_addresses};
 use answers::{all_completed, hex, number, runs, segments, state};
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 use stock::Stock;
 
@@ -87,7 +87,7 @@ impl AgentCard {
         let hello = self.client.card().clone();
         let gids = hello["gids"].as_array().into_iter().flatten().filter(|gid| gid["type"] == "RoCE v2");
         let addresses: Vec<Gid> =
-            gids.filter_map(|gid| gid["gid"].as_str()?.parse::<Ipv6Addr>().ok()).map(gid_of).collect();
+            gids.filter_map(|gid| gid["gid"].as_str()?.parse().ok()).map(|ip| IpAddr::V6(ip).into()).collect();
         let max_mtu = hello["port"]["active_mtu"].as_u64().unwrap_or(1024) as u32;
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
         let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
@@ -194,11 +194,11 @@ impl AgentCard {
 
     /// Makes the objects of the case before ready for the next one.
     fn use_again(&mut self) -> Answer<()> {
-        let (qps, queues) = self.stock.put_back();
-        for qp in qps {
+        self.stock.regions.put_back();
+        for (qp, _) in self.stock.qps.put_back() {
             self.tell(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
-        for cq in queues {
+        for cq in self.stock.queues.put_back() {
             self.tell(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
         }
         self.tell(Command::Events, Value::Null, true)
@@ -272,9 +272,9 @@ impl Target for AgentCard {
         std::thread::sleep(until.saturating_sub(self.now()));
     }
 
-    fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
+    fn hurry(&mut self) -> Answer<()> {
         self.free_all()?;
-        self.is_in_a_hurry = is_wanted;
+        self.is_in_a_hurry = true;
         Ok(())
     }
 
@@ -295,7 +295,7 @@ impl FarSide for AgentCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        if let (None, Some(region)) = (pd, self.stock.region((length, access))) {
+        if let (None, Some(region)) = (pd, self.stock.regions.take(&(length, access))) {
             self.tell(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
@@ -311,7 +311,7 @@ impl FarSide for AgentCard {
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
         if self.is_in_a_hurry && pd.is_none() {
-            self.stock.keep_region((length, access), region);
+            self.stock.regions.keep((length, access), region);
         }
         Ok(region)
     }
@@ -321,12 +321,12 @@ impl FarSide for AgentCard {
     }
 
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle> {
-        if let Some(cq) = self.stock.queue(cqe) {
+        if let Some(cq) = self.stock.queues.take(&cqe) {
             return Ok(cq);
         }
         let cq = self.make(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
         if self.is_in_a_hurry {
-            self.stock.keep_queue(cqe, cq);
+            self.stock.queues.keep(cqe, cq);
         }
         Ok(cq)
     }
@@ -336,7 +336,7 @@ impl FarSide for AgentCard {
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
-        if let Some(known) = self.stock.qp(new) {
+        if let Some(known) = self.stock.qps.take(new) {
             return Ok(known);
         }
         let [sends, receives, sges, inline] = new.caps;
@@ -347,7 +347,7 @@ impl FarSide for AgentCard {
         let answer = self.call(Command::CreateQp, arguments)?;
         let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
         if self.is_in_a_hurry && (new.pd, new.srq, new.xrcd) == (None, None, None) {
-            self.stock.keep_qp(new.clone(), made);
+            self.stock.qps.keep(new.clone(), made);
         }
         Ok(made)
     }
@@ -362,12 +362,12 @@ impl FarSide for AgentCard {
         let arguments = json!({
             "qp": qp, "to": change.to, "exact": exact, "access": change.access, "qkey": change.qkey,
             "path_mtu": change.path_mtu, "dest_qpn": change.dest.map(|(qpn, _)| qpn),
-            "dgid": change.dest.map(|(_, gid)| Ipv6Addr::from(gid.0).to_string()), "rq_psn": change.rq_psn,
+            "dgid": change.dest.map(|(_, gid)| gid.to_string()), "rq_psn": change.rq_psn,
             "sq_psn": change.sq_psn, "timeout": change.timeout, "retry_cnt": change.retry_cnt,
             "rnr_retry": change.rnr_retry, "min_rnr_timer": change.min_rnr_timer,
             "max_rd_atomic": change.max_rd_atomic, "max_dest_rd_atomic": change.max_dest_rd_atomic,
             "sqd_event": change.notify.then_some(true), "path_mig": change.migration,
-            "alt_dgid": change.alternate.map(|(gid, _)| Ipv6Addr::from(gid.0).to_string()),
+            "alt_dgid": change.alternate.map(|(gid, _)| gid.to_string()),
             "alt_timeout": change.alternate.map(|(_, timeout)| timeout),
         });
         self.tell(Command::ModifyQp, arguments, true)
@@ -400,7 +400,7 @@ impl FarSide for AgentCard {
             let handle = match self.handles.get(&dgid.0) {
                 Some(handle) => *handle,
                 None => {
-                    let arguments = json!({"dgid": Ipv6Addr::from(dgid.0).to_string()});
+                    let arguments = json!({"dgid": dgid.to_string()});
                     self.make(Command::CreateAh, arguments, "ah")?
                 }
             };

@@ -1,12 +1,14 @@
 //! The catalogue of conformance cases, run against a target.
 
-use crate::cases::CASES;
 use crate::deviations::Deviations;
 use crate::run::{self, Outcome};
 use crate::script::{Script, ScriptError};
 use crate::target::Target;
 use crate::verdict::Verdict;
 use std::time::{Duration, Instant};
+
+/// Name and text of each script of `tests/conform`, which the build script lists.
+const CASES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cases.rs"));
 
 /// One case and what came of it.
 #[derive(Clone, Debug)]

@@ -7,23 +7,14 @@ use crate::script::steps::{Skips, Spec};
 use roxe_peer::protocol::to_hex;
 use roxe_wire::{NetHeader, Packet, Psn};
 
-/// What a packet says when the script says nothing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Usual {
-    /// The queue pair it goes to.
-    pub(crate) dqpn: u32,
-    /// The queue pair it comes from.
-    pub(crate) sqpn: u32,
-    pub(crate) qkey: u32,
-    /// Fields of a message of the connection manager.
-    pub(crate) message: Vec<(&'static str, u64)>,
-}
+/// Fields and their values.
+pub(crate) type Values = Vec<(&'static str, u64)>;
 
-/// The bytes of a packet to send, sealed.
+/// The bytes of a packet to send, sealed. It says what is `usual` where the script says nothing.
 ///
 /// # Errors
 /// The script says what cannot be said.
-pub(crate) fn build(spec: &Spec, usual: &Usual, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
+pub(crate) fn build(spec: &Spec, usual: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
     let mut packet = vec![0; len];
@@ -39,14 +30,11 @@ pub(crate) fn build(spec: &Spec, usual: &Usual, net: &NetHeader, names: &Names) 
         ("migreq", 1),
         ("pad", pad as u64),
         ("pkey", 0xffff),
-        ("dqpn", u64::from(usual.dqpn)),
         ("syndrome", 0x1f),
         ("dmalen", payload.len() as u64),
-        ("qkey", u64::from(usual.qkey)),
-        ("sqpn", u64::from(usual.sqpn)),
         ("becn", u64::from(spec.opcode == 0x81)),
     ];
-    for (name, value) in packets.iter().chain(&usual.message) {
+    for (name, value) in packets.iter().chain(usual) {
         if let Ok(field) = find(fields, spec, name) {
             field.set(&mut packet, *value);
         }
@@ -161,8 +149,8 @@ pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names
 /// What is wrong with a packet of the card whatever it says; `to` are the queue pairs of the near
 /// side.
 pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
-    let (fields, len) = layout::fields(*packet.first()?);
-    let get = |name| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
+    let (_, len) = layout::fields(*packet.first()?);
+    let get = |name| layout::get(packet, name);
     let Some(body) = packet.len().checked_sub(len + layout::ICRC_LEN) else {
         return Some("it is shorter than its headers".into());
     };

@@ -14,7 +14,7 @@ mod compare;
 mod generate;
 mod minimise;
 
-use crate::run::trace::{Trace, trace};
+use crate::run::trace::trace;
 use crate::script::Script;
 use crate::target::Target;
 use crate::virtual_card::VirtualCard;
@@ -96,10 +96,10 @@ impl Lab<'_> {
         // A panic of roxe's transport is a finding as any other.
         let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle));
         let Ok(model) = model else { return Ok(Some(Difference::panic())) };
-        let Some(model) = done(model)? else { return Ok(None) };
+        let Some(model) = model? else { return Ok(None) };
         let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle)));
         let Ok(card) = card else { return Ok(Some(Difference::panic())) };
-        let Some(card) = done(card)? else {
+        let Some(card) = card? else {
             self.refused += 1;
             return Ok(None);
         };
@@ -137,14 +137,6 @@ impl Lab<'_> {
     }
 }
 
-fn done(result: Result<Trace, Option<String>>) -> Result<Option<Trace>, String> {
-    match result {
-        Ok(trace) => Ok(Some(trace)),
-        Err(None) => Ok(None),
-        Err(Some(gone)) => Err(gone),
-    }
-}
-
 /// Looks for differences between `card` and the model, and tells `progress` of each new cause.
 ///
 /// # Errors
@@ -154,7 +146,7 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
     let mut lab = Lab { card, packets: 0, refused: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
-    lab.card.hurry(true).map_err(|refused| refused.to_string())?;
+    lab.card.hurry().map_err(|refused| refused.to_string())?;
     let card = lab.card.card(false).ok_or("the card has no IPv4 address")?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);

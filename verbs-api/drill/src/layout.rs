@@ -118,6 +118,12 @@ pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
     (fields, *len)
 }
 
+/// The field with this name of a packet, if its opcode has one.
+pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
+    let (fields, _) = fields(*packet.first()?);
+    fields.iter().find(|field| field.name == name)?.get(packet)
+}
+
 fn all_fields(opcode: u8) -> (Vec<Field>, usize) {
     let headers = std::iter::once(BTH).chain(extended(opcode));
     let mut fields = Vec::new();
@@ -144,16 +150,22 @@ pub(crate) fn is_field(name: &str) -> bool {
     all.into_iter().flatten().any(|(field, _)| *field == name)
 }
 
+/// Services and the upper bits of their opcode bytes.
+const SERVICES: [(&str, u8); 4] = [("RC", 0b000), ("UC", 0b001), ("UD", 0b011), ("XRC", 0b101)];
+
 /// The service in the upper bits of an opcode byte.
-pub(crate) const fn service_bits(service: &str) -> Option<u8> {
-    match service.as_bytes() {
-        b"RC" => Some(0b000),
-        b"UC" => Some(0b001),
-        b"UD" => Some(0b011),
-        b"XRC" => Some(0b101),
-        _ => None,
-    }
+pub(crate) fn service_bits(service: &str) -> Option<u8> {
+    SERVICES.iter().find(|(name, _)| *name == service).map(|(_, bits)| *bits)
 }
+
+/// The service with these bits.
+pub(crate) fn service_name(bits: u8) -> Option<&'static str> {
+    SERVICES.iter().find(|(_, known)| *known == bits).map(|(name, _)| *name)
+}
+
+/// The reasons of a NAK, by their codes.
+pub(crate) const NAKS: [&str; 5] =
+    ["psn_sequence", "invalid_request", "remote_access", "remote_operation", "invalid_rd"];
 
 /// The opcode byte of an operation of a service, as `roxe dump` prints it.
 pub(crate) fn opcode(service: u8, operation: &str) -> Option<u8> {

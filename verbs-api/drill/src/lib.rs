@@ -12,7 +12,6 @@
 
 mod agent;
 mod answer;
-mod cases;
 mod clauses;
 pub mod conform;
 mod craft;
@@ -35,7 +34,7 @@ pub use agent::AgentCard;
 pub use deviations::Deviations;
 pub use log::{Log, Seen};
 pub use run::{Outcome, run};
-pub use script::{Case, Family, Script, ScriptError};
+pub use script::{Case, Script, ScriptError};
 pub use target::Target;
 pub use verdict::{Failure, Verdict};
 pub use virtual_card::VirtualCard;

@@ -4,7 +4,7 @@
 //! key in it; queue pair numbers, keys and addresses are then those of the card that it runs on.
 //! Everything else of a packet stays as it was recorded. Pure, but for running it.
 
-use crate::layout::{self, Field};
+use crate::layout;
 use crate::run::trace::record;
 use crate::script::Script;
 use crate::target::Target;
@@ -94,7 +94,7 @@ impl Replay {
             }
             if bytes[0] >> 5 != service {
                 service = bytes[0] >> 5;
-                let _ = writeln!(text, "service {}", name_of(service));
+                let _ = writeln!(text, "service {}", layout::service_name(service).unwrap_or_default());
             }
             let _ = writeln!(text, "{}", line(bytes, &regions));
             sent += 1;
@@ -123,21 +123,12 @@ fn is_request(bytes: &[u8]) -> bool {
 }
 
 fn field(bytes: &[u8], name: &str) -> u64 {
-    let (fields, _) = layout::fields(bytes[0]);
-    fields.iter().find(|field| field.name == name).and_then(|field| field.get(bytes)).unwrap_or_default()
-}
-
-const fn name_of(service: u8) -> &'static str {
-    match service {
-        0b000 => "RC",
-        0b001 => "UC",
-        _ => "UD",
-    }
+    layout::get(bytes, name).unwrap_or_default()
 }
 
 /// Notes what a packet needs on the other side.
 fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
-    let (fields, len) = layout::fields(bytes[0]);
+    let (_, len) = layout::fields(bytes[0]);
     let payload = layout::payload(bytes, len).unwrap_or_default().len() as u64;
     let connection = connections.entry(field(bytes, "dqpn")).or_insert_with(|| Connection {
         service: bytes[0] >> 5,
@@ -154,16 +145,12 @@ fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut
     connection.longest = connection.longest.max(connection.current);
     let is_end = name.contains("_LAST") || name.contains("_ONLY");
     connection.receives += u64::from(is_end && (name.starts_with("SEND") || name.ends_with("_IMM")));
-    if has(fields, "rkey") {
+    if let Some(rkey) = layout::get(bytes, "rkey") {
         // An atomic has no length in it: it touches eight bytes.
-        let (va, span) = (field(bytes, "va"), if has(fields, "dmalen") { field(bytes, "dmalen") } else { 8 });
-        let (begin, end) = regions.entry(field(bytes, "rkey")).or_insert((va, va));
+        let (va, span) = (field(bytes, "va"), layout::get(bytes, "dmalen").unwrap_or(8));
+        let (begin, end) = regions.entry(rkey).or_insert((va, va));
         (*begin, *end) = ((*begin).min(va), (*end).max(va.saturating_add(span)));
     }
-}
-
-fn has(fields: &[Field], name: &str) -> bool {
-    fields.iter().any(|field| field.name == name)
 }
 
 /// The lines that make the queue pairs, their receives and the memory.
@@ -182,7 +169,7 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         let mtu = [256, 512, 1024, 2048, 4096].into_iter().find(|known| known >= mtu).unwrap_or(4096);
         let room = longest + if is_ud { GRH } else { 0 };
         let depth = (*receives).clamp(1, 4096);
-        let _ = writeln!(text, "service {}", name_of(*service));
+        let _ = writeln!(text, "service {}", layout::service_name(*service).unwrap_or_default());
         let _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);
         match (is_ud, *service == 0) {
             (true, _) => writeln!(text, " qkey={qkey}"),

@@ -11,8 +11,8 @@ mod state;
 pub(crate) mod trace;
 
 use crate::log::Log;
+use crate::script::Case;
 use crate::script::steps::{Line, Step};
-use crate::script::{Case, Family};
 use crate::target::Target;
 use crate::verdict::{Failure, Verdict};
 use state::{Run, Stop};
@@ -32,17 +32,13 @@ pub struct Outcome {
 
 /// Runs `case`, of the script that is called `name`. The target is reset before.
 pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
-    let wanted: &[bool] = match case.family {
-        Family::Any => &[false, true],
-        Family::V4 => &[false],
-        Family::V6 => &[true],
-    };
     let early = |verdict| Outcome { verdict, log: Log::default() };
-    let Some(ipv6) = wanted.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
+    let Some(ipv6) = case.is_ipv6.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
         return early(Verdict::Unsupported("the card has no address of this family".into()));
     };
     if let Err(refused) = target.begin(ipv6) {
-        return early(Verdict::Inconclusive(Failure::of_target(name, &refused.to_string())));
+        let (at, expected, received) = (name.into(), "a target that can be used".into(), refused.to_string());
+        return early(Verdict::Inconclusive(Failure { at, expected, received, ..Failure::default() }));
     }
     let Some(card) = target.card(ipv6) else {
         return early(Verdict::Unsupported("the card has lost its address".into()));
@@ -96,13 +92,7 @@ impl Run<'_> {
                 let until = self.target.now() + self.time(time)?;
                 self.quiet(until, &format!("silence {time}"))
             }
-            Step::Wait(time) => {
-                let until = self.target.now() + self.time(time)?;
-                while self.target.now() < until {
-                    self.target.pause(until);
-                }
-                Ok(())
-            }
+            Step::Wait(time) => self.pass(Some(time)),
             Step::Let(name, number) => {
                 let value = number.value(&self.names)?;
                 self.names.insert(name.clone(), value);

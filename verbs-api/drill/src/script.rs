@@ -32,20 +32,9 @@ pub struct Script {
 pub struct Case {
     pub(crate) parameters: Vec<(String, String)>,
     pub(crate) names: Names,
-    pub(crate) family: Family,
+    /// Whether addresses are IPv6; of several choices, the first one that the card has.
+    pub(crate) is_ipv6: &'static [bool],
     pub(crate) lines: Vec<Line>,
-}
-
-/// Which addresses a script wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Family {
-    /// Any.
-    #[default]
-    Any,
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
 }
 
 /// What is wrong with a script, and where.
@@ -164,7 +153,7 @@ type Complaint = (usize, String, String);
 fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Complaint> {
     let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
     let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
-    let mut case = Case { names, parameters, family: Family::Any, lines: Vec::new() };
+    let mut case = Case { names, parameters, is_ipv6: &[false, true], lines: Vec::new() };
     let mut service = String::from("RC");
     // The blocks around the current line, with the count of each.
     let mut open: Vec<(Line, Vec<Line>)> = Vec::new();
@@ -179,7 +168,7 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Compla
         match word {
             "title" | "clause" | "for" => continue,
             "service" => service = rest.into(),
-            "family" => case.family = family(rest).map_err(complain)?,
+            "family" => case.is_ipv6 = family(rest).map_err(complain)?,
             "end" => {
                 let (mut block, lines) = open.pop().ok_or_else(|| complain("nothing is open here".into()))?;
                 if let Step::Repeat(_, inside) = &mut block.step {
@@ -206,11 +195,11 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Compla
     }
 }
 
-fn family(text: &str) -> Result<Family, String> {
+fn family(text: &str) -> Result<&'static [bool], String> {
     match text {
-        "any" => Ok(Family::Any),
-        "ipv4" => Ok(Family::V4),
-        "ipv6" => Ok(Family::V6),
+        "any" => Ok(&[false, true]),
+        "ipv4" => Ok(&[false]),
+        "ipv6" => Ok(&[true]),
         _ => Err("a family is ipv4, ipv6 or any".into()),
     }
 }

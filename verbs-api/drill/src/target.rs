@@ -251,13 +251,12 @@ pub trait Target: FarSide + Extensions {
     }
     /// Waits before the far side is asked again, at most until then.
     fn pause(&mut self, until: Duration);
-    /// From now on, or no more, cases shall follow each other fast: objects are used again, and a
-    /// refusal may be told late; one of a work request is not told. Frees everything.
+    /// From now on cases shall follow each other fast: objects are used again, and a refusal may be
+    /// told late; one of a work request is not told. Frees everything.
     ///
     /// # Errors
     /// The target cannot be used.
-    fn hurry(&mut self, is_wanted: bool) -> Answer<()> {
-        let _ = is_wanted;
+    fn hurry(&mut self) -> Answer<()> {
         Ok(())
     }
     /// In a hurry: the next case has new objects. Those of earlier ones stay, as some cards take a

@@ -44,7 +44,7 @@ impl Verdict {
 }
 
 /// Where a card does something else, and what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// File and line.
     pub at: String,
@@ -56,19 +56,6 @@ pub struct Failure {
     pub received: String,
     /// The newest packets, a line each.
     pub packets: String,
-}
-
-impl Failure {
-    /// The target cannot be used at all.
-    pub(crate) fn of_target(at: &str, why: &str) -> Self {
-        Self {
-            at: at.into(),
-            step: String::new(),
-            expected: "a target that can be used".into(),
-            received: why.into(),
-            packets: String::new(),
-        }
-    }
 }
 
 impl fmt::Display for Failure {

@@ -6,6 +6,7 @@
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Extensions, Target, Work};
+use roxe_peer::protocol::names;
 use roxe_transport::Qp;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, Service};
@@ -17,7 +18,6 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra,
 };
-use roxe_transport::wr::{WcOpcode, WcStatus};
 use roxe_wire::{Gid, ImmDt, LKey, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -399,50 +399,12 @@ fn completed(cqe: Cqe) -> Completed {
     };
     Completed {
         wr_id: cqe.wr_id,
-        status: status_name(cqe.status).into(),
-        opcode: opcode_name(cqe.opcode).into(),
+        status: names::name(names::WC_STATUSES, cqe.status as u32),
+        opcode: names::name(names::WC_OPCODES, cqe.opcode as u32),
         byte_len: cqe.byte_len,
         imm,
         invalidated,
         src_qp: cqe.src_qpn.get(),
         qpn: cqe.qpn.get(),
-    }
-}
-
-/// As in `enum ibv_wc_status`.
-const fn status_name(status: WcStatus) -> &'static str {
-    match status {
-        WcStatus::Success => "SUCCESS",
-        WcStatus::LocLenErr => "LOC_LEN_ERR",
-        WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
-        WcStatus::LocProtErr => "LOC_PROT_ERR",
-        WcStatus::WrFlushErr => "WR_FLUSH_ERR",
-        WcStatus::MwBindErr => "MW_BIND_ERR",
-        WcStatus::BadRespErr => "BAD_RESP_ERR",
-        WcStatus::LocAccessErr => "LOC_ACCESS_ERR",
-        WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
-        WcStatus::RemAccessErr => "REM_ACCESS_ERR",
-        WcStatus::RemOpErr => "REM_OP_ERR",
-        WcStatus::RetryExcErr => "RETRY_EXC_ERR",
-        WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
-        _ => "GENERAL_ERR",
-    }
-}
-
-/// As in `enum ibv_wc_opcode`.
-const fn opcode_name(opcode: WcOpcode) -> &'static str {
-    match opcode {
-        WcOpcode::Send => "SEND",
-        WcOpcode::RdmaWrite => "RDMA_WRITE",
-        WcOpcode::RdmaRead => "RDMA_READ",
-        WcOpcode::CompareSwap => "COMP_SWAP",
-        WcOpcode::FetchAdd => "FETCH_ADD",
-        WcOpcode::BindWindow => "BIND_MW",
-        WcOpcode::LocalInvalidate => "LOCAL_INV",
-        WcOpcode::Flush => "FLUSH",
-        WcOpcode::AtomicWrite => "ATOMIC_WRITE",
-        WcOpcode::Recv => "RECV",
-        WcOpcode::RecvRdmaWithImm => "RECV_RDMA_WITH_IMM",
-        _ => "TM",
     }
 }

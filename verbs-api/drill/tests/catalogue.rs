@@ -23,7 +23,7 @@ fn the_list_is_the_folder() {
     names.sort();
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let listed: Vec<_> = scripts.iter().map(|script| script.name().to_owned()).collect();
-    assert_eq!(listed, names, "src/cases.rs lists other scripts than tests/conform has");
+    assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
 }
 
 #[test]

@@ -59,10 +59,9 @@ fn result(named: &Named) -> Value {
         let _ = write!(text, "\n{label}: {value}");
         text
     });
-    let place = |(label, frames): &(&str, Vec<Frame>)| location(label, shown(frames)?);
+    let place = |(label, frames): &(&str, Vec<Frame>)| Some(location(label, shown(frames)?));
     let stack = |(label, frames): &(&str, Vec<Frame>)| {
-        let frames: Vec<_> =
-            frames.iter().filter_map(|frame| Some(json!({"location": location("", frame)?}))).collect();
+        let frames: Vec<_> = frames.iter().map(|frame| json!({"location": location("", frame)})).collect();
         json!({"message": {"text": label}, "frames": frames})
     };
     let (first, others) = named.stacks.split_at(named.stacks.len().min(1));
@@ -83,21 +82,19 @@ fn shown(frames: &[Frame]) -> Option<&Frame> {
     frames.iter().find(|frame| frame.file.is_some()).or_else(|| frames.first())
 }
 
-fn location(label: &str, frame: &Frame) -> Option<Value> {
+fn location(label: &str, frame: &Frame) -> Value {
     let mut location = json!({"logicalLocations": [{"fullyQualifiedName": frame.function, "kind": "function"}]});
-    let fields = location.as_object_mut()?;
     if !label.is_empty() {
-        fields.insert("message".to_owned(), json!({"text": label}));
+        location["message"] = json!({"text": label});
     }
     if let Some(file) = &frame.file {
-        let mut place = json!({"artifactLocation": artifact(file)});
+        location["physicalLocation"] = json!({"artifactLocation": artifact(file)});
         // A line of 0 is one that the compiler has made.
-        if let (Some(line), Some(place)) = (frame.line.filter(|line| *line > 0), place.as_object_mut()) {
-            place.insert("region".to_owned(), json!({"startLine": line}));
+        if let Some(line) = frame.line.filter(|line| *line > 0) {
+            location["physicalLocation"]["region"] = json!({"startLine": line});
         }
-        fields.insert("physicalLocation".to_owned(), place);
     }
-    Some(location)
+    location
 }
 
 /// Sources below the current folder are named relative to it, as those who show them want it.

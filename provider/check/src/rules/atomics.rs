@@ -26,7 +26,7 @@ const WORDS: usize = 4096;
 pub(super) struct Atomics {
     words: BTreeMap<u64, Word>,
     /// Atomics that were posted and not executed, by queue pair.
-    posted: IdMap<ObjectId, VecDeque<Posted>>,
+    posted: IdMap<ObjectId, VecDeque<Work>>,
     /// Words with a report.
     reported: IdSet<u64>,
 }
@@ -40,23 +40,13 @@ struct Word {
     posted: u64,
 }
 
-/// An atomic on its way.
-#[derive(Clone, Debug)]
-struct Posted {
-    serial: u64,
-    place: (u64, u32),
-    wr_id: u64,
-    operation: &'static str,
-    at: Stack,
-}
-
 impl Observer for Atomics {
     fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::PostedSend { qp, .. } => {
                 let work = world.outstanding(Side::Send, qp).next_back();
-                if let Some(posted) = work.and_then(Posted::of) {
-                    self.posted.entry(qp).or_default().push_back(posted);
+                if let Some(work) = work.filter(|work| is_atomic(work)) {
+                    self.posted.entry(qp).or_default().push_back(work.clone());
                 }
             }
             Event::Atomic { qp, rkey, va, addr, found, left } => {
@@ -92,10 +82,10 @@ impl Observer for Atomics {
 
 impl Atomics {
     /// The oldest atomic of this queue pair, which is the one that is executed.
-    fn take(&mut self, requester: ObjectId, place: (u64, u32)) -> Option<Posted> {
+    fn take(&mut self, requester: ObjectId, place: (u64, u32)) -> Option<Work> {
         let posted = self.posted.get_mut(&requester)?;
         let oldest = posted.pop_front()?;
-        if oldest.place != place {
+        if oldest.op.as_ref().and_then(remote) != Some(place) {
             self.posted.remove(&requester);
             return None;
         }
@@ -113,13 +103,9 @@ impl Atomics {
     }
 }
 
-impl Posted {
-    fn of(work: &Work) -> Option<Self> {
-        use roxe_transport::wr::SendOp::{CompareSwap, FetchAdd};
-        let op = work.op.as_ref().filter(|op| matches!(op, CompareSwap { .. } | FetchAdd { .. }))?;
-        let (serial, wr_id, operation) = (work.serial, work.wr_id, work.operation());
-        Some(Self { serial, place: remote(op)?, wr_id, operation, at: work.posted.clone() })
-    }
+const fn is_atomic(work: &Work) -> bool {
+    use roxe_transport::wr::SendOp::{CompareSwap, FetchAdd};
+    matches!(work.op, Some(CompareSwap { .. } | FetchAdd { .. }))
 }
 
 /// The queue pair of this process that is connected to `qp`.
@@ -130,20 +116,19 @@ fn requester(qp: ObjectId, world: &World) -> Option<ObjectId> {
     all.find(|(id, attributes)| attributes.values.dest_qpn == own.0 && is_it(*id)).map(|(id, _)| id)
 }
 
-fn report(request: &Posted, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {
+fn report(request: &Work, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {
     let sentence = format!(
         "The processor changed the word at {addr:#x} from {left:#x} to {found:#x} while the {} on it was under way: it \
          was posted before the atomic in front of it was executed.",
-        request.operation
+        request.operation()
     );
     let report = Report::new(Rule::AtomicMixed, sentence)
         .fact("executed by", world.name(qp))
-        .fact("request", format!("{}, wr_id {:#x}", request.operation, request.wr_id))
-        .at("posted at", &request.at);
+        .fact("request", format!("{}, wr_id {:#x}", request.operation(), request.wr_id))
+        .at("posted at", &request.posted);
     let holds = |memory: &crate::event::Memory| addr.wrapping_sub(memory.addr) < memory.length;
     let region = world.regions().find(|(_, memory, _)| holds(memory));
-    let report = region.into_iter().fold(report, |report, (_, _, registered)| report.at("registered at", registered));
-    report.advice(
+    report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
         "Change the word by atomics of the card only, on its own host by way of a queue pair that is connected to \
          itself; or let all of them complete before the processor writes it.",
     )

@@ -23,22 +23,14 @@ pub(super) struct Completions {
     /// Threads that wait, by channel.
     waits: IdMap<ObjectId, (ThreadId, Stack)>,
     /// Queues that requests are posted to: one that is never used brings no completions.
-    used: IdSet<(ObjectId, Way)>,
+    used: IdSet<(ObjectId, Side)>,
 }
 
-/// Which queue of a queue pair; a shared receive queue receives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Way {
-    Send,
-    Receive,
-}
-
-impl Way {
-    const fn requests(self) -> &'static str {
-        match self {
-            Self::Send => "sends",
-            Self::Receive => "receives",
-        }
+/// What the requests of a queue are called; a shared receive queue receives.
+const fn requests(side: Side) -> &'static str {
+    match side {
+        Side::Send => "sends",
+        Side::Recv => "receives",
     }
 }
 
@@ -80,8 +72,8 @@ impl Observer for Completions {
                     reports.extend(report);
                 }
             }
-            Event::PostedSend { qp, .. } => drop(self.used.insert((qp, Way::Send))),
-            Event::PostedRecv { queue, .. } => drop(self.used.insert((queue, Way::Receive))),
+            Event::PostedSend { qp, .. } => drop(self.used.insert((qp, Side::Send))),
+            Event::PostedRecv { queue, .. } => drop(self.used.insert((queue, Side::Recv))),
             Event::Polled { cq, .. } => {
                 let queue = self.queues.entry(cq).or_default();
                 (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(thread::current().id()));
@@ -139,38 +131,34 @@ impl Completions {
             world.name(*cq)
         );
         let report = Report::new(Rule::SleepWithCompletions, sentence).at("waits at", waits);
-        let report = match &queue.armed_at {
-            Some(armed) => report.at("armed at", armed),
-            None => report,
-        };
-        Some(report.advice(
+        Some(report.at("armed at", &queue.armed_at).advice(
             "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.",
         ))
     }
 }
 
 /// A queue that completes in a completion queue, and the most requests that it holds.
-type Producer = (ObjectId, Way, u32);
+type Producer = (ObjectId, Side, u32);
 
 /// Queues that complete in `cq`.
-fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Way)>, world: &World) -> Vec<Producer> {
+fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec<Producer> {
     let (mut found, mut shared) = (Vec::new(), BTreeSet::new());
     for (id, known) in world.objects() {
         let Made::Qp(pair) = known.made else { continue };
         if pair.send_cq == cq {
-            found.push((id, Way::Send, pair.caps.max_send_wr));
+            found.push((id, Side::Send, pair.caps.max_send_wr));
         }
         match pair.srq {
             _ if pair.recv_cq != cq => {}
-            None => found.push((id, Way::Receive, pair.caps.max_recv_wr)),
+            None => found.push((id, Side::Recv, pair.caps.max_recv_wr)),
             Some(srq) => drop(shared.insert(srq)),
         }
     }
     found.extend(shared.into_iter().filter_map(|srq| match world.object(srq)?.made {
-        Made::Srq { max_wr, .. } => Some((srq, Way::Receive, max_wr)),
+        Made::Srq { max_wr, .. } => Some((srq, Side::Recv, max_wr)),
         _ => None,
     }));
-    found.retain(|(id, way, _)| used.contains(&(*id, *way)));
+    found.retain(|(id, side, _)| used.contains(&(*id, *side)));
     found.sort_unstable();
     found
 }
@@ -186,7 +174,7 @@ fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer],
     );
     let names = producers.iter().take(NAMED);
     let names: Vec<_> =
-        names.map(|(id, way, most)| format!("up to {most} {} of the {}", way.requests(), world.name(*id))).collect();
+        names.map(|(id, side, most)| format!("up to {most} {} of the {}", requests(*side), world.name(*id))).collect();
     Some(
         Report::new(Rule::CqTooSmall, sentence)
             .fact("attached", names.join("; "))
@@ -201,20 +189,16 @@ fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report
         "A completion queue of {capacity} entries was full when one more completion came: that one is lost, and so \
          are all later ones."
     );
-    let names = producers.iter().take(NAMED).map(|&(id, way, most)| {
-        let side = if way == Way::Send { Side::Send } else { Side::Recv };
+    let names = producers.iter().take(NAMED).map(|&(id, side, most)| {
         let unpolled = world.outstanding(side, id).filter(|work| work.completed).count();
-        format!("{unpolled} unpolled {} of the {}, which can have {most}", way.requests(), world.name(id))
+        format!("{unpolled} unpolled {} of the {}, which can have {most}", requests(side), world.name(id))
     });
-    let mut report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
+    let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
         work.completed && world.qp(*queue).is_some_and(|pair| pair.send_cq == cq || pair.recv_cq == cq)
     };
-    report = report.at("created at", &world.object(cq)?.created);
-    if let Some((_, work)) = world.all_outstanding().find(is_unpolled) {
-        report = report.at("unpolled", &work.posted);
-    }
-    Some(report.advice(
+    let unpolled = world.all_outstanding().find(is_unpolled).map(|(_, work)| &work.posted);
+    Some(report.at("created at", &world.object(cq)?.created).at("unpolled", unpolled).advice(
         "Poll before the queue is full, or create it with cqe of at least the sum of max_send_wr and max_recv_wr of \
          all queue pairs that complete there.",
     ))

@@ -240,11 +240,8 @@ fn depth(end: End<'_>) -> Report {
         format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {most}.");
     let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", world.name(qp));
     let report = with_peer(report, end).at("set at", &own.call(AttrMask::MAX_DEST_RD_ATOMIC));
-    let report = match peer {
-        Some((_, peer)) => report.at("peer set at", &peer.call(AttrMask::MAX_QP_RD_ATOMIC)),
-        None => report,
-    };
-    report.advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
+    let peers = peer.map(|(_, peer)| peer.call(AttrMask::MAX_QP_RD_ATOMIC));
+    report.at("peer set at", &peers).advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
 }
 
 /// What would be the first request of this connection comes by other addresses.

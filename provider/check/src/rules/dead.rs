@@ -34,13 +34,13 @@ struct Left {
 impl Observer for Dead {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[index(side)] += 1,
+            Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[side as usize] += 1,
             Event::Polled { cq, cqe } => {
                 // On a card that leaves them there they come first.
                 reports.extend(self.left.remove(&cq).map(|left| left.report(cq, world)));
                 let unpolled = world.qp_of(cq, cqe.qpn).and_then(|qp| self.unpolled.get_mut(&qp));
                 if let Some(unpolled) = unpolled {
-                    let count = &mut unpolled[index(side_of(cqe))];
+                    let count = &mut unpolled[side_of(cqe) as usize];
                     *count = count.saturating_sub(1);
                 }
             }
@@ -62,7 +62,7 @@ impl Dead {
         let unpolled = self.unpolled.remove(&qp)?;
         let (pair, created) = (world.qp(qp)?, &world.object(qp)?.created);
         for (side, cq) in [(Side::Send, pair.send_cq), (Side::Recv, pair.recv_cq)] {
-            let count = unpolled[index(side)];
+            let count = unpolled[side as usize];
             if count > 0 {
                 let (name, created, destroyed) = (world.name(qp), created.clone(), stack.clone());
                 self.left.entry(cq).or_insert(Left { count: 0, name, created, destroyed }).count += count;
@@ -88,13 +88,6 @@ impl Left {
                 "Poll all completions of a queue pair before it is destroyed: move it to IBV_QPS_ERR and poll until each \
                  request has completed. Or look up qp_num of each completion, and expect that it may be gone.",
             )
-    }
-}
-
-const fn index(side: Side) -> usize {
-    match side {
-        Side::Send => 0,
-        Side::Recv => 1,
     }
 }
 

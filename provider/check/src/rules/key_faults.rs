@@ -115,8 +115,7 @@ impl Attempt<'_> {
             By::Peer => ("a local key", "an rkey by a peer", "rkey of the region to the peer"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
-        let report = self.report(Rule::KeyConfused, sentence, world);
-        let report = registered.into_iter().fold(report, |report, stack| report.at("registered at", stack));
+        let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
         report.advice(format!("Give the {right}; the two keys of a region differ on most cards."))
     }
 
@@ -128,11 +127,7 @@ impl Attempt<'_> {
     }
 
     fn other_pd(&self, target: &Target<'_>, world: &World) -> Report {
-        let of_queue = match world.object(self.pd) {
-            Some(known) => known.created.clone(),
-            None => Stack::unknown(),
-        };
-        let of_key = target.pd.and_then(|pd| world.object(pd)).map(|known| known.created.clone());
+        let created = |pd| world.object(pd).map_or_else(Stack::unknown, |known| known.created.clone());
         let sentence = format!(
             "{} uses the key {:#x} of {}, which is in another protection domain than the queue.",
             self.user(),
@@ -141,8 +136,8 @@ impl Attempt<'_> {
         );
         self.report(Rule::KeyOfOtherPd, sentence, world)
             .at(target.made.0, target.made.1)
-            .at("its domain", &of_key.unwrap_or_else(Stack::unknown))
-            .at("queue's domain", &of_queue)
+            .at("its domain", &target.pd.map_or_else(Stack::unknown, created))
+            .at("queue's domain", &created(self.pd))
             .advice("Register the memory in the protection domain of the queue that uses it.")
     }
 

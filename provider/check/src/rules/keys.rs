@@ -23,8 +23,6 @@ pub(super) struct Keys {
     /// What a peer's request met. It counts once the request is refused for it: one that comes
     /// again may find that the region is gone, as the program may have seen its completion.
     met: IdMap<ObjectId, Report>,
-    /// Where the access flags of a queue pair were set.
-    flags: IdMap<ObjectId, Stack>,
     /// Requests whose region went away, by queue and `wr_id`: they are reported already.
     cut: IdSet<(ObjectId, u64)>,
 }
@@ -32,9 +30,6 @@ pub(super) struct Keys {
 impl Observer for Keys {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::Modified { qp, mask, .. } if mask.contains(AttrMask::ACCESS_FLAGS) => {
-                self.flags.insert(qp, stack.clone());
-            }
             Event::LocalFault { qp, side, sges, access, error } => {
                 reports.extend(self.local_fault(qp, side, sges, (access, error), world));
             }
@@ -49,13 +44,12 @@ impl Observer for Keys {
                 let is_refused = matches!(reason, DropReason::RemoteAccess | DropReason::LocalProtection);
                 reports.extend(self.met.remove(&qp).filter(|_| is_refused));
             }
-            Event::Denied { qp, right } => reports.push(self.denied(qp, right, world)),
+            Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
             Event::Destroyed(id) => {
                 if let Some(Made::Mr(memory)) = world.object(id).map(|known| known.made) {
                     reports.extend(self.deregistered(id, &memory, stack, world));
                 }
                 self.met.remove(&id);
-                self.flags.remove(&id);
                 self.cut.retain(|(queue, _)| *queue != id);
             }
             _ => {}
@@ -104,15 +98,6 @@ impl Keys {
         explain(&attempt, &self.windows, world)
     }
 
-    /// A queue pair does not grant a right.
-    fn denied(&self, qp: ObjectId, right: Access, world: &World) -> Report {
-        let flags = rights(right);
-        let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
-        let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", world.name(qp));
-        let set = self.flags.get(&qp).cloned().unwrap_or_else(Stack::unknown);
-        report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
-    }
-
     /// A region goes. Sends without a completion do not count: the program may know by other means
     /// that they are done.
     fn deregistered(&mut self, mr: ObjectId, memory: &Memory, stack: &Stack, world: &World) -> Option<Report> {
@@ -133,6 +118,15 @@ impl Keys {
                 .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
         )
     }
+}
+
+/// A queue pair does not grant a right.
+fn denied(qp: ObjectId, right: Access, world: &World) -> Report {
+    let flags = rights(right);
+    let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
+    let report = Report::new(Rule::AccessMissing, sentence).fact("queue pair", world.name(qp));
+    let set = world.attributes(qp).map_or_else(Stack::unknown, |own| own.call(AttrMask::ACCESS_FLAGS));
+    report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
 }
 
 /// Whether messages can come to the requests of a queue: a shared one serves its queue pairs.

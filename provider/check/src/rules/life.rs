@@ -4,7 +4,7 @@
 use super::observer::Observer;
 use crate::event::{Event, Made};
 use crate::fork_support::has_fork_support;
-use crate::id_map::{IdMap, IdSet};
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -23,8 +23,6 @@ const HANDLES: usize = 4096;
 /// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Objects that a library keeps for itself.
-    of_library: IdSet<ObjectId>,
     /// Handles that may not be used any more: what they were, and where that was ended.
     handles: IdMap<usize, (String, Stack)>,
     /// What was destroyed last, and by which thread: its handle is next.
@@ -36,10 +34,8 @@ pub(super) struct Life {
 impl Observer for Life {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
-            Event::MadeByLibrary(id) => drop(self.of_library.insert(id)),
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));
-                self.of_library.remove(&id);
                 // In the error state a queue pair ends all of its requests.
                 if !world.is_in_error(id) {
                     reports.extend(with_outstanding(id, stack, world));
@@ -49,7 +45,7 @@ impl Observer for Life {
             Event::HandleGone { handle, kind } => self.note_end(handle, kind, stack),
             Event::HandleUsed { handle } => reports.extend(self.used(handle, stack)),
             Event::Fork if !has_fork_support() => reports.extend(in_flight(stack, world)),
-            Event::Exit => reports.extend(self.leak(world)),
+            Event::Exit => reports.extend(leak(world)),
             _ => {}
         }
     }
@@ -58,7 +54,7 @@ impl Observer for Life {
 impl Life {
     fn note_end(&mut self, handle: usize, structure: &'static str, stack: &Stack) {
         let structure = structure.rsplit("::").next().unwrap_or(structure);
-        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && is_of(made, structure));
+        let last = self.last.take().filter(|(by, made)| *by == thread::current().id() && kind(made).1 == structure);
         let name = match last {
             Some((_, made)) => format!("{} (struct {structure} at {handle:#x})", describe(&made)),
             None => format!("struct {structure} at {handle:#x}"),
@@ -82,33 +78,33 @@ impl Life {
                 .advice("Do not keep a pointer to what was destroyed; set it to NULL, and end its users first."),
         )
     }
+}
 
-    /// One report of all that is left.
-    fn leak(&self, world: &World) -> Option<Report> {
-        let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
-        for (id, known) in world.objects().filter(|(id, _)| !self.of_library.contains(id)) {
-            kinds.entry(kind(&known.made)).or_default().push((id, known));
-        }
-        let count: usize = kinds.values().map(Vec::len).sum();
-        if count == 0 {
-            return None;
-        }
-        let plural = if count == 1 { "object was" } else { "objects were" };
-        let mut report = Report::new(Rule::Leak, format!("{count} {plural} alive when the program ended."));
-        for (kind, objects) in &mut kinds {
-            objects.sort_by_key(|(id, _)| *id);
-            let (_, first) = objects.first()?;
-            let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
-            report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
-        }
-        for (kind, objects) in &kinds {
-            report = report.at(kind, &objects.first()?.1.created);
-        }
-        Some(report.advice(
-            "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
-             channels, regions and domains, then the device context.",
-        ))
+/// One report of all that is left.
+fn leak(world: &World) -> Option<Report> {
+    let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
+    for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
+        kinds.entry(kind(&known.made).0).or_default().push((id, known));
     }
+    let count: usize = kinds.values().map(Vec::len).sum();
+    if count == 0 {
+        return None;
+    }
+    let plural = if count == 1 { "object was" } else { "objects were" };
+    let mut report = Report::new(Rule::Leak, format!("{count} {plural} alive when the program ended."));
+    for (kind, objects) in &mut kinds {
+        objects.sort_by_key(|(id, _)| *id);
+        let (_, first) = objects.first()?;
+        let rest = if objects.len() == 1 { String::new() } else { format!(" and {} more", objects.len() - 1) };
+        report = report.fact(kind, format!("{}{rest}", describe(&first.made)));
+    }
+    for (kind, objects) in &kinds {
+        report = report.at(kind, &objects.first()?.1.created);
+    }
+    Some(report.advice(
+        "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
+         channels, regions and domains, then the device context.",
+    ))
 }
 
 /// The child gets pages that the card is using.
@@ -133,35 +129,19 @@ fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
     )
 }
 
-/// What the kind of an object is called in a table.
-const fn kind(made: &Made) -> &'static str {
+/// What the kind of an object is called in a table, and as which structure programs hold it.
+const fn kind(made: &Made) -> (&'static str, &'static str) {
     match made {
-        Made::Context => "context",
-        Made::Pd { .. } => "domain",
-        Made::Channel { .. } => "channel",
-        Made::Cq { .. } => "cq",
-        Made::Srq { .. } => "srq",
-        Made::Qp(_) => "queue pair",
-        Made::Mr(_) => "region",
-        Made::Mw { .. } => "window",
-        Made::Ah { .. } => "address handle",
+        Made::Context => ("context", "ibv_context"),
+        Made::Pd { .. } => ("domain", "ibv_pd"),
+        Made::Channel { .. } => ("channel", "ibv_comp_channel"),
+        Made::Cq { .. } => ("cq", "ibv_cq"),
+        Made::Srq { .. } => ("srq", "ibv_srq"),
+        Made::Qp(_) => ("queue pair", "ibv_qp"),
+        Made::Mr(_) => ("region", "ibv_mr"),
+        Made::Mw { .. } => ("window", "ibv_mw"),
+        Made::Ah { .. } => ("address handle", "ibv_ah"),
     }
-}
-
-/// Whether programs hold such an object as a pointer to this structure.
-fn is_of(made: &Made, structure: &str) -> bool {
-    structure
-        == match made {
-            Made::Context => "ibv_context",
-            Made::Pd { .. } => "ibv_pd",
-            Made::Channel { .. } => "ibv_comp_channel",
-            Made::Cq { .. } => "ibv_cq",
-            Made::Srq { .. } => "ibv_srq",
-            Made::Qp(_) => "ibv_qp",
-            Made::Mr(_) => "ibv_mr",
-            Made::Mw { .. } => "ibv_mw",
-            Made::Ah { .. } => "ibv_ah",
-        }
 }
 
 /// Whether `made` needs the object `of` directly.
@@ -188,9 +168,7 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
         report = report.fact("used by", names.join("; "));
     }
     report = report.at("destroyed at", stack).at("created at", &known.created);
-    if let Some((_, first)) = users.first() {
-        report = report.at("user created", &first.created);
-    }
+    report = report.at("user created", users.first().map(|(_, first)| &first.created));
     Some(report.advice("Destroy its users first: queue pairs before their queues, everything before its domain."))
 }
 

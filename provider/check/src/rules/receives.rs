@@ -6,13 +6,13 @@ use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::World;
+use crate::world::{World, length};
 use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState, Service};
 use roxe_transport::time::Instant;
-use roxe_transport::wr::{RecvRequest, Sge};
+use roxe_transport::wr::RecvRequest;
 
 /// Bytes in front of a datagram in its receive.
 const GRH: u64 = 40;
@@ -122,10 +122,10 @@ impl Receives {
 
     /// A receive that no datagram fits.
     fn no_room(&mut self, queue: ObjectId, request: &RecvRequest<'_>, stack: &Stack, world: &World) -> Option<Report> {
-        if world.qp(queue)?.service != Service::Ud || room(request.sges) >= GRH {
+        let (wr_id, room) = (request.wr_id, length(request.sges));
+        if world.qp(queue)?.service != Service::Ud || room >= GRH {
             return None;
         }
-        let (wr_id, room) = (request.wr_id, room(request.sges));
         let sentence = format!(
             "The receive with wr_id {wr_id:#x} has room for {room} bytes; the GRH alone, which comes before every \
              datagram, has 40."
@@ -139,7 +139,7 @@ impl Receives {
             return None;
         }
         let next = world.outstanding(Side::Recv, world.queue_of(qp, Side::Recv)).find(|work| !work.completed)?;
-        let (room, len, wr_id) = (room(&next.sges), packet.len, next.wr_id);
+        let (room, len, wr_id) = (length(&next.sges), packet.len, next.wr_id);
         let needed = GRH + len as u64;
         if room >= needed {
             return None;
@@ -159,11 +159,6 @@ impl Receives {
             report.at("posted at", stack).advice(advice)
         })
     }
-}
-
-/// Bytes of a list.
-fn room(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 #[cfg(test)]

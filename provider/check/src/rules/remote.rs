@@ -61,7 +61,7 @@ const fn is_open(work: &Work) -> bool {
 /// A READ or an atomic in front of the last request of a queue pair that may be executed after it.
 fn before<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<&'w Work> {
     // READs and atomics are executed in their order.
-    let overtakes = |earlier: &Place| earlier.answers() && place.may_overtake();
+    let overtakes = |earlier: &Place| earlier.answers() && !place.answers();
     let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(COMPARED).filter(|work| is_open(work));
     let mut earlier = earlier.filter_map(|work| Some((work, Place::of(work)?)));
     earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)

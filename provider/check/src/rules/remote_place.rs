@@ -35,11 +35,6 @@ impl Place {
         matches!(self.what, What::Reads | What::Atomic)
     }
 
-    /// Whether it may be executed before a READ or an atomic in front of it.
-    pub(super) const fn may_overtake(&self) -> bool {
-        matches!(self.what, What::Writes)
-    }
-
     /// Whether it matters which is executed first. A READ of just the word of an atomic finds it
     /// before or after, on every card.
     pub(super) const fn conflicts(&self, other: &Self) -> bool {

@@ -2,13 +2,12 @@
 
 use super::key_faults::rights;
 use super::observer::Observer;
-use crate::event::{Event, Made, Memory};
-use crate::id_map::{IdMap, IdSet};
+use crate::event::{Event, Made};
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{World, describe};
-use roxe_base::uses::ObjectId;
+use crate::world::{Known, World, describe};
 use roxe_transport::wr::Access;
 
 /// What peers may do with a region, as far as their uses are seen.
@@ -19,28 +18,22 @@ const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(A
 pub(super) struct Rights {
     /// By the key of a region for peers.
     used: IdMap<u32, Access>,
-    /// Regions that a library keeps for itself.
-    of_library: IdSet<ObjectId>,
 }
 
 impl Observer for Rights {
     fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::FirstUse { rkey, right } => *self.used.entry(rkey.0).or_default() |= right,
-            Event::MadeByLibrary(id) => drop(self.of_library.insert(id)),
             Event::Destroyed(id) => {
-                let is_ours = !self.of_library.remove(&id);
-                if let Some(known) = world.object(id).filter(|_| is_ours)
+                if let Some(known) = world.object(id)
                     && let Made::Mr(memory) = known.made
                 {
-                    reports.extend(self.unused(&memory, &known.created, "it was deregistered"));
+                    reports.extend(self.unused(known, "it was deregistered"));
                     self.used.remove(&memory.rkey);
                 }
             }
             Event::Exit => {
-                let ours = world.regions().filter(|(id, ..)| !self.of_library.contains(id));
-                let unused = ours.filter_map(|(_, memory, made)| self.unused(memory, made, "the program ended"));
-                reports.extend(unused);
+                reports.extend(world.objects().filter_map(|(_, known)| self.unused(known, "the program ended")));
             }
             _ => {}
         }
@@ -48,15 +41,16 @@ impl Observer for Rights {
 }
 
 impl Rights {
-    fn unused(&self, memory: &Memory, registered: &Stack, until: &str) -> Option<Report> {
+    fn unused(&self, known: &Known, until: &str) -> Option<Report> {
+        let Made::Mr(memory) = known.made else { return None };
         let used = self.used.get(&memory.rkey).copied().unwrap_or_default();
         let unused = memory.access & OF_PEERS & !used;
-        if unused.is_empty() {
+        if unused.is_empty() || known.of_library {
             return None;
         }
-        let (flags, name) = (rights(unused), describe(&Made::Mr(*memory)));
+        let (flags, name) = (rights(unused), describe(&known.made));
         let sentence = format!("The {name} grants {flags}, which no peer had used when {until}.");
-        Some(Report::new(Rule::AccessUnused, sentence).at("registered at", registered).advice(format!(
+        Some(Report::new(Rule::AccessUnused, sentence).at("registered at", &known.created).advice(format!(
             "Register it without {flags} unless another run needs it: who learns or guesses the rkey may use the right."
         )))
     }

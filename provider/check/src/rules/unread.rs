@@ -64,9 +64,8 @@ impl UnreadEvents {
         );
         let report = Report::new(Rule::EventUnread, sentence);
         let report = if is_async { report } else { report.fact("oldest of", world.name(source)) };
-        let report = self.armed.get(&source).into_iter().fold(report, |report, armed| report.at("armed at", armed));
         let made = if is_async { "opened at" } else { "channel made" };
-        Some(report.at(made, &known.created).advice(format!(
+        Some(report.at("armed at", self.armed.get(&source)).at(made, &known.created).advice(format!(
             "With EPOLLET make the descriptor non-blocking and call {call} until it fails with EAGAIN, or leave EPOLLET \
              away: each call takes one event, and there may be several."
         )))
@@ -78,8 +77,7 @@ fn async_unread(source: ObjectId, kind: &dyn Debug, world: &World) -> Report {
     let what = known.map_or_else(|| "device".to_owned(), |_| world.name(source));
     let sentence =
         format!("The {what} has failed ({kind:?}), and the asynchronous event that says so was not read for a second.");
-    let report = Report::new(Rule::AsyncUnread, sentence);
-    let report = known.into_iter().fold(report, |report, known| report.at("created at", &known.created));
+    let report = Report::new(Rule::AsyncUnread, sentence).at("created at", known.map(|known| &known.created));
     report.advice(
         "Read the events of each device context in a thread of its own, or by its async_fd in a loop: \
          ibv_get_async_event, then ibv_ack_async_event. Queues can fail without an error completion.",

@@ -61,18 +61,6 @@ impl Lines {
         (category, name): (&str, &dyn Display),
         args: &Args,
     ) {
-        // Writing to a string cannot fail.
-        let _ = self.write(phase, track, at, (category, name), args);
-    }
-
-    fn write(
-        &mut self,
-        phase: Phase,
-        track: u32,
-        at: Instant,
-        (category, name): (&str, &dyn Display),
-        args: &Args,
-    ) -> fmt::Result {
         let (pid, to) = (self.pid, &mut self.text);
         let (letter, id) = match phase {
             Phase::Begin => ('B', None),
@@ -83,23 +71,27 @@ impl Lines {
             Phase::Counter => ('C', None),
             Phase::Name => ('M', None),
         };
-        write!(to, "{{\"ph\":\"{letter}\",\"pid\":{pid},\"tid\":{track},")?;
-        write!(to, "\"ts\":{}.{:03}", at.0 / 1000, at.0 % 1000)?;
-        if phase != Phase::End {
-            write!(to, ",\"cat\":\"{category}\",\"name\":\"")?;
-            write!(Escaped(to), "{name}")?;
-            to.push('"');
-        }
-        if let Some(id) = id {
-            // Local to the process: with an `id` for all of them, viewers show these slices apart
-            // from every process.
-            write!(to, ",\"id2\":{{\"local\":\"{id:#x}\"}}")?;
-        }
-        if phase == Phase::Instant {
-            // It belongs to its track alone.
-            to.push_str(",\"s\":\"t\"");
-        }
-        writeln!(to, ",\"args\":{{{}}}}},", args.0)
+        let mut line = || {
+            write!(to, "{{\"ph\":\"{letter}\",\"pid\":{pid},\"tid\":{track},")?;
+            write!(to, "\"ts\":{}.{:03}", at.0 / 1000, at.0 % 1000)?;
+            if phase != Phase::End {
+                write!(to, ",\"cat\":\"{category}\",\"name\":\"")?;
+                write!(Escaped(to), "{name}")?;
+                to.push('"');
+            }
+            if let Some(id) = id {
+                // Local to the process: with an `id` for all of them, viewers show these slices
+                // apart from every process.
+                write!(to, ",\"id2\":{{\"local\":\"{id:#x}\"}}")?;
+            }
+            if phase == Phase::Instant {
+                // It belongs to its track alone.
+                to.push_str(",\"s\":\"t\"");
+            }
+            writeln!(to, ",\"args\":{{{}}}}},", args.0)
+        };
+        // Writing to a string cannot fail.
+        let _: fmt::Result = line();
     }
 }
 

@@ -6,7 +6,7 @@
 use super::lines::{Args, Lines, Phase};
 use crate::event::Pair;
 use crate::explain;
-use crate::world::operation;
+use crate::world::{length, operation};
 use roxe_transport::cx::{PacketNote, TxReason};
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
 use roxe_transport::time::Instant;
@@ -104,7 +104,7 @@ impl PairTrack {
     pub(super) fn posted(&mut self, lines: &mut Lines, at: Instant, request: &SendRequest<'_>, serial: u64) {
         let length = match request.data {
             SendData::Inline(bytes) => bytes.len() as u64,
-            SendData::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            SendData::Sges(sges) => length(sges),
         };
         let (wr_id, name) = (request.wr_id, operation(&request.op));
         let signaled = self.pair.sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
@@ -131,13 +131,8 @@ impl PairTrack {
         }
     }
 
-    /// The requests that were posted last are not in the queue any more.
-    pub(super) fn taken_back(&mut self, lines: &mut Lines, at: Instant, count: usize) {
-        self.end_sends(lines, at, count, "withdrawn");
-    }
-
-    /// Ends requests, the last ones.
-    fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
+    /// Ends the requests that were posted last.
+    pub(super) fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
         let first = self.sends.len().saturating_sub(count);
         for open in self.sends.drain(first..) {
             open.end(lines, self.pair.qpn, at, status);

@@ -15,7 +15,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::{Header, Kind, Qpn, Response, Syndrome};
 use std::collections::VecDeque;
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 
 /// A receive request that is posted.
 type Posted = (u64, Instant);
@@ -55,7 +55,7 @@ impl Tracks {
                 let serial = self.serial;
                 self.on(qp, |pair| pair.posted(lines, at, request, serial));
             }
-            Event::TakenBack { qp, count } => self.on(qp, |pair| pair.taken_back(lines, at, count)),
+            Event::TakenBack { qp, count } => self.on(qp, |pair| pair.end_sends(lines, at, count, "withdrawn")),
             Event::PostedRecv { queue, request } => {
                 self.receives.entry(queue).or_default().push_back((request.wr_id, at));
                 self.count_receives(lines, queue, at);
@@ -64,9 +64,8 @@ impl Tracks {
             Event::Completed { qp, side: Side::Recv, cqe } => self.received(lines, qp, cqe, at),
             Event::Retried { qp, counts } => self.on(qp, |pair| pair.retried(lines, at, counts)),
             Event::Raised { source, kind } => {
-                let name = format!("{kind:?}");
                 let track = self.track_of(lines, source);
-                lines.put(Phase::Instant, track, at, ("async event", &name), &Args::default());
+                lines.put(Phase::Instant, track, at, ("async event", &format_args!("{kind:?}")), &Args::default());
             }
             Event::Connection { id, kind, status } => {
                 let args = Args::default().hex("id", id.number()).text("status", &status);
@@ -92,12 +91,16 @@ impl Tracks {
                 put(queue, &"post refused", none().hex("wr_id", wr_id).text("why", &error));
             }
             Event::ModifyRefused { qp, error, .. } => put(qp, &"modify refused", none().text("why", error)),
-            Event::LocalFault { qp, error, .. } => put(qp, &"local list unusable", none().text("why", &debug(error))),
+            Event::LocalFault { qp, error, .. } => {
+                put(qp, &"local list unusable", none().text("why", &format_args!("{error:?}")))
+            }
             Event::RemoteFault { qp, rkey, va, len, error, .. } => {
                 let args = none().hex("rkey", rkey.0).hex("addr", va).number("length", len);
-                put(qp, &"remote key refused", args.text("why", &debug(error)));
+                put(qp, &"remote key refused", args.text("why", &format_args!("{error:?}")));
             }
-            Event::Denied { qp, right } => put(qp, &"operation not enabled", none().text("right", &debug(right))),
+            Event::Denied { qp, right } => {
+                put(qp, &"operation not enabled", none().text("right", &format_args!("{right:?}")))
+            }
             Event::WrongLength { qp, len, .. } => put(qp, &"wrong length", none().number("length", len as u64)),
             Event::TooManyReads { qp } => put(qp, &"too many READs and atomics", none()),
             Event::MessageWaits { qp } => put(qp, &"message waits for a receive", none()),
@@ -236,10 +239,6 @@ fn packet_name(header: &Header) -> String {
         },
         _ => header.opcode().to_string(),
     }
-}
-
-fn debug(what: impl Debug) -> String {
-    format!("{what:?}")
 }
 
 #[cfg(test)]

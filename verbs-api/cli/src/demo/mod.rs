@@ -11,6 +11,7 @@ mod connection;
 mod failure;
 mod server;
 
+use crate::child::Ended;
 use crate::devices::Netdev;
 use case::{Case, service_name};
 use client::{Control, Outcome};
@@ -19,7 +20,7 @@ use failure::Failure;
 use roxe::Service;
 use std::error::Error;
 use std::io::{Write, stdin, stdout};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What a measurement takes at best.
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     chosen(args.only.as_deref(), 0)?;
     args.netdev.apply()?;
     let resources = Resources::open()?;
-    let mut server = Server::start()?;
+    let mut server = start_server()?;
     let mut control = Control::new(&mut server.0)?;
     print_head(&resources, &control)?;
     let mtu = resources.context.port_attr()?.active_mtu.bytes() as usize;
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
     }
     drop(control);
-    server.finish()?;
+    finish(server)?;
     conclude(checks, &failures, start.elapsed())
 }
 
@@ -127,30 +128,18 @@ fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
     Ok(chosen)
 }
 
-/// The server process; ended when this goes away, however that comes.
-struct Server(Child);
-
-impl Server {
-    fn start() -> Result<Self, Failure> {
-        let own = std::env::current_exe()?;
-        let mut command = Command::new(own);
-        command.arg("demo-server").stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.spawn().map(Self).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
-    }
-
-    /// Waits for its end, which comes by itself when the pipe is closed.
-    fn finish(mut self) -> Result<(), Failure> {
-        let status = self.0.wait()?;
-        if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
-    }
+/// Starts the server process.
+fn start_server() -> Result<Ended, Failure> {
+    let own = std::env::current_exe()?;
+    let mut command = Command::new(own);
+    command.arg("demo-server").stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().map(Ended).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Fails if it has ended already, which is the usual case.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Waits for the end of the server, which comes by itself when the pipe is closed.
+fn finish(mut server: Ended) -> Result<(), Failure> {
+    let status = server.0.wait()?;
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
 }
 
 fn print_head(resources: &Resources, control: &Control) -> Result<(), Box<dyn Error>> {

@@ -4,7 +4,6 @@
 //! Knows no capture: whoever has packets to show fills a [`Page`]. All text of it is data for the
 //! script of the page, which makes text of it again, never markup. Touches nothing.
 
-use crate::event::Tone;
 use crate::fields::Section;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -19,81 +18,18 @@ const BODY: &str = include_str!("body.html");
 pub struct Page {
     /// What it is about.
     pub title: String,
-    /// Numbers for the top: name, value, and whether the value is a reason to look.
-    pub facts: Vec<(&'static str, String, Tone)>,
+    /// Numbers for the top: name, value, and the tone of the value.
+    pub facts: Vec<(&'static str, String, &'static str)>,
     /// Sentences below them: what is left out, and why.
     pub notes: Vec<String>,
-    /// The ends, from left to right.
-    pub columns: Vec<Column>,
-    /// The arrows, from top to bottom.
-    pub rows: Vec<Row>,
+    /// The ends, from left to right: host and queue pair.
+    pub columns: Vec<(String, String)>,
+    /// The arrows, from top to bottom, as the script of the page reads them.
+    pub rows: Vec<Value>,
     /// What rows belong to; rows name them by their place.
-    pub messages: Vec<MessageRow>,
-}
-
-/// An end of arrows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Column {
-    /// The host.
-    pub host: String,
-    /// The queue pair.
-    pub name: String,
-}
-
-/// An arrow.
-#[derive(Clone, Debug)]
-pub struct Row {
-    /// Its number, as the source counts.
-    pub number: usize,
-    /// When, in nanoseconds from the first.
-    pub time: u64,
-    /// Where it begins and ends: places in `columns`.
-    pub ends: (usize, usize),
-    /// What stands on it.
-    pub label: String,
-    /// Its verdict in a word or two.
-    pub verdict: &'static str,
-    /// How much attention it deserves.
-    pub tone: Tone,
-    /// What it means, in a sentence.
-    pub words: String,
-    /// What the source says about it.
-    pub remark: String,
-    /// The message that it belongs to.
-    pub message: Option<usize>,
-    /// It answers: goes from the responder to the requester.
-    pub is_response: bool,
-    /// It did not arrive.
-    pub is_lost: bool,
-    /// Which way it went, if that is known: `sent` or `received`.
-    pub way: &'static str,
-    /// Its headers.
-    pub sections: Vec<Section>,
-}
-
-/// A message, for the table of messages.
-#[derive(Clone, Debug)]
-pub struct MessageRow {
-    /// What it does.
-    pub operation: String,
-    /// Its ends: places in the columns.
-    pub ends: (usize, usize),
-    /// Its first PSN.
-    pub psn: u32,
-    /// Its payload.
-    pub bytes: u64,
-    /// Its packets, with those that came again.
-    pub packets: u32,
-    /// Those that came again.
-    pub repeats: u32,
-    /// When it began, nanoseconds.
-    pub begin: u64,
-    /// When it ended, nanoseconds.
-    pub end: Option<u64>,
-    /// How it ended.
-    pub outcome: String,
-    /// How much attention that deserves.
-    pub tone: Tone,
+    pub messages: Vec<Value>,
+    /// The headers that rows have.
+    pub shapes: Shapes,
 }
 
 /// The page as HTML.
@@ -137,49 +73,29 @@ fn put(value: &Value, out: &mut String) {
 }
 
 fn data(page: &Page, out: &mut String) {
-    let mut shapes = Shapes::default();
-    out.push_str("{\"rows\":[\n");
-    for (index, row) in page.rows.iter().enumerate() {
-        out.push_str(if index == 0 { "" } else { ",\n" });
-        put(&row_value(row, &mut shapes), out);
-    }
-    out.push_str("],\n\"messages\":[\n");
-    for (index, message) in page.messages.iter().enumerate() {
-        out.push_str(if index == 0 { "" } else { ",\n" });
-        put(&message_value(message), out);
+    let Page { title, facts, notes, columns, rows, messages, shapes: Shapes { list: shapes, .. } } = page;
+    for (start, list) in [("{\"rows\":[\n", rows), ("],\n\"messages\":[\n", messages)] {
+        out.push_str(start);
+        for (index, value) in list.iter().enumerate() {
+            out.push_str(if index == 0 { "" } else { ",\n" });
+            put(value, out);
+        }
     }
     out.push_str("],\n\"page\":");
-    let facts: Vec<_> = page.facts.iter().map(|(name, value, tone)| json!([name, value, tone.name()])).collect();
-    let columns: Vec<_> = page.columns.iter().map(|column| json!([column.host, column.name])).collect();
-    let (title, notes, shapes) = (&page.title, &page.notes, &shapes.list);
     put(&json!({ "title": title, "facts": facts, "notes": notes, "columns": columns, "shapes": shapes }), out);
     out.push('}');
 }
 
-fn row_value(row: &Row, shapes: &mut Shapes) -> Value {
-    let message = row.message.map_or(-1, |message| message as i64);
-    let sections: Vec<Value> = row.sections.iter().map(|section| shapes.value(section)).collect();
-    let flags = u8::from(row.is_response) | u8::from(row.is_lost) << 1;
-    let Row { number, time, ends: (from, to), label, verdict, words, remark, way, .. } = row;
-    let tone = row.tone.name();
-    json!([number, time, from, to, label, verdict, tone, words, remark, message, flags, way, sections])
-}
-
-fn message_value(message: &MessageRow) -> Value {
-    let MessageRow { operation, ends: (from, to), psn, bytes, packets, repeats, begin, end, outcome, tone } = message;
-    json!([operation, from, to, psn, bytes, packets, repeats, begin, end, outcome, tone.name()])
-}
-
 /// The names of headers and their fields, each once.
-#[derive(Debug, Default)]
-struct Shapes {
+#[derive(Clone, Debug, Default)]
+pub struct Shapes {
     list: Vec<Value>,
     places: HashMap<(&'static str, Vec<&'static str>), usize>,
 }
 
 impl Shapes {
     /// A header: its shape, then its values.
-    fn value(&mut self, section: &Section) -> Value {
+    pub(crate) fn value(&mut self, section: &Section) -> Value {
         let names: Vec<&'static str> = section.fields.iter().map(|(name, _)| *name).collect();
         let next = self.list.len();
         let place = *self.places.entry((section.name, names)).or_insert_with_key(|(name, names)| {
@@ -198,29 +114,13 @@ mod tests {
     /// What a capture may say to break out of its page.
     const HOSTILE: &str = "</script><script>alert(1)</script><!-- \"&'\u{2028}\0";
 
-    fn row() -> Row {
-        Row {
-            number: 1,
-            time: 0,
-            ends: (0, 1),
-            label: HOSTILE.into(),
-            verdict: "ok",
-            tone: Tone::Good,
-            words: HOSTILE.into(),
-            remark: HOSTILE.into(),
-            message: Some(0),
-            is_response: false,
-            is_lost: false,
-            way: "sent",
-            sections: vec![Section { name: "BTH", fields: vec![("PSN", HOSTILE.into())] }],
-        }
-    }
-
     fn hostile_page() -> Page {
-        let column = Column { host: HOSTILE.into(), name: HOSTILE.into() };
-        let facts = vec![("packets", HOSTILE.into(), Tone::Good)];
-        let (title, notes) = (HOSTILE.to_owned(), vec![HOSTILE.to_owned()]);
-        Page { title, facts, notes, columns: vec![column.clone(), column], rows: vec![row()], messages: vec![] }
+        let mut shapes = Shapes::default();
+        let section = shapes.value(&Section { name: "BTH", fields: vec![("PSN", HOSTILE.into())] });
+        let row = json!([1, 0, 0, 1, HOSTILE, "ok", "good", HOSTILE, HOSTILE, 0, 0, "sent", [section]]);
+        let columns = vec![(HOSTILE.to_owned(), HOSTILE.to_owned()); 2];
+        let (title, facts) = (HOSTILE.to_owned(), vec![("packets", HOSTILE.into(), "good")]);
+        Page { title, facts, notes: vec![HOSTILE.to_owned()], columns, rows: vec![row], messages: vec![], shapes }
     }
 
     #[test]

@@ -4,10 +4,6 @@ use roxe_wire::{Gid, UDP_PORT};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-pub(super) fn gid_of(address: Ipv6Addr) -> Gid {
-    Gid(address.octets())
-}
-
 pub(super) fn is_link_local(gid: Gid) -> bool {
     matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

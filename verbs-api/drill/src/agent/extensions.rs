@@ -6,11 +6,6 @@ use crate::target::{Answer, Bound, ConnectionEvent, Extensions, Handle, Refused,
 use roxe_peer::protocol::{Command, to_hex};
 use roxe_wire::Gid;
 use serde_json::{Value, json};
-use std::net::Ipv6Addr;
-
-fn text(gid: Gid) -> String {
-    Ipv6Addr::from(gid.0).to_string()
-}
 
 /// A request about an identifier, with the terms of a connection.
 fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
@@ -31,14 +26,15 @@ impl AgentCard {
 
 impl Extensions for AgentCard {
     fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
-        let arguments = json!({"gid": text(self.address()?), "space": space});
+        let arguments = json!({"gid": self.address()?.to_string(), "space": space});
         let answer = self.call(Command::CmListen, arguments)?;
         Ok((number(&answer, "cm")?, number(&answer, "port")? as u16))
     }
 
     fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
         let (from, to) = (self.address()?, self.near);
-        let arguments = json!({"gid": text(to), "from": text(from), "port": port, "space": space, "qp": qp});
+        let arguments =
+            json!({"gid": to.to_string(), "from": from.to_string(), "port": port, "space": space, "qp": qp});
         self.make(Command::CmConnect, with_terms(arguments, terms), "cm")
     }
 
@@ -96,6 +92,6 @@ impl Extensions for AgentCard {
 
     fn set_member(&mut self, qp: Handle, group: Gid, joins: bool) -> Answer<()> {
         let command = if joins { Command::AttachMcast } else { Command::DetachMcast };
-        self.call(command, json!({"qp": qp, "gid": text(group)})).map(|_| ())
+        self.call(command, json!({"qp": qp, "gid": group.to_string()})).map(|_| ())
     }
 }

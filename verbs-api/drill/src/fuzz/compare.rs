@@ -113,22 +113,18 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
     if opcode == 0x81 {
         return None;
     }
-    let (fields, len) = layout::fields(opcode);
-    let get = |name: &str| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
-    let psn = get("psn").unwrap_or_default();
+    let get = |name| layout::get(packet, name).unwrap_or_default();
+    let (_, len) = layout::fields(opcode);
     let payload = layout::payload(packet, len).unwrap_or_default();
     let name = roxe_wire::Opcode::from_u8(opcode)
         .map_or_else(|| format!("{opcode:#04x}"), |opcode| opcode.facts().name.to_owned());
-    let (syndrome, msn) = (get("syndrome").unwrap_or_default(), get("msn").unwrap_or_default());
+    let (psn, syndrome, msn) = (get("psn"), get("syndrome"), get("msn"));
     Some(match (opcode & 0x1f, syndrome) {
         (0x11, 0..0x20) => format!("ACK psn={psn} msn={msn}"),
         (0x11, 0x20..0x40) => format!("RNR psn={psn} timer={} msn={msn}", syndrome & 0x1f),
-        (0x11, 0x60..0x65) => {
-            let codes = ["psn_sequence", "invalid_request", "remote_access", "remote_operation", "invalid_rd"];
-            format!("NAK {} psn={psn} msn={msn}", codes[(syndrome & 7) as usize])
-        }
+        (0x11, 0x60..0x65) => format!("NAK {} psn={psn} msn={msn}", layout::NAKS[(syndrome & 7) as usize]),
         (0x11, _) => format!("ACK psn={psn} syndrome={syndrome:#x}"),
-        (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original").unwrap_or_default()),
+        (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original")),
         (0x0d..=0x10, _) if payload.len() <= 64 && !payload.is_empty() => {
             format!("{name} psn={psn} hex={}", to_hex(payload))
         }

@@ -449,7 +449,7 @@ mod tests {
             let script = script.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             let trace = trace(&script.cases()[0], &mut VirtualCard::default(), Duration::from_millis(5));
             let sends = lines.iter().filter(|line| line.starts_with("send ")).count();
-            let trace = trace.unwrap_or_else(|error| panic!("seed {seed} cannot be followed: {error:?}"));
+            let Ok(Some(trace)) = trace else { panic!("seed {seed} cannot be followed: {trace:?}") };
             assert!(trace.sent >= sends, "seed {seed} ends after {} of {sends}", trace.sent);
             assert_eq!(lines, case(&mut Random::new(seed)));
         }

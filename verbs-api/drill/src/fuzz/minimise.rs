@@ -152,7 +152,7 @@ fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
 /// The model's trace.
 fn traced(lines: &[String]) -> Option<Trace> {
     let script = Script::parse("fuzz", &lines.join("\n")).ok()?;
-    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE).ok()
+    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE).ok().flatten()
 }
 
 /// The model's answers to all lines up to `at`, and to the honest connection.

@@ -1,9 +1,9 @@
 //! Steps of the far side by librdmacm.
 
-use super::state::{IDLE, Run, Stop, differs};
+use super::state::{Run, Stop, differs};
 use crate::craft::bytes_differ;
 use crate::number::Number;
-use crate::script::steps::{Act, Connection, Data, Numbers};
+use crate::script::steps::{Act, Data, Numbers};
 use crate::target::{ConnectionEvent, Handle, Terms};
 
 /// The port space of connections and of datagram services, in a service id (annex A11).
@@ -11,22 +11,21 @@ const TCP: u64 = 0x0106;
 const UDP: u64 = 0x0111;
 
 impl Run<'_> {
-    pub(super) fn connection(&mut self, connection: &Connection) -> Result<(), Stop> {
-        let name = &connection.name;
-        match &connection.act {
+    pub(super) fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
+        match act {
             Act::Listen { space } => {
                 let (id, port) = self.target.listen(space)?;
                 let high = if space == "UDP" { UDP } else { TCP };
                 self.name(name, "port", port.into());
                 self.name(name, "service", high << 16 | u64::from(port));
-                self.world.ids.insert(name.clone(), id);
+                self.world.ids.insert(name.to_owned(), id);
             }
             Act::Request { of, private, within } => {
                 let listener = self.world.id(of)?;
                 let is_it = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within.as_ref(), is_it)?;
                 self.has_said(&event, private.as_ref())?;
-                self.world.ids.insert(name.clone(), event.id);
+                self.world.ids.insert(name.to_owned(), event.id);
             }
             Act::Connect { qp, space, private, numbers } => {
                 let terms = self.terms(numbers, private.as_ref())?;
@@ -38,7 +37,7 @@ impl Run<'_> {
                     return Err(Stop::Unsupported(why.into()));
                 }
                 let id = self.target.connect(space, port, self.world.tie(Some(qp))?.qp, &terms)?;
-                self.world.ids.insert(name.clone(), id);
+                self.world.ids.insert(name.to_owned(), id);
             }
             Act::Accept { qp, state, private, numbers } => {
                 let terms = self.terms(numbers, private.as_ref())?;
@@ -128,10 +127,7 @@ impl Run<'_> {
     /// No event of an identifier comes for so long.
     fn nothing_told(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
         let id = self.world.id(name)?;
-        let until = self.target.now() + time.map_or(Ok(IDLE), |time| self.time(time))?;
-        while self.target.now() < until {
-            self.target.pause(until);
-        }
+        self.pass(time)?;
         let new = self.target.connection_events()?;
         self.world.connection_events.extend(new);
         let is_it = |event: &&ConnectionEvent| belongs(event, id);

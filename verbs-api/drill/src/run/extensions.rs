@@ -1,6 +1,6 @@
 //! Steps of the far side that not every card has: XRC, memory windows, multicast groups.
 
-use super::state::{Run, SharedQueue, Stop};
+use super::state::{Run, SharedQueue, Stop, known};
 use crate::script::steps::{Bind, Peer};
 use crate::target::Bound;
 
@@ -45,8 +45,7 @@ impl Run<'_> {
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
-        let missing = || Stop::Script(format!("there is no window `{}`", bind.window));
-        let window = self.world.windows.get(&bind.window).copied().ok_or_else(missing)?;
+        let window = known(&self.world.windows, "window", &bind.window)?;
         let (qp, mr) = (self.world.tie(Some(&bind.qp))?.qp, self.world.region(&bind.mr)?.mr);
         let bound = Bound {
             at: bind.at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?,

@@ -1,7 +1,7 @@
 //! The steps of the near side: packets to the card, and packets from it.
 
 use super::state::{Run, Stop, Tie};
-use crate::craft::{self, Usual};
+use crate::craft::{self, Values};
 use crate::layout::BTH_LEN;
 use crate::mad;
 use crate::script::steps::{Expectation, Spec};
@@ -34,19 +34,18 @@ impl Run<'_> {
     }
 
     /// What a packet says when the script says nothing.
-    fn usual(&self, spec: &Spec) -> Result<Usual, Stop> {
+    fn usual(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
             let tie = self.world.tie(spec.qp.as_deref()).ok();
-            let message = self.usual_message(message, tie);
-            return Ok(Usual { dqpn: mad::GSI, sqpn: mad::GSI, qkey: mad::GSI_QKEY, message });
+            return Ok(self.usual_message(message, tie));
         }
         let tie = self.world.tie(spec.qp.as_deref())?;
         let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { tie.qpn };
-        Ok(Usual { dqpn, sqpn: tie.near, qkey: tie.qkey, ..Usual::default() })
+        Ok(vec![("dqpn", dqpn.into()), ("sqpn", tie.near.into()), ("qkey", tie.qkey.into())])
     }
 
     /// What a message says: that of an end that wants a connection of RC with a queue pair.
-    fn usual_message(&self, message: &mad::Message, tie: Option<&Tie>) -> Vec<(&'static str, u64)> {
+    fn usual_message(&self, message: &mad::Message, tie: Option<&Tie>) -> Values {
         let halves = |gid: Gid| {
             let bits = u128::from_be_bytes(gid.0);
             [(bits >> 64) as u64, bits as u64]
@@ -60,6 +59,9 @@ impl Run<'_> {
         let [dst_high, dst_low] = address([card_high, card_low]);
         let qpn = if message.name == "SIDR_REP" { 0 } else { tie.map_or(id, |tie| tie.near.into()) };
         vec![
+            ("dqpn", mad::GSI.into()),
+            ("sqpn", mad::GSI.into()),
+            ("qkey", mad::GSI_QKEY.into()),
             ("base_version", 1),
             ("class", 7),
             ("class_version", 2),
@@ -152,16 +154,13 @@ impl Run<'_> {
         let is_for_us = datagram.net.dst == self.card.near[0] || (self.world.has_alternate && self.came_to_stranger);
         let from_whom = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
-        let flaw = flaw.or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()));
-        match flaw {
-            None if bytes.len() >= BTH_LEN => Ok(Some(bytes)),
-            flaw => {
-                let flaw = flaw.unwrap_or_else(|| "it is shorter than a header".into());
-                self.log.remark(&flaw);
-                let received = format!("{} ({flaw})", craft::describe(&bytes));
-                Err(Stop::Differs { expected: "packets that are well formed".into(), received })
-            }
-        }
+        let flaw = flaw
+            .or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()))
+            .or_else(|| (bytes.len() < BTH_LEN).then(|| "it is shorter than a header".into()));
+        let Some(flaw) = flaw else { return Ok(Some(bytes)) };
+        self.log.remark(&flaw);
+        let received = format!("{} ({flaw})", craft::describe(&bytes));
+        Err(Stop::Differs { expected: "packets that are well formed".into(), received })
     }
 
     /// No packet comes until then.

@@ -1,6 +1,6 @@
 //! The steps of the far side: what the card's program does, and what it is asked.
 
-use super::state::{IDLE, Run, Stop, Tie, differs};
+use super::state::{Run, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{Completion, Modify, Numbers, Peer, Post, QpSpec, Sge};
@@ -46,7 +46,7 @@ impl Run<'_> {
                 self.target.write(self.world.region(mr)?.mr, at, &bytes)?;
             }
             Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } => self.extend(peer)?,
-            Peer::Connection(connection) => self.connection(connection)?,
+            Peer::Connection(name, act) => self.connection(name, act)?,
             asked => self.ask(asked)?,
         }
         Ok(())
@@ -73,11 +73,8 @@ impl Run<'_> {
         match peer {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within.as_ref()),
             Peer::Idle { qp, time } => {
-                let until = self.target.now() + time.as_ref().map_or(Ok(IDLE), |time| self.time(time))?;
                 let tie = self.completes(qp)?;
-                while self.target.now() < until {
-                    self.target.pause(until);
-                }
+                self.pass(time.as_ref())?;
                 match self.completion(&tie)? {
                     None => Ok(()),
                     Some(done) => Err(differs(format!("no completion of {qp}"), done.to_string())),
@@ -183,10 +180,7 @@ impl Run<'_> {
         let qkey = number("qkey", 0x1111_1111)? as u32;
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
-        let srq = spec.srq.as_ref().map(|name| {
-            let found = self.world.srqs.get(name).map(|queue| queue.srq);
-            found.ok_or_else(|| Stop::Script(format!("there is no shared queue `{name}`")))
-        });
+        let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.world.srqs, "shared queue", name)?.srq));
         let xrcd = self.world.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
         let new = NewQp {

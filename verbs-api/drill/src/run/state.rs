@@ -12,7 +12,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long nothing must happen when the script does not say it.
-pub(super) const IDLE: Duration = Duration::from_millis(20);
+const IDLE: Duration = Duration::from_millis(20);
 
 /// Why a case ends before its last step.
 #[derive(Clone, Debug)]
@@ -66,6 +66,15 @@ impl<'a> Run<'a> {
     /// A duration that the script says.
     pub(super) fn time(&self, number: &Number) -> Result<Duration, Stop> {
         Ok(Duration::from_nanos(number.value(&self.names)?).min(Duration::from_secs(600)))
+    }
+
+    /// Lets so much time pass.
+    pub(super) fn pass(&mut self, time: Option<&Number>) -> Result<(), Stop> {
+        let until = self.target.now() + time.map_or(Ok(IDLE), |time| self.time(time))?;
+        while self.target.now() < until {
+            self.target.pause(until);
+        }
+        Ok(())
     }
 
     pub(super) fn deadline(&self, within: Option<&Number>) -> Result<Duration, Stop> {
@@ -128,24 +137,25 @@ impl World {
     }
 
     pub(super) fn id(&self, name: &str) -> Result<Handle, Stop> {
-        let missing = || Stop::Script(format!("there is no identifier `{name}`"));
-        self.ids.get(name).copied().ok_or_else(missing)
+        known(&self.ids, "identifier", name)
     }
 
     pub(super) fn region(&self, name: &str) -> Result<Region, Stop> {
-        self.regions.get(name).copied().ok_or_else(|| Stop::Script(format!("there is no memory `{name}`")))
+        known(&self.regions, "memory", name)
     }
 
     pub(super) fn xrc_domain(&self, name: Option<&String>) -> Result<Option<Handle>, Stop> {
-        let missing = |name: &String| Stop::Script(format!("there is no domain `{name}`"));
-        name.map(|name| self.xrc_domains.get(name).copied().ok_or_else(|| missing(name))).transpose()
+        name.map(|name| known(&self.xrc_domains, "domain", name)).transpose()
     }
 
     pub(super) fn domain(&self, name: Option<&String>) -> Result<Option<Handle>, Stop> {
-        let find = |name: &String| self.domains.get(name).copied();
-        let missing = |name: &String| Stop::Script(format!("there is no domain `{name}`"));
-        name.map(|name| find(name).ok_or_else(|| missing(name))).transpose()
+        name.map(|name| known(&self.domains, "domain", name)).transpose()
     }
+}
+
+/// The object that the script has given this name.
+pub(super) fn known<T: Copy>(all: &BTreeMap<String, T>, what: &str, name: &str) -> Result<T, Stop> {
+    all.get(name).copied().ok_or_else(|| Stop::Script(format!("there is no {what} `{name}`")))
 }
 
 pub(super) fn differs(expected: String, received: String) -> Stop {

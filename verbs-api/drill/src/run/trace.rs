@@ -43,24 +43,26 @@ pub(crate) struct Trace {
 /// goes on: what a queue pair does does not depend on how much came at once.
 ///
 /// # Errors
-/// The case cannot be followed, or the target is gone: `None` for the first.
-pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Trace, Option<String>> {
-    target.begin(false).map_err(|refused| Some(refused.to_string()))?;
-    let card = target.card(false).ok_or_else(|| Some("the card has no IPv4 address".to_owned()))?;
+/// The target is gone. `None`: the case cannot be followed.
+pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Option<Trace>, String> {
+    target.begin(false).map_err(|refused| refused.to_string())?;
+    let card = target.card(false).ok_or("the card has no IPv4 address")?;
     let mut run = Run::new(target, card, &case.names);
     let honest = case.lines.iter().rev().find_map(|line| match &line.step {
         Step::Send(spec) if spec.qp.as_deref() == Some("h") => Some(spec),
         _ => None,
     });
+    let Some(honest) = honest else { return Ok(None) };
     let mut trace = Trace { is_alive: true, ..Trace::default() };
-    run.steps(case, honest.ok_or(None)?, &mut trace).map_err(|stop| match stop {
-        Stop::Refused(refused) if refused.errno == 0 => Some(refused.to_string()),
-        _ => None,
-    })?;
-    let rest = |stop: Stop| Some(format!("{stop:?}"));
+    match run.steps(case, honest, &mut trace) {
+        Ok(()) => {}
+        Err(Stop::Refused(refused)) if refused.errno == 0 => return Err(refused.to_string()),
+        Err(_) => return Ok(None),
+    }
+    let rest = |stop: Stop| format!("{stop:?}");
     run.settle(&mut trace, settle).map_err(rest)?;
     run.look(&mut trace).map_err(rest)?;
-    Ok(trace)
+    Ok(Some(trace))
 }
 
 /// Does the steps of `case` and writes down what goes over the wire; waits so long for an answer to
@@ -232,7 +234,5 @@ impl Run<'_> {
 
 /// Whether a packet acknowledges the request with this PSN.
 fn is_acknowledgement(packet: &[u8], psn: u64) -> bool {
-    let (fields, _) = layout::fields(*packet.first().unwrap_or(&0));
-    let get = |name: &str| fields.iter().find(|field| field.name == name).and_then(|field| field.get(packet));
-    get("psn") == Some(psn) && get("syndrome").is_some_and(|syndrome| syndrome < 0x20)
+    layout::get(packet, "psn") == Some(psn) && layout::get(packet, "syndrome").is_some_and(|syndrome| syndrome < 0x20)
 }

@@ -1,6 +1,6 @@
 //! Words to steps: what the far side does by librdmacm.
 
-use super::steps::{Act, Connection, Numbers};
+use super::steps::{Act, Numbers};
 use super::words::{Words, numbers, one_of};
 
 /// Numbers of a connection that is asked for or accepted.
@@ -22,8 +22,8 @@ const EVENTS: [&str; 8] = [
 ];
 
 /// The step that this verb begins, if it is one of librdmacm.
-pub(super) fn read(verb: &str, name: String, words: &mut Words<'_>) -> Result<Option<Connection>, String> {
-    let act = match verb {
+pub(super) fn read(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
+    Ok(Some(match verb {
         "listen" => Act::Listen { space: space(words)? },
         "request" => {
             let within = words.behind("within")?;
@@ -53,8 +53,7 @@ pub(super) fn read(verb: &str, name: String, words: &mut Words<'_>) -> Result<Op
         }
         "quiet" => Act::Quiet { time: words.behind("for")? },
         _ => return Ok(None),
-    };
-    Ok(Some(Connection { name, act }))
+    }))
 }
 
 fn named(words: &mut Words<'_>, what: &str) -> Result<String, String> {

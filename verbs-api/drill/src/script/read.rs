@@ -88,7 +88,9 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     let opcode = match operation {
         "NAK" => {
             let code = words.next_name(&ALONE).ok_or("which NAK is missing")?;
-            set("syndrome", Number::parse(&(0x60 | nak(code)?).to_string())?);
+            let nak = layout::NAKS.iter().position(|known| *known == code);
+            let nak = nak.ok_or_else(|| format!("there is no NAK `{code}`"))?;
+            set("syndrome", Number::parse(&(0x60 | nak).to_string())?);
             name = format!("NAK {code}");
             Some(bits << 5 | 0x11)
         }
@@ -136,17 +138,6 @@ fn is_field(message: Option<&mad::Message>, name: &str) -> bool {
 
 fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is no address"))
-}
-
-fn nak(code: &str) -> Result<u8, String> {
-    Ok(match code {
-        "psn_sequence" => 0,
-        "invalid_request" => 1,
-        "remote_access" => 2,
-        "remote_operation" => 3,
-        "invalid_rd" => 4,
-        _ => return Err(format!("there is no NAK `{code}`")),
-    })
 }
 
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
@@ -210,8 +201,8 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             let group = address(words.next("the group")?)?;
             Peer::Member { qp: name, group, joins: verb == "join" }
         }
-        verb => match connections::read(verb, name, words)? {
-            Some(connection) => Peer::Connection(Box::new(connection)),
+        verb => match connections::read(verb, words)? {
+            Some(act) => Peer::Connection(name, Box::new(act)),
             None => return Err(format!("the peer cannot `{verb}`")),
         },
     })

@@ -182,8 +182,8 @@ pub(crate) enum Peer {
     Bind(Box<Bind>),
     /// `join QP GROUP` and `leave QP GROUP`
     Member { qp: String, group: IpAddr, joins: bool },
-    /// What librdmacm does.
-    Connection(Box<Connection>),
+    /// What librdmacm does about the identifier of this name.
+    Connection(String, Box<Act>),
 }
 
 /// A change of a queue pair.
@@ -210,14 +210,7 @@ pub(crate) struct Bind {
     pub(crate) id: Number,
 }
 
-/// Something that the far side does by librdmacm, about the identifier of this name.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) name: String,
-    pub(crate) act: Act,
-}
-
-/// What it does.
+/// What the far side does by librdmacm.
 #[derive(Debug)]
 pub(crate) enum Act {
     /// `listen NAME`

@@ -1,0 +1,26 @@
+//! Lists the scripts of `tests/conform` for `src/conform.rs`, which embeds them.
+
+use std::path::PathBuf;
+use std::{env, fs, io};
+
+const FOLDER: &str = "../../tests/conform";
+
+fn main() -> io::Result<()> {
+    println!("cargo::rerun-if-changed={FOLDER}");
+    let root = fs::canonicalize(FOLDER)?;
+    let (mut scripts, mut open) = (Vec::new(), vec![root.clone()]);
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|end| end == "drill") {
+                let name = path.strip_prefix(&root).unwrap_or(&path).with_extension("");
+                scripts.push(format!("({name:?}, include_str!({path:?})),\n"));
+            }
+        }
+    }
+    scripts.sort_unstable();
+    let list = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("cases.rs");
+    fs::write(list, format!("&[\n{}]\n", scripts.concat()))
+}
