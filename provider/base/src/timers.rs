@@ -1,4 +1,4 @@
-//! Deadlines that several threads share, of which the earliest can be read without their lock.
+//! Deadlines: a heap that several threads share, whose earliest entry can be read without its lock.
 //!
 //! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has
 //! registered, never leaves early, and is asked again when its entry fires. So a QP that keeps
@@ -7,31 +7,59 @@
 
 use crate::lock::{Lockable, Mutex, Rank};
 use roxe_transport::time::Instant;
-use std::collections::BTreeMap;
+use std::cmp::Ordering as Order;
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What [`Timers::next`] holds while there are no entries.
+/// What [`Timers::next`] holds while the heap is empty.
 const NEVER: u64 = u64::MAX;
 
 /// Deadlines, and what each is for. Those of one time come in the order in which they were added.
 #[derive(Debug)]
 pub struct Timers<R: Rank, T> {
-    deadlines: Mutex<R, Deadlines<T>>,
+    heap: Mutex<R, Heap<T>>,
     /// The earliest deadline, so that pollers look without locking.
     next: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Deadlines<T> {
-    /// By their times, and in the order in which they were added.
-    entries: BTreeMap<(Instant, u64), T>,
+struct Heap<T> {
+    entries: BinaryHeap<Entry<T>>,
     /// The number of the next entry, which grows with each.
     number: u64,
 }
 
+#[derive(Debug)]
+struct Entry<T> {
+    deadline: Instant,
+    number: u64,
+    what: T,
+}
+
+/// Earliest first in a max-heap.
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Order {
+        (other.deadline, other.number).cmp(&(self.deadline, self.number))
+    }
+}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
 impl<R: Rank, T> Default for Timers<R, T> {
     fn default() -> Self {
-        Self { deadlines: Mutex::new(Deadlines { entries: BTreeMap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
+        Self { heap: Mutex::new(Heap { entries: BinaryHeap::new(), number: 0 }), next: AtomicU64::new(NEVER) }
     }
 }
 
@@ -44,14 +72,14 @@ impl<R: Rank, T: Send> Timers<R, T> {
     /// Registers `what` for `deadline` unless `most` entries are there already: then `what` is
     /// dropped, and the answer is false.
     pub fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
-        let mut deadlines = self.deadlines.lock();
-        if deadlines.entries.len() >= most {
+        let mut heap = self.heap.lock();
+        if heap.entries.len() >= most {
             return false;
         }
-        let number = deadlines.number;
-        deadlines.number += 1;
-        deadlines.entries.insert((deadline, number), what);
-        self.publish(&deadlines);
+        let number = heap.number;
+        heap.number += 1;
+        heap.entries.push(Entry { deadline, number, what });
+        self.publish(&heap);
         true
     }
 
@@ -66,17 +94,16 @@ impl<R: Rank, T: Send> Timers<R, T> {
         if !self.is_due(now) {
             return None;
         }
-        let mut deadlines = self.deadlines.lock();
-        let is_meant = |&(deadline, number): &(Instant, u64)| deadline <= now && number < added;
-        let ((deadline, _), what) =
-            deadlines.entries.first_entry().filter(|first| is_meant(first.key()))?.remove_entry();
-        self.publish(&deadlines);
+        let mut heap = self.heap.lock();
+        heap.entries.peek().filter(|entry| entry.deadline <= now && entry.number < added)?;
+        let Entry { deadline, what, .. } = heap.entries.pop()?;
+        self.publish(&heap);
         Some((deadline, what))
     }
 
     /// How many entries were ever added.
     pub fn added(&self) -> u64 {
-        self.deadlines.lock().number
+        self.heap.lock().number
     }
 
     /// Whether an entry is due.
@@ -95,18 +122,18 @@ impl<R: Rank, T: Send> Timers<R, T> {
 
     /// Drops all entries.
     pub fn clear(&self) {
-        let mut deadlines = self.deadlines.lock();
-        deadlines.entries.clear();
-        self.publish(&deadlines);
+        let mut heap = self.heap.lock();
+        heap.entries.clear();
+        self.publish(&heap);
     }
 
-    /// The lock of the entries, for the fork handlers.
+    /// The lock of the heap, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
-        &self.deadlines
+        &self.heap
     }
 
-    fn publish(&self, deadlines: &Deadlines<T>) {
-        let next = deadlines.entries.keys().next().map_or(NEVER, |(deadline, _)| deadline.0);
+    fn publish(&self, heap: &Heap<T>) {
+        let next = heap.entries.peek().map_or(NEVER, |entry| entry.deadline.0);
         self.next.store(next, Ordering::SeqCst);
     }
 }
@@ -138,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_were_added_after_a_given_one_can_be_left_there() {
+    fn entries_that_were_added_after_a_given_one_can_be_left_in_the_heap() {
         let timers = Timers::<rank::Timers, _>::default();
         timers.add(Instant(20), "before");
         let added = timers.added();
