@@ -46,6 +46,7 @@ use libc::sock_filter;
 use roxe_base::random;
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, NetHeader};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -289,7 +290,7 @@ impl Session {
     /// Sends the first probes to the sockets of `link`, of which there are `count`.
     fn begin(link: &UdpLink, count: usize, builder: Option<NamedSocket>, now: Instant) -> io::Result<Self> {
         let nonce = random::number()?;
-        let mailbox = slot::mailbox(&answers_name(nonce))?;
+        let mailbox = slot::mailbox(&AnswersName(nonce))?;
         let (answers, deadline) = (vec![Vec::new(); count], now);
         let (asked, given_up, round) = (0, 0, 1);
         let mut session = Self { _builder: builder, mailbox, nonce, answers, asked, given_up, round, deadline };
@@ -379,9 +380,13 @@ fn builder_name(ifindex: u32, gid: Gid) -> String {
     format!("steer-{ifindex:x}-{}", AddressPart(gid))
 }
 
-/// Name of the mailbox for the answers of the session with this nonce.
-fn answers_name(nonce: u64) -> String {
-    format!("answers-{nonce:016x}")
+/// The name of the mailbox for the answers to a session, which it knows by its nonce.
+struct AnswersName(u64);
+
+impl fmt::Display for AnswersName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "answers-{:016x}", self.0)
+    }
 }
 
 /// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs
@@ -410,10 +415,14 @@ pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> Option<bool>
         return None;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
-    let body: Vec<u8> = mine.iter().flat_map(|socket| socket.slot().get().to_ne_bytes()).collect();
+    // Who polls answers, so nothing is allocated.
+    let mut body = [0; 2 * MAX_SLOTS];
+    let (slots, _) = body.as_chunks_mut();
+    slots.iter_mut().zip(mine).for_each(|(out, socket)| *out = socket.slot().get().to_ne_bytes());
+    let body = &body[..2 * mine.len().min(MAX_SLOTS)];
     // A builder that is gone or busy does without us.
     let tell = |first: &SlotSocket| {
-        first.send_to(&answers_name(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), &body).is_ok()
+        first.send_to(&AnswersName(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), body).is_ok()
     };
     Some(mine.first().is_some_and(tell))
 }
@@ -514,7 +523,7 @@ mod tests {
 
     fn session(answers: &[&[u16]]) -> Session {
         let answers: Vec<_> = answers.iter().map(|slots| slots.iter().map(|&slot| Slot::new(slot)).collect()).collect();
-        let mailbox = slot::mailbox(&answers_name(random::number().unwrap())).unwrap();
+        let mailbox = slot::mailbox(&AnswersName(random::number().unwrap())).unwrap();
         let (asked, given_up, round, deadline) = (answers.len(), 0, 1, Instant(0));
         Session { _builder: None, mailbox, nonce: 1, answers, asked, given_up, round, deadline }
     }
@@ -582,7 +591,7 @@ mod tests {
         let (nonce, sender) = (steering.session.as_ref().unwrap().nonce, &members[0].1[0]);
         for index in [WINDOW as u32 - 1, WINDOW as u32, u32::MAX] {
             let header = Frame::ProbeSeen { nonce, round: 1, index }.header();
-            sender.send_to(&answers_name(nonce), &header, &sender.slot().get().to_ne_bytes()).unwrap();
+            sender.send_to(&AnswersName(nonce), &header, &sender.slot().get().to_ne_bytes()).unwrap();
         }
         let session = steering.session.as_mut().unwrap();
         session.collect();
