@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
-use crate::wr_batch::Builder;
+use crate::wr_batch::{Batch, Builder};
 use crate::{garbage, qp_ex, rate, tsan};
 use core::ffi::c_int;
 use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
@@ -65,7 +65,7 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
     let base = base(handle, init, token, &qp)?;
-    let builder = extended.then(|| Builder::new(&init.cap, service));
+    let builder = extended.then(|| Builder::new(Batch::new(&init.cap, service)));
     let inner = QpInner { events: async_events(&qp), qp, service, builder };
     Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
 }

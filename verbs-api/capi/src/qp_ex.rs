@@ -12,7 +12,6 @@ use crate::object::Object;
 use crate::window;
 use crate::wr_batch::{Batch, Builder};
 use core::ffi::{c_int, c_void};
-use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendOp, Sge};
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
@@ -48,7 +47,7 @@ unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
     // SAFETY: this function's contract.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     // SAFETY: the lock is held since `wr_start`, so nobody else has a reference.
-    let batch = unsafe { &mut *builder.batch.get() };
+    let batch = unsafe { &mut *builder.data_ptr() };
     let outcome = catch_unwind(AssertUnwindSafe(|| step(batch))).unwrap_or(Err(Errno(libc::EIO)));
     if let Err(error) = outcome {
         batch.error.get_or_insert(error);
@@ -76,33 +75,33 @@ unsafe fn refuse(qp: Qpx) {
 unsafe extern "C" fn wr_start(qp: Qpx) {
     // SAFETY: called through the structure of a living QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    builder.lock.lock();
-    // SAFETY: locked on the line above.
-    unsafe { (*builder.batch.get()).clear() };
+    let mut batch = builder.lock();
+    batch.clear();
+    core::mem::forget(batch);
 }
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     // SAFETY: called through the structure of a living QP.
     let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.tell() };
-    if !builder.lock.is_locked() {
+    if !builder.is_locked() {
         return EINVAL.tell();
     }
     let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.
-        let batch = unsafe { &*builder.batch.get() };
+        let batch = unsafe { &*builder.data_ptr() };
         batch.error.map_or_else(|| batch.post(&object.inner.qp), Err)
     });
     // SAFETY: locked since `wr_start`.
-    unsafe { builder.lock.unlock() };
+    unsafe { builder.force_unlock() };
     posted
 }
 
 unsafe extern "C" fn wr_abort(qp: Qpx) {
     // SAFETY: called through the structure of a living QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    if builder.lock.is_locked() {
+    if builder.is_locked() {
         // SAFETY: locked since `wr_start`.
-        unsafe { builder.lock.unlock() };
+        unsafe { builder.force_unlock() };
     }
 }
 
