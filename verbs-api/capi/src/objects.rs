@@ -95,6 +95,13 @@ pub(crate) struct QpInner {
     pub(crate) builder: Option<Builder>,
 }
 
+impl QpInner {
+    pub(crate) fn new(qp: Arc<Qp>, builder: Option<Builder>) -> Self {
+        let events = Unacked::new("asynchronous events", Some(qp.id()));
+        Self { service: qp.service(), qp, events, builder }
+    }
+}
+
 /// The Rust part of an SRQ.
 pub(crate) struct SrqInner {
     pub(crate) srq: Arc<Srq>,
