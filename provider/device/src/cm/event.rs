@@ -47,30 +47,6 @@ pub enum EventKind {
     User = 18,
 }
 
-impl EventKind {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 18] = [
-        Self::AddrResolved,
-        Self::AddrError,
-        Self::RouteResolved,
-        Self::RouteError,
-        Self::ConnectRequest,
-        Self::ConnectResponse,
-        Self::ConnectError,
-        Self::Unreachable,
-        Self::Rejected,
-        Self::Established,
-        Self::Disconnected,
-        Self::DeviceRemoval,
-        Self::MulticastJoin,
-        Self::MulticastError,
-        Self::AddrChange,
-        Self::TimewaitExit,
-        Self::AddrinfoResolved,
-        Self::User,
-    ];
-}
-
 /// What the peer says with an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventData {

@@ -149,11 +149,6 @@ impl Qp {
         self.core.resources.srq.as_ref()
     }
 
-    /// The token that its events carry.
-    pub fn user(&self) -> u64 {
-        self.core.resources.user
-    }
-
     /// Its state now.
     pub fn state(&self) -> QpState {
         self.core.inner.lock().machine.state()
