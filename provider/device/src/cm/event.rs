@@ -68,6 +68,17 @@ pub enum EventData {
     },
 }
 
+impl EventData {
+    /// What the peer's program says.
+    pub fn private_data(&self) -> &[u8] {
+        match self {
+            Self::Conn(conn) => &conn.private_data,
+            Self::Ud(ud) => &ud.private_data,
+            Self::None | Self::Group { .. } | Self::Arg(_) => &[],
+        }
+    }
+}
+
 /// Terms of a connection (`struct rdma_conn_param`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {

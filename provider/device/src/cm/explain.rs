@@ -147,11 +147,7 @@ pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
 
 /// What the peer's program says, if it says anything: zeros stand behind it.
 fn private_data(data: &EventData) -> Option<&[u8]> {
-    let all: &[u8] = match data {
-        EventData::Conn(conn) => &conn.private_data,
-        EventData::Ud(ud) => &ud.private_data,
-        EventData::None | EventData::Group { .. } | EventData::Arg(_) => &[],
-    };
+    let all = data.private_data();
     let end = all.iter().rposition(|byte| *byte != 0)?;
     all.get(..=end)
 }
