@@ -34,7 +34,6 @@ mod id;
 mod interface;
 mod multicast;
 mod options;
-pub mod private_data;
 mod route;
 
 pub use address::{Address, IbAddress};

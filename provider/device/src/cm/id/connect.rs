@@ -4,7 +4,6 @@ use super::pair::fail;
 use super::state::{Id, Inner, Link, Side, State, refused};
 use crate::cm::address::Address;
 use crate::cm::event::{ConnParam, UDP_QKEY};
-use crate::cm::private_data;
 use crate::cm::route::Path;
 use crate::event::AsyncEventKind;
 use crate::ib_cm::session::Session;
@@ -109,7 +108,7 @@ impl Id {
             flow_control: param.flow_control,
             rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
             srq: inner.has_srq(param),
-            private_data: said::<{ private_data::ACCEPT }>(&param.private_data)?,
+            private_data: said(&param.private_data)?,
             ..machine::Accept::new(inner.qpn(param), inner.psn)
         };
         let comm = inner.alive()?;
