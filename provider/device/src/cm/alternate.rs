@@ -12,7 +12,6 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::{Alternate, AlternateAnswer, Route};
 use roxe_transport::qp::{AttrMask, MigState, QpAttr};
-use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use roxe_wire::cm::{AprStatus, CommId, FlowLabel, Lap, TimeCode};
 
@@ -75,16 +74,7 @@ impl Inner {
     /// The queue pair may go over to this path from now on, if its peer may.
     // clause: CM-QP-ALTERNATE
     fn rearm(&self, path: &Path) -> Result<(), Error> {
-        let sgid_index = self.index_of(path.sgid)?;
-        let alt_av = Av {
-            sgid: path.sgid,
-            dgid: path.dgid,
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            flow_label: path.flow_label,
-            sgid_index,
-            static_rate: 0,
-        };
+        let alt_av = path.av(self.index_of(path.sgid)?);
         let alt_timeout = path.packet_life_time.saturating_add(1).min(31);
         let path_mig_state = MigState::Rearm;
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };

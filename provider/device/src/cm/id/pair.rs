@@ -8,13 +8,14 @@
 
 use super::state::{Id, Inner, Link};
 use crate::cm::event::UDP_QKEY;
+use crate::cm::route::Path;
 use crate::ib_cm::session::Session;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::QpTerms;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, Service};
-use roxe_transport::wr::{Access, Av};
+use roxe_transport::wr::Access;
 use roxe_wire::Qpn;
 use std::sync::Arc;
 
@@ -195,18 +196,9 @@ fn ud_states() -> [Modify; 3] {
 
 // clause: CM-QP-RTR
 fn rtr(terms: &QpTerms, service: Service, sgid_index: u8) -> Modify {
-    let av = Av {
-        sgid: terms.route.local,
-        dgid: terms.route.remote,
-        traffic_class: terms.traffic_class,
-        hop_limit: terms.hop_limit,
-        flow_label: terms.flow_label.get(),
-        sgid_index,
-        static_rate: 0,
-    };
     let attr = QpAttr {
         state: QpState::Rtr,
-        av,
+        av: Path::of_terms(terms).av(sgid_index),
         path_mtu: terms.path_mtu,
         dest_qpn: terms.dest_qpn,
         rq_psn: terms.rq_psn,
