@@ -37,7 +37,7 @@
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
 //! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
-//! `qp::{steering, rss, raw}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
+//! `qp::{steering, rss}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
 //! remote_target}`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what

@@ -21,6 +21,7 @@ use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::{TxCache, TxPath};
+use roxe_memory::guard::SharedBytes;
 use roxe_net::frames::FrameSender;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::TxState;
@@ -109,13 +110,29 @@ impl QpCore {
         self.resources.engine()
     }
 
-    /// Ends a visit that received; what there is to send is left for [`QueuePair::serve`](
-    /// roxe_engine::queue_pair::QueuePair::serve).
-    pub(super) fn end_receiving(&self, inner: &mut Inner, report: VisitOutcome, now: Instant) -> VisitOutcome {
-        let report = report | self.hand_over_early(inner, now);
-        let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
-        // Whoever serves it will settle, too.
-        if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
+    /// A visit in which `take` takes in `bytes` that have come, some of them not copied yet from
+    /// where they `arrived`; what there is to send is left for [`QueuePair::serve`](
+    /// roxe_engine::queue_pair::QueuePair::serve). `None`: `take` took nothing, or was not called,
+    /// as the queue pair was destroyed after it was found.
+    #[inline]
+    pub(super) fn take_in(
+        &self,
+        (bytes, arrived): (usize, Option<SharedBytes<'_>>),
+        now: Instant,
+        take: impl FnOnce(&mut Machine, &mut QpHost<'_>, &mut EarlyPackets<Option<Qpn>>) -> bool,
+    ) -> Option<VisitOutcome> {
+        let mut inner = self.inner.lock();
+        let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
+        state.met.received_bytes += bytes as u64;
+        let mut host = QpHost::new(&self.resources, state, now).with_arrived(arrived);
+        let is_taken = take(machine, &mut host, early);
+        let report = host.end();
+        is_taken.then(|| {
+            let report = report | self.hand_over_early(&mut inner, now);
+            let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
+            // Whoever serves it will settle, too.
+            if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(&mut inner) }
+        })
     }
 
     /// Counts a frame or a result that the state machine did not want.
