@@ -282,16 +282,16 @@ impl QpCore {
         tx_path.put_back();
         let report = host.end();
         if is_blocked && !self.resources.service.is_reliable() {
-            state.wait_until(now.after(TxPath::PATIENCE));
+            state.stalls_at.get_or_insert_with(|| now.after(TxPath::PATIENCE));
         }
         report
     }
 
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.
     pub(super) fn settle(&self, inner: &mut Inner) -> VisitOutcome {
-        inner.state.end_turn();
+        inner.state.has_turn = false;
         let waits = earlier(inner.early.deadline(), self.settle_xrc(inner));
-        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.deadline()), waits);
+        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.stalls_at), waits);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {

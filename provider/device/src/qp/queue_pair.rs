@@ -188,7 +188,7 @@ impl QueuePair for QpCore {
         let mut inner = self.inner.lock();
         // Who only waited for more requests has no turn.
         if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
-            inner.state.begin_turn();
+            (inner.state.waits_for, inner.state.has_turn) = (None, true);
         }
         inner.tx.stop_waiting();
         drop(grant);
@@ -201,7 +201,7 @@ impl QueuePair for QpCore {
             return;
         }
         inner.registered = None;
-        if inner.state.deadline().is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
+        if inner.state.stalls_at.is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
             inner.tx.end_patience(self.engine());
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
