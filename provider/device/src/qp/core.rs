@@ -19,7 +19,7 @@ use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
-use roxe_engine::queue_pair::VisitOutcome;
+use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_net::frames::FrameSender;
@@ -98,12 +98,6 @@ impl QpCore {
         }
     }
 
-    /// Its number.
-    #[inline]
-    pub(crate) fn qpn(&self) -> Qpn {
-        self.resources.qpn
-    }
-
     /// What sends and receives for it.
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
@@ -111,9 +105,9 @@ impl QpCore {
     }
 
     /// A visit in which `take` takes in `bytes` that have come, some of them not copied yet from
-    /// where they `arrived`; what there is to send is left for [`QueuePair::serve`](
-    /// roxe_engine::queue_pair::QueuePair::serve). `None`: `take` took nothing, or was not called,
-    /// as the queue pair was destroyed after it was found.
+    /// where they `arrived`; what there is to send is left for [`QueuePair::serve`].
+    /// `None`: `take` took nothing, or was not called, as the queue pair was destroyed after it was
+    /// found.
     #[inline]
     pub(super) fn take_in(
         &self,
@@ -321,26 +315,9 @@ impl QpCore {
         }
     }
 
-    /// Tells the program what a visit brought, without the lock.
-    #[inline]
-    pub(super) fn announce(&self, report: VisitOutcome) {
-        if report.contains(VisitOutcome::ANNOUNCE_SEND) {
-            self.resources.send_cq.notify();
-        }
-        if report.contains(VisitOutcome::ANNOUNCE_RECV) {
-            self.resources.recv_cq.notify();
-        }
-        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
-            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
-            if report.contains(VisitOutcome::FAILED) {
-                self.tell_failure();
-            }
-        }
-    }
-
     /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
-    fn tell_failure(&self) {
+    pub(super) fn tell_failure(&self) {
         let (failed, attr, unanswered) = {
             let mut inner = self.inner.lock();
             self.tell_state(&mut inner);
@@ -362,7 +339,7 @@ impl QpCore {
     /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
     /// those that came.
     #[cold]
-    fn raise(&self, events: QpEvents) {
+    pub(super) fn raise(&self, events: QpEvents) {
         let mut inner = self.inner.lock();
         self.tell_state(&mut inner);
         let is_cut_off = inner.is_cut_off;

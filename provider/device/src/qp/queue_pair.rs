@@ -15,7 +15,7 @@ use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
 use roxe_transport::cx::RxPayload;
-use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpState, QpStatus, Service};
+use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpEvents, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Packet, PacketReader, Qpn};
 
@@ -173,7 +173,9 @@ impl QueuePair for QpCore {
     }
 
     fn settle_memory(&self) {
-        self.settle_weakly();
+        if let Some(weak) = &mut self.inner.lock().state.weak {
+            weak.settle();
+        }
     }
 
     fn end_waiting(&self, now: Instant) {
@@ -186,7 +188,8 @@ impl QueuePair for QpCore {
 
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
-        // Who only waited for more requests has no turn.
+        // Who only waited for more requests has no turn. Whoever has one asks again for whatever it
+        // waited for, and is not refused what was kept for it.
         if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
             (inner.state.waits_for, inner.state.has_turn) = (None, true);
         }
@@ -225,8 +228,20 @@ impl QueuePair for QpCore {
         }
     }
 
-    fn announce(&self, outcome: VisitOutcome) {
-        self.announce(outcome);
+    #[inline]
+    fn announce(&self, report: VisitOutcome) {
+        if report.contains(VisitOutcome::ANNOUNCE_SEND) {
+            self.resources.send_cq.notify();
+        }
+        if report.contains(VisitOutcome::ANNOUNCE_RECV) {
+            self.resources.recv_cq.notify();
+        }
+        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
+            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
+            if report.contains(VisitOutcome::FAILED) {
+                self.tell_failure();
+            }
+        }
     }
 
     fn cut_off(&self) -> bool {

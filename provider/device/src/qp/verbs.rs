@@ -121,7 +121,7 @@ impl Qp {
 
     /// Its number.
     pub fn qpn(&self) -> Qpn {
-        self.core.qpn()
+        self.core.resources.qpn
     }
 
     /// Its transport service.

@@ -203,13 +203,6 @@ impl QpCore {
         inner.is_usual = false;
         report
     }
-
-    /// Everything that it has taken in is in memory, and nothing waits from now on.
-    pub(super) fn settle_weakly(&self) {
-        if let Some(weak) = &mut self.inner.lock().state.weak {
-            weak.settle();
-        }
-    }
 }
 
 impl Deadline for QpCore {
