@@ -116,7 +116,7 @@ pub use event::{AsyncEvent, AsyncEventKind};
 pub use mr::{Advice, DmaBuf, Mr, MrChange};
 pub use mw::Mw;
 pub use pd::Pd;
-pub use qp::{Flow, FlowInit, Qp, QpInit, QpInitView, RwqTable, SendGuard};
+pub use qp::{Flow, FlowInit, Qp, QpInit, RwqTable, SendGuard};
 pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;

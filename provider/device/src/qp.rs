@@ -38,7 +38,7 @@ mod xrc_requests;
 mod xrc_target;
 
 pub(crate) use self::core::QpCore;
-pub use init::{QpInit, QpInitView};
+pub use init::QpInit;
 pub(crate) use rss::Rss;
 pub use rss::RwqTable;
 pub use send::SendGuard;

@@ -11,8 +11,8 @@ use crate::srq::optional_srq;
 use crate::wr_batch::{Batch, Builder};
 use crate::{garbage, qp_ex, rate, tsan};
 use core::ffi::c_int;
-use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
-use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
+use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit};
+use roxe_transport::qp::{MigState, QpCaps, QpConfig, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
@@ -261,7 +261,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 }
 
 /// What a QP was created with.
-fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
+fn creation(qp: &ibv_qp, made: &QpConfig) -> ibv_qp_init_attr {
     copy_fields!(ibv_qp_init_attr from qp { qp_context, send_cq, recv_cq, srq, qp_type } with {
         cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
     })

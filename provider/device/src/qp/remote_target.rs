@@ -19,17 +19,8 @@ impl QpCore {
     /// It has `pd` and `cq` in name only.
     pub(crate) fn remote_target(pd: &Pd, cq: &Arc<Cq>, domain: &Arc<XrcDomain>, qpn: Qpn) -> Self {
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
-        let config = QpConfig {
-            qpn,
-            service,
-            caps,
-            sq_sig_all: false,
-            srq_max_sge: Some(MAX_SRQ_SGE),
-            tag_matching: false,
-            // What the connection may have was checked by the process of the target.
-            port_mtu: PathMtu::Mtu4096.bytes(),
-            line_rate: None,
-        };
+        // What the connection may have was checked by the process of the target.
+        let config = QpConfig { srq_max_sge: Some(MAX_SRQ_SGE), ..QpConfig::new(qpn, service, caps) };
         let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
         Self::new(pd, pd.context().engine(), &init, config, Some(domain), false)
