@@ -29,8 +29,8 @@
 //! - `ib_cm`: the connection manager of a device, and who has which port
 //! - `runtime`: the engines of this process, and what they hand up: messages, XRC requests, changes
 //!   of the interface
-//! - `stats`, `devices`, `fork`, `open`: the list of devices, the end of the process, a fork, and
-//!   opening a device
+//! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
+//!   a device
 //! - [`cm`]: the objects behind librdmacm, above everything else
 //!
 //! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
@@ -93,7 +93,6 @@ mod qp;
 mod remote_targets;
 mod runtime;
 mod srq;
-mod stats;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
