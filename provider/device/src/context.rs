@@ -57,7 +57,7 @@ impl Context {
 
     /// An opening of `device`, whose engine in this process is `engine`.
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
-        let (memory, events, command) = (Arc::new(MemoryTable::new()), EventQueue::new()?, command()?);
+        let (memory, events, command) = (Arc::<MemoryTable>::default(), EventQueue::new()?, command()?);
         let tracked = Tracked::new(ObjectId::next(), || Made::Context);
         Ok(Arc::new_cyclic(|me| Self { me: Weak::clone(me), device, engine, memory, events, command, tracked }))
     }
