@@ -1,6 +1,6 @@
 //! What programs and ids do with a [`Channel`]. Touches an eventfd.
 
-use super::id::{Channel, Event, Id};
+use super::id::{Channel, Event};
 use crate::event::EventQueue;
 use roxe_base::error::Error;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -38,15 +38,6 @@ impl Channel {
     /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub fn try_next(&self) -> Option<Event> {
         self.events.try_next().map(fetched)
-    }
-
-    pub(super) fn push(&self, event: Event) {
-        self.events.push(event);
-    }
-
-    /// Takes out the pending events about `id`: its own, and requests that came to it.
-    pub(super) fn take_of(&self, id: &Id) -> Vec<Event> {
-        self.events.take(|event| event.is_about(id))
     }
 }
 

@@ -89,11 +89,11 @@ impl Id {
         let _inner = self.lock();
         let from = std::mem::replace(&mut *self.channel.lock(), Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            for event in from.take_of(self) {
+            for event in from.events.take(self.name) {
                 if event.listener.is_some() {
                     event.id.migrate_with_listener(to);
                 }
-                to.push(event);
+                to.events.push(self.name, event, None);
             }
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Id {
         let mut channel = self.channel.lock();
         let from = std::mem::replace(&mut *channel, Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            from.take_of(self).into_iter().for_each(|event| to.push(event));
+            from.events.take(self.name).into_iter().for_each(|event| to.events.push(self.name, event, None));
         }
     }
 
@@ -129,7 +129,7 @@ impl Id {
             end(&device_addr.engine, comm);
         }
         drop((held, claim));
-        let pending = channel.take_of(self);
+        let pending = channel.events.take(self.name);
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 }

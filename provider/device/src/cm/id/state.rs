@@ -40,6 +40,7 @@ use std::sync::{Arc, Weak};
 /// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
 #[derive(Debug)]
 pub struct Channel {
+    /// With each event the id that hears of it: its own, or the one that listens.
     pub(in crate::cm) events: EventQueue<Event>,
 }
 
@@ -57,14 +58,6 @@ pub struct Event {
     pub listener: Option<Arc<Id>>,
     /// What the peer says.
     pub data: EventData,
-}
-
-impl Event {
-    /// Whether it has to be taken from the channel with `id`.
-    pub(in crate::cm) fn is_about(&self, id: &Id) -> bool {
-        let heard_by = self.listener.as_ref().unwrap_or(&self.id);
-        std::ptr::eq(&raw const **heard_by, id)
-    }
 }
 
 /// `struct rdma_cm_id`: what a program binds, connects and listens with.
@@ -235,7 +228,7 @@ impl Id {
     pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
             tell(|| Told::Connection { id: self.name, kind: &kind, status });
-            self.channel.lock().push(Event { kind, status, id, listener: None, data });
+            self.channel.lock().events.push(self.name, Event { kind, status, id, listener: None, data }, None);
         }
     }
 
@@ -252,7 +245,7 @@ impl Id {
         // The new id's events come where those of the listener do, which may have moved.
         *id.channel.lock() = Arc::clone(&channel);
         tell(|| Told::Connection { id: id.name, kind: &kind, status: 0 });
-        channel.push(Event { kind, status: 0, id, listener: Some(me), data });
+        channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
     }
 
