@@ -24,7 +24,6 @@
 
 mod address;
 mod alternate;
-mod channel;
 mod device_addr;
 mod event;
 mod explain;

@@ -1,7 +1,8 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
 //!
-//! Here: what it is made of, and the events by which its program hears of it. The three types know
-//! each other: an id raises events on its channel, and an event holds its id.
+//! Here: what it is made of, what its program sets and asks, and the events by which the program
+//! hears of it. The three types know each other: an id raises events on its channel, and an event
+//! holds its id.
 //!
 //! ```text
 //!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved
@@ -17,13 +18,16 @@ use crate::cm::address::Address;
 use crate::cm::device_addr::DeviceAddr;
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::groups::Groups;
+use crate::cm::options::IdOption;
 use crate::cm::route::{Alternates, Path};
+use crate::device::Device;
 use crate::event::EventQueue;
 use crate::ib_cm::interface_change;
 use crate::ib_cm::ports::{Claim, Ephemeral};
 use crate::qp::Qp;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
+use roxe_base::limits;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_check::{Event as Told, tell};
@@ -32,6 +36,7 @@ use roxe_transport::qp::Service;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
 use std::fmt;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -41,7 +46,42 @@ use std::sync::{Arc, Weak};
 #[derive(Debug)]
 pub struct Channel {
     /// With each event the id that hears of it: its own, or the one that listens.
-    pub(in crate::cm) events: EventQueue<Event>,
+    pub(super) events: EventQueue<Event>,
+}
+
+impl Channel {
+    /// A channel without ids. EMFILE: no descriptor is left.
+    pub fn create() -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self { events: EventQueue::new()? }))
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made
+    /// non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The descriptor of [`Channel::fd`], borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending,
+    /// EINTR as `read(2)` gives it.
+    pub fn next(&self) -> Result<Event, Error> {
+        Ok(fetched(self.events.next()?))
+    }
+
+    /// The next event for a caller that has slept itself, by reading a unit from the descriptor.
+    /// `None`: there is no event any more, go on waiting.
+    pub fn take(&self) -> Option<Event> {
+        self.events.take_next().map(fetched)
+    }
+
+    /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub fn try_next(&self) -> Option<Event> {
+        self.events.try_next().map(fetched)
+    }
 }
 
 /// Something that happened to an id.
@@ -254,6 +294,79 @@ impl Id {
         let mut inner = self.lock();
         inner.unheard = inner.unheard.saturating_sub(1);
     }
+
+    /// Names it anew.
+    pub fn set_user(&self, user: u64) {
+        self.user.store(user, Ordering::Relaxed);
+    }
+
+    /// Puts an event into the channel that no peer has caused (`rdma_write_cm_event`).
+    pub fn write_event(&self, kind: EventKind, status: i32, arg: u64) {
+        let inner = self.lock();
+        self.raise_in(&inner, kind, status, EventData::Arg(arg));
+    }
+
+    /// Sets an option. EINVAL: not (any more) possible.
+    pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
+        let mut inner = self.lock();
+        match option {
+            IdOption::Tos(tos) => inner.options.tos = Some(tos),
+            IdOption::ReuseAddr(reuse) => {
+                if inner.state != State::Idle && (!reuse || inner.state == State::Listening) {
+                    return Err(Error::invalid("an address that is in use cannot be shared differently"));
+                }
+                inner.options.reuse = reuse;
+            }
+            IdOption::AfOnly(af_only) => {
+                inner.check(&[State::Idle, State::Bound])?;
+                inner.options.af_only = Some(af_only);
+            }
+            IdOption::AckTimeout(code) => {
+                if !matches!(self.service, Service::Rc | Service::XrcIni) || code > 31 {
+                    return Err(Error::invalid("an ACK timeout is a code up to 31, of a reliable connection"));
+                }
+                inner.options.ack_timeout = Some(code);
+            }
+            IdOption::Path(path) => self.set_path(&mut inner, path)?,
+        }
+        Ok(())
+    }
+
+    /// Sets the vendor options that the next message offers the peer (`rdma_set_local_ece`).
+    pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
+        self.lock().local_ece = ece;
+        Ok(())
+    }
+
+    /// The vendor options of the peer (`rdma_get_remote_ece`).
+    pub fn remote_ece(&self) -> Ece {
+        self.lock().remote_ece
+    }
+
+    /// The device it is bound to.
+    pub fn device(&self) -> Option<Arc<Device>> {
+        self.lock().device_addr.as_ref().map(|device_addr| Arc::clone(&device_addr.device))
+    }
+
+    /// The port of the device; 0 without one.
+    pub fn port(&self) -> u8 {
+        if self.lock().device_addr.is_some() { limits::PORTS } else { 0 }
+    }
+
+    /// Its own address, once bound.
+    pub fn local_addr(&self) -> Option<Address> {
+        self.lock().local
+    }
+
+    /// The peer's address, once known.
+    pub fn peer_addr(&self) -> Option<Address> {
+        self.lock().peer
+    }
+
+    /// The path, once resolved or requested.
+    pub fn path(&self) -> Option<Path> {
+        self.lock().path
+    }
 }
 
 impl Drop for Id {
@@ -266,6 +379,14 @@ impl fmt::Debug for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Id").field("port_space", &self.port_space).field("user", &self.user()).finish_non_exhaustive()
     }
+}
+
+/// An event that goes to the program: its listener has room for one more request.
+fn fetched(event: Event) -> Event {
+    if let Some(listener) = &event.listener {
+        listener.request_fetched();
+    }
+    event
 }
 
 /// What a refusal of the machine is to programs.
