@@ -61,7 +61,7 @@ impl Id {
 
 impl Inner {
     fn attached(&self) -> Result<(), Error> {
-        if self.moves_qp() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
+        if self.qp.is_some() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
     }
 
     /// Where the device has an address.
@@ -79,7 +79,8 @@ impl Inner {
         let path_mig_state = MigState::Rearm;
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };
         self.device_addr()?.engine.ensure_link(path.sgid)?;
-        self.modify_qp(&attr, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE)
+        let mask = AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE;
+        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(&attr, mask))
     }
 
     /// The peer proposes a path: loads it and says so, or why not.

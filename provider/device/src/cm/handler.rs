@@ -160,7 +160,7 @@ impl Inner {
     ) -> Told {
         self.remote_ece = ece;
         let data = EventData::Conn(accepted(rep));
-        if !self.moves_qp() {
+        if self.qp.is_none() {
             return (EventKind::ConnectResponse, 0, data);
         }
         if let Err(e) = self.make_ready(session, None) {

@@ -16,7 +16,6 @@ use roxe_base::limits;
 use roxe_transport::cm::QpTerms;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, Service};
 use roxe_transport::wr::Access;
-use roxe_wire::Qpn;
 use std::sync::Arc;
 
 /// What the queue pair is told; see the module.
@@ -116,21 +115,6 @@ impl Inner {
             qp.modify(&attr, mask)?;
         }
         Ok(())
-    }
-
-    /// Whether there is a queue pair to move.
-    pub(in crate::cm) fn moves_qp(&self) -> bool {
-        self.qp.is_some()
-    }
-
-    /// The interface and the number of the queue pair to move.
-    pub(in crate::cm) fn own_qpn(&self) -> Option<(u32, Qpn)> {
-        self.qp.as_ref().map(|qp| (qp.pd().context().device().ifindex(), qp.qpn()))
-    }
-
-    /// Gives the queue pair attributes, if there is one.
-    pub(in crate::cm) fn modify_qp(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(attr, mask))
     }
 
     /// The peer does not want it, or it was given up.

@@ -178,7 +178,7 @@ pub(in crate::cm) struct Inner {
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(in crate::cm) remote_ece: Ece,
-    pub(super) qp: Option<Arc<Qp>>,
+    pub(in crate::cm) qp: Option<Arc<Qp>>,
     pub(super) groups: Groups,
     pub(in crate::cm) alternates: Alternates,
     /// The PSN that the peer starts with.
