@@ -51,8 +51,7 @@ impl Id {
                 ..Alternate::new(path.route())
             };
             let comm = inner.alive()?;
-            let (cm, mut cx) = session.cx();
-            cm.load_alternate(&mut cx, comm, &alternate).map_err(|e| refused(&e))?;
+            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(|e| refused(&e))?;
             inner.alternates.proposed = Some(*path);
             Ok(())
         })?

@@ -15,7 +15,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_engine::engine::{Engine, Services};
 use roxe_net::forward::XrcRequest;
-use roxe_transport::cm::{Cm, ListenId, Route, Settings};
+use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, Guid, Mad};
@@ -51,6 +51,8 @@ struct Core {
     /// When to check the peers, and the requests that nobody answers.
     check_at: Option<Instant>,
     unanswered: Vec<Unanswered>,
+    /// Where numbers come from that nobody can predict.
+    random: fn() -> u64,
 }
 
 impl Core {
@@ -58,14 +60,14 @@ impl Core {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
         let mad_sender = MadSender::new(Psn::new(draw() as u32));
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        let (called_at, check_at, unanswered) = (None, None, Vec::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at, check_at, unanswered })
+        let (called_at, check_at, unanswered, random) = (None, None, Vec::new(), draw);
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at, check_at, unanswered, random })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, mad_sender, check_at, unanswered, .. } = self;
-        let (now, random, errno_of_silence) = (clock::now(), draw, libc::ETIMEDOUT);
-        Session { cm, engine, ids, listeners, now, check_at, unanswered, errno_of_silence, random, mad_sender }
+        let Self { cm, ids, listeners, mad_sender, check_at, unanswered, random, .. } = self;
+        let (cx, errno_of_silence) = (Cx { now: clock::now(), random }, libc::ETIMEDOUT);
+        Session { cm, engine, ids, listeners, cx, check_at, unanswered, errno_of_silence, mad_sender }
     }
 
     /// Asks the engine to call when the machine's next timer is due, or the peers are to be

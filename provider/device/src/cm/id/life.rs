@@ -138,10 +138,9 @@ impl Id {
 fn end(engine: &Runtime, comm: CommId) {
     with_machine(engine, |session| {
         session.ids.remove(&comm);
-        let (cm, mut cx) = session.cx();
         // It is unknown in the child of a fork, where it is the parent's, or because it ended
         // meanwhile.
-        let _ = cm.destroy(&mut cx, comm);
+        let _ = session.cm.destroy(&mut session.cx, comm);
     });
 }
 
