@@ -2,16 +2,13 @@
 
 use super::connect::send_on_own_packets;
 use super::listen::{stop_listening, with_machine};
-use super::state::{Channel, Id, Inner, Link, Options, Side, State};
-use crate::cm::groups::Groups;
-use crate::cm::route::Alternates;
+use super::state::{Channel, Id, Inner, Link, State};
 use crate::ib_cm::interface_change;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::Mutex;
 use roxe_base::uses::ObjectId;
 use roxe_base::weakest::{Subject, number_for};
-use roxe_transport::cm::Ece;
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
@@ -52,29 +49,7 @@ impl Id {
         user: u64,
         psn: u32,
     ) -> Arc<Self> {
-        let inner = Inner {
-            state: State::Idle,
-            side: Side::Active,
-            device_addr: None,
-            local: None,
-            peer: None,
-            hop_limit: 0,
-            path: None,
-            link: Link::None,
-            port: None,
-            listens: vec![],
-            later: vec![],
-            backlog: 0,
-            unheard: 0,
-            options: Options::default(),
-            local_ece: Ece::NONE,
-            remote_ece: Ece::NONE,
-            qp: None,
-            groups: Groups::default(),
-            alternates: Alternates::default(),
-            psn: Psn::new(psn),
-            address_lost: false,
-        };
+        let inner = Inner { psn: Psn::new(psn), ..Inner::default() };
         let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
         let channel = Mutex::new(Arc::clone(channel));
         let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });

@@ -115,8 +115,9 @@ pub struct Id {
 }
 
 /// Where an id stands; the picture is on the first page of the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum State {
+    #[default]
     Idle,
     Bound,
     AddrResolved,
@@ -130,9 +131,10 @@ pub(in crate::cm) enum State {
 }
 
 /// What the machine calls its connection or lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum Link {
     /// There was none yet.
+    #[default]
     None,
     /// This one is known to the machine.
     Alive(CommId),
@@ -141,8 +143,9 @@ pub(in crate::cm) enum Link {
 }
 
 /// Which end it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum Side {
+    #[default]
     Active,
     Passive,
 }
@@ -157,7 +160,7 @@ pub(in crate::cm) enum Port {
 }
 
 /// What the lock guards.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::cm) struct Inner {
     pub(in crate::cm) state: State,
     pub(in crate::cm) side: Side,
