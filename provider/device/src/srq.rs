@@ -222,11 +222,6 @@ impl Srq {
         &self.pd
     }
 
-    /// The token that its events carry.
-    pub fn user(&self) -> u64 {
-        self.user
-    }
-
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         if is_on() { self.post_recv_told(request) } else { self.append(request, || ()) }
@@ -306,7 +301,7 @@ impl Srq {
     /// Tells the program that the limit was reached, if it was.
     fn raise_limit(&self, fired: bool) {
         if fired {
-            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user(), self.id);
+            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user, self.id);
         }
     }
 
