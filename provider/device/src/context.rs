@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_context_reports_its_attributes_one_port_and_one_pkey() {
         let context = crate::testing::context();
-        let attr = context.attr();
+        let attr = context.device().attr();
         assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);
         assert!(attr.max_cqe >= 262_144 && attr.max_srq_wr >= 4096 && attr.max_qp_wr >= 16_384);
         assert_eq!(context.port_attr(1).unwrap().state, 4);

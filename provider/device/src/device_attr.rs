@@ -1,18 +1,10 @@
 //! What a device is and takes, as `ibv_query_device` reports it: a table. Touches the
 //! configuration.
 
-use crate::context::Context;
 use crate::device::Device;
 use roxe_base::config::config;
 use roxe_base::limits;
 use roxe_base::weakest::{Weakness, has};
-
-impl Context {
-    /// What the device is and takes.
-    pub fn attr(&self) -> DeviceAttr {
-        self.device().attr()
-    }
-}
 
 /// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always
 /// 0 are left out.

@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn there_is_as_much_as_the_device_says() {
         let context = testing::context();
-        let max = context.attr().max_dm_size;
+        let max = context.device().attr().max_dm_size;
         for (length, log_align, expected) in [
             (0, 0, libc::EINVAL),
             (max + 1, 0, libc::EINVAL),
