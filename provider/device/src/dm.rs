@@ -12,7 +12,7 @@
 //! exists, and what they say matters to the program alone.
 
 use crate::context::Context;
-use crate::dm_budget::DmBudget;
+use crate::device::DmBudget;
 use roxe_base::error::Error;
 use roxe_base::limits::{DM_GRAIN, MAX_DM_SIZE};
 use roxe_base::lock::{Mutex, rank};

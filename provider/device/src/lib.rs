@@ -17,8 +17,7 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `unpolled`, `dm_budget`: queues of events with a descriptor; which completions nobody
-//!   has polled; memory of the card that is left
+//! - `event`, `unpolled`: queues of events with a descriptor; which completions nobody has polled
 //! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
@@ -26,9 +25,9 @@
 //! - `xrc_domain`, `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks
 //!   of them
 //! - `remote_targets`, `xrcd`, `xrc_remote`: XRC domains, also across processes
-//! - `ib_cm`: the connection manager of a device, and who has which port
-//! - `runtime`: the engines of this process, and what they hand up: messages, XRC requests, changes
-//!   of the interface
+//! - `ib_cm`: the connection manager of a device, which engines hand messages, XRC requests and
+//!   changes of the interface up to, and who has which port
+//! - `runtime`: the engines of this process
 //! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
 //!   a device
 //! - [`cm`]: the objects behind librdmacm, above everything else
@@ -78,7 +77,6 @@ mod device;
 mod device_attr;
 mod devices;
 mod dm;
-mod dm_budget;
 mod engine_set;
 #[allow(unsafe_code)]
 mod event;
