@@ -6,11 +6,11 @@
 use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::EventQueue;
-use crate::unread::{self, Unread};
+use crate::unread;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
-use roxe_check::{Event, Made, Tracked, is_checking, is_on, tell};
+use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -20,22 +20,13 @@ use std::time::Duration;
 /// After so long the checker looks at what a thread waits for.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// An event of a completion queue, on its way to whoever waits on the channel.
-#[derive(Debug)]
-struct CqEvent {
-    cq: ObjectId,
-    user: u64,
-    /// While the checker is on.
-    unread: Option<Arc<Unread>>,
-}
-
 /// Where completion queues announce that they have something (`man ibv_create_comp_channel`).
 #[derive(Debug)]
 pub struct CompChannel {
-    me: Weak<Self>,
     context: Arc<Context>,
     engines: EngineSet,
-    events: EventQueue<CqEvent>,
+    /// The `user` tokens of completion queues.
+    events: Arc<EventQueue<u64>>,
     uses: UseCount,
     tracked: Tracked,
 }
@@ -55,10 +46,10 @@ impl Deadline for LongWait {
 impl Context {
     /// A new completion channel.
     pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
-        let (context, events, uses) = (Arc::clone(self), EventQueue::new()?, UseCount::default());
+        let (context, events, uses) = (Arc::clone(self), Arc::new(EventQueue::new()?), UseCount::default());
         let tracked = Tracked::new(ObjectId::next(), || Made::Channel { context: self.id() });
         let engines = EngineSet::new(self.engine().of_this_thread());
-        Ok(Arc::new_cyclic(|me| CompChannel { me: Weak::clone(me), context, engines, events, uses, tracked }))
+        Ok(Arc::new(CompChannel { context, engines, events, uses, tracked }))
     }
 }
 
@@ -83,7 +74,7 @@ impl CompChannel {
     /// non-blocking and nothing is pending, EINTR as `read(2)` gives it.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
-        Ok(self.events.next()?.user)
+        self.events.next()
     }
 
     /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the
@@ -113,12 +104,12 @@ impl CompChannel {
     /// ([`CompChannel::before_wait`]) and has read a unit. `None`: there is no event any more, go
     /// on waiting.
     pub fn take_event(&self) -> Option<u64> {
-        Some(self.events.take_next()?.user)
+        self.events.take_next()
     }
 
     /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.
     pub fn try_get_event(&self) -> Option<u64> {
-        Some(self.events.try_next()?.user)
+        self.events.try_next()
     }
 
     /// Whether the channel may be destroyed: EBUSY while completion queues use it.
@@ -143,23 +134,12 @@ impl CompChannel {
     }
 
     pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
-        let unread = is_checking().then(|| self.watch_event());
-        self.events.push(CqEvent { cq, user, unread });
-    }
-
-    /// Tells the checker if the event that comes now is the oldest for long, and a thread sleeps
-    /// that should have taken it.
-    fn watch_event(&self) -> Arc<Unread> {
-        let channel = Weak::clone(&self.me);
-        Unread::watch(self.context.engine(), move |unread| {
-            let Some(channel) = channel.upgrade() else { return false };
-            let of = |event: &CqEvent| unread.is_of(event.unread.as_ref()).then_some(event.cq);
-            unread::look(&channel.events, channel.id(), of)
-        })
+        let watch = unread::watch(self.context.engine(), (&self.events, self.id()), None);
+        self.events.push(cq, user, watch);
     }
 
     /// Forgets the pending events of a CQ that is destroyed.
     pub(crate) fn forget(&self, cq: ObjectId) {
-        self.events.forget(|event| event.cq == cq);
+        self.events.forget(cq);
     }
 }

@@ -5,11 +5,11 @@
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
-use crate::unread::{self, Unread};
+use crate::unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, is_checking, tell};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_engine::adapter::PortObserver;
 use roxe_engine::engine::Engine;
 use roxe_engine::port::{GidEntry, PortAttr, PortChange};
@@ -19,26 +19,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-
-/// An asynchronous event and the object it belongs to, so that it can be forgotten with it.
-#[derive(Debug)]
-struct Raised {
-    event: AsyncEvent,
-    source: ObjectId,
-    /// While the checker is on.
-    unread: Option<Arc<Unread>>,
-}
+use std::sync::Arc;
 
 /// One opening of a device.
 #[derive(Debug)]
 pub struct Context {
-    me: Weak<Self>,
     device: Arc<Device>,
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
-    events: EventQueue<Raised>,
+    events: Arc<EventQueue<AsyncEvent>>,
     /// Only there to be a descriptor with an identity: programs duplicate it and import the device
     /// by the copy.
     command: File,
@@ -57,9 +46,9 @@ impl Context {
 
     /// An opening of `device`, whose engine in this process is `engine`.
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
-        let (memory, events, command) = (Arc::new(MemoryTable::new()), EventQueue::new()?, command()?);
+        let (memory, events, command) = (Arc::default(), Arc::new(EventQueue::new()?), command()?);
         let tracked = Tracked::new(ObjectId::next(), || Made::Context);
-        Ok(Arc::new_cyclic(|me| Self { me: Weak::clone(me), device, engine, memory, events, command, tracked }))
+        Ok(Arc::new(Self { device, engine, memory, events, command, tracked }))
     }
 
     /// The device that was opened.
@@ -116,18 +105,18 @@ impl Context {
     /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is
     /// pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
-        Ok(self.events.next()?.event)
+        self.events.next()
     }
 
     /// The next asynchronous event for a caller that has slept itself, by reading a unit from
     /// `async_fd`. `None`: there is no event any more, go on waiting.
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
-        Some(self.events.take_next()?.event)
+        self.events.take_next()
     }
 
     /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
-        Some(self.events.try_next()?.event)
+        self.events.try_next()
     }
 
     /// Everything counted so far on this device in this process, by name.
@@ -152,27 +141,14 @@ impl Context {
     /// Queues an asynchronous event of the object `source`, whose token is `user`.
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
-        let unread = is_checking().then(|| self.watch(kind, source));
-        self.events.push(Raised { event: AsyncEvent { kind, user }, source, unread });
-    }
-
-    /// Tells the checker if the event lies there for long: of one that an object does not survive,
-    /// and if it is the oldest and a thread sleeps that should have taken it.
-    fn watch(&self, kind: AsyncEventKind, source: ObjectId) -> Arc<Unread> {
-        let (context, is_told) = (Weak::clone(&self.me), AtomicBool::new(!kind.is_fatal()));
-        Unread::watch(&self.engine, move |unread| {
-            if !is_told.swap(true, Ordering::Relaxed) {
-                tell(|| Event::AsyncUnread { source, kind: &kind });
-            }
-            let Some(context) = context.upgrade() else { return false };
-            let of = |raised: &Raised| unread.is_of(raised.unread.as_ref()).then_some(raised.source);
-            unread::look(&context.events, context.id(), of)
-        })
+        let fatal = kind.is_fatal().then_some((source, kind));
+        let watch = unread::watch(&self.engine, (&self.events, self.id()), fatal);
+        self.events.push(source, AsyncEvent { kind, user }, watch);
     }
 
     /// Forgets the pending events of an object that is destroyed.
     pub(crate) fn forget_events(&self, source: ObjectId) {
-        self.events.forget(|raised| raised.source == source);
+        self.events.forget(source);
     }
 }
 
@@ -216,7 +192,7 @@ mod tests {
     #[test]
     fn a_context_reports_its_attributes_one_port_and_one_pkey() {
         let context = crate::testing::context();
-        let attr = context.attr();
+        let attr = context.device().attr();
         assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);
         assert!(attr.max_cqe >= 262_144 && attr.max_srq_wr >= 4096 && attr.max_qp_wr >= 16_384);
         assert_eq!(context.port_attr(1).unwrap().state, 4);

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
 use crate::unpolled::{Entry, Unpolled};
-use moderation::{Moderator, Verdict};
+use moderation::Verdict;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
@@ -103,17 +103,10 @@ impl Context {
             has_entries: AtomicBool::new(false),
             state: Mutex::new(State {
                 ring,
-                appended: 0,
-                polled: 0,
-                dropped: VecDeque::new(),
-                announced: 0,
-                newest: 0,
                 capacity,
-                armed: Armed::No,
-                moderator: Moderator::default(),
                 ignore_overrun: init.ignore_overrun,
-                overrun: false,
                 weak: WeakCq::of_new(),
+                ..State::default()
             }),
         }))
     }

@@ -1,25 +1,10 @@
 //! What a device is and takes, as `ibv_query_device` reports it: a table. Touches the
 //! configuration.
 
-use crate::context::Context;
 use crate::device::Device;
 use roxe_base::config::config;
 use roxe_base::limits;
 use roxe_base::weakest::{Weakness, has};
-
-impl Device {
-    /// What it is and takes.
-    pub fn attr(&self) -> DeviceAttr {
-        DeviceAttr::of(self)
-    }
-}
-
-impl Context {
-    /// What the device is and takes.
-    pub fn attr(&self) -> DeviceAttr {
-        self.device().attr()
-    }
-}
 
 /// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always
 /// 0 are left out.
@@ -120,16 +105,17 @@ const CAP_FLAGS: u32 = 1 << 20
 /// FLUSH_GLOBAL, ATOMIC_WRITE. There is no persistent memory, so no FLUSH_PERSISTENT.
 const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
 
-impl DeviceAttr {
-    fn of(device: &Device) -> Self {
+impl Device {
+    /// What it is and takes.
+    pub fn attr(&self) -> DeviceAttr {
         let (most, config) = (limits::in_force(), config().ok());
         let profile = config.and_then(|config| config.profile);
         let part = config.and_then(|config| config.vendor_part_id);
         let part = part.or_else(|| profile.map(|card| card.vendor_part_id));
-        Self {
+        DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION"),
-            node_guid: device.node_guid(),
-            sys_image_guid: device.node_guid(),
+            node_guid: self.node_guid(),
+            sys_image_guid: self.node_guid(),
             max_mr_size: limits::MAX_MR_SIZE,
             page_size_cap: !0xfff,
             vendor_id: profile.map_or(0x02_7278, |card| card.vendor_id),

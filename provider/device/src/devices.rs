@@ -1,15 +1,16 @@
 //! The devices of this process: the list that [`devices`] gives out.
 //!
-//! Touches the interfaces of the system, and standard error for a seed.
+//! Touches the interfaces of the system, and standard error for a seed and for counters.
 
 use crate::device::Device;
-use crate::stats;
+use crate::runtime;
 use roxe_base::config::{Config, Stats, config, parse_netdevs};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest;
 use roxe_engine::port::Netdev;
+use roxe_engine::stats_file::{legend_of, line};
 use std::io::{Write, stderr};
 use std::sync::{Arc, Once};
 
@@ -68,9 +69,29 @@ pub(crate) fn known_devices() -> Vec<Arc<Device>> {
     KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
 }
 
-/// What the devices counted, told when the process ends.
+/// What the devices counted, told when the process ends: to the files of
+/// [`roxe_engine::counter_files`], and with `ROXE_STATS=on` to people who run a program that knows
+/// no counters.
+///
+/// They get one line per device on standard error, as names and values, of all counters that are
+/// not zero, and with `ROXE_STATS=words` what each of these counts. Packets may still come while
+/// the process ends: both are told the same. What a process that is killed, or leaves by `_exit`,
+/// has counted is left in a file ([`roxe_engine::stats_file`]).
 fn report() {
-    stats::report(&known_devices());
+    let prints = config().map_or(Stats::Off, |config| config.stats);
+    runtime::all().iter().for_each(|engine| engine.count_socket_drops());
+    for device in known_devices() {
+        let counters = device.adapter().counters();
+        let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(&counters));
+        if prints == Stats::Off {
+            continue;
+        }
+        let mut text = line(device.name(), "", &last.list());
+        if prints == Stats::Words {
+            text += &legend_of(&text);
+        }
+        let _ = stderr().write_all(text.as_bytes());
+    }
 }
 
 /// The lock of the list, for the fork handlers.

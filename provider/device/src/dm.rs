@@ -12,7 +12,7 @@
 //! exists, and what they say matters to the program alone.
 
 use crate::context::Context;
-use crate::dm_budget::DmBudget;
+use crate::device::DmBudget;
 use roxe_base::error::Error;
 use roxe_base::limits::{DM_GRAIN, MAX_DM_SIZE};
 use roxe_base::lock::{Mutex, rank};
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn there_is_as_much_as_the_device_says() {
         let context = testing::context();
-        let max = context.attr().max_dm_size;
+        let max = context.device().attr().max_dm_size;
         for (length, log_align, expected) in [
             (0, 0, libc::EINVAL),
             (max + 1, 0, libc::EINVAL),

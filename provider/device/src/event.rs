@@ -6,11 +6,15 @@
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::ObjectId;
+use roxe_engine::queue_pair::Deadline;
 use roxe_net::wake;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
 
 /// What happened to an object or the port (values of `enum ibv_event_type`).
 ///
@@ -70,6 +74,16 @@ pub struct AsyncEvent {
     pub user: u64,
 }
 
+/// An event that waits for the program.
+#[derive(Debug)]
+struct Waiting<T> {
+    event: T,
+    /// The object that it belongs to, so that it can be forgotten with it.
+    source: ObjectId,
+    /// While the checker is on, who looks whether it waits for long: as long as it waits.
+    watch: Option<Arc<dyn Deadline>>,
+}
+
 /// Events in order, and a descriptor that is readable while there are any.
 ///
 /// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for
@@ -78,7 +92,7 @@ pub struct AsyncEvent {
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     fd: File,
-    events: Mutex<rank::Events, VecDeque<T>>,
+    events: Mutex<rank::Events, VecDeque<Waiting<T>>>,
 }
 
 impl<T> EventQueue<T> {
@@ -94,10 +108,10 @@ impl<T> EventQueue<T> {
         self.fd.as_fd()
     }
 
-    /// Queues `event` and makes the descriptor readable for one more read.
-    pub(crate) fn push(&self, event: T) {
+    /// Queues an event of `source` and makes the descriptor readable for one more read.
+    pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
         let mut events = self.events.lock();
-        events.push_back(event);
+        events.push_back(Waiting { event, source, watch });
         wake(self.fd());
     }
 
@@ -121,7 +135,7 @@ impl<T> EventQueue<T> {
     /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was
     /// forgotten meanwhile.
     pub(crate) fn take_next(&self) -> Option<T> {
-        self.events.lock().pop_front()
+        self.events.lock().pop_front().map(|waiting| waiting.event)
     }
 
     /// Whether [`EventQueue::next`] would wait.
@@ -134,32 +148,36 @@ impl<T> EventQueue<T> {
         self.events.lock().is_empty()
     }
 
-    /// Looks at the oldest event, and at how many there are.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&T, usize) -> R) -> Option<R> {
+    /// What the oldest event belongs to, if it is the one with this `watch`, and how many there
+    /// are.
+    pub(crate) fn oldest_of(&self, watch: &dyn Deadline) -> Option<(ObjectId, usize)> {
         let events = self.events.lock();
-        events.front().map(|oldest| look(oldest, events.len()))
+        let is_it = |own: &Arc<dyn Deadline>| ptr::addr_eq(Arc::as_ptr(own), watch);
+        let oldest = events.front().filter(|oldest| oldest.watch.as_ref().is_some_and(is_it))?;
+        Some((oldest.source, events.len()))
     }
 
     /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub(crate) fn try_next(&self) -> Option<T> {
         let mut events = self.events.lock();
-        let event = events.pop_front()?;
+        let waiting = events.pop_front()?;
         self.take_unit();
-        Some(event)
+        Some(waiting.event)
     }
 
     /// Drops the queued events of an object that goes away.
-    pub(crate) fn forget(&self, gone: impl Fn(&T) -> bool) {
-        drop(self.take(gone));
+    pub(crate) fn forget(&self, source: ObjectId) {
+        drop(self.take(source));
     }
 
-    /// Takes the queued events out that `wanted` is true of, in order.
-    pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
+    /// Takes out the queued events of an object, in order.
+    pub(crate) fn take(&self, source: ObjectId) -> Vec<T> {
         let mut events = self.events.lock();
-        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(wanted);
+        let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(|waiting| waiting.source == source);
         *events = kept;
         taken.iter().for_each(|_| self.take_unit());
-        taken.into()
+        drop(events);
+        taken.into_iter().map(|waiting| waiting.event).collect()
     }
 
     /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the
@@ -190,7 +208,10 @@ fn eventfd() -> Result<File, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
+
+    fn push(queue: &EventQueue<u8>, event: u8) {
+        queue.push(ObjectId::next(), event, None);
+    }
 
     fn set_nonblocking(fd: RawFd) {
         // SAFETY: plain fcntl on an open descriptor.
@@ -209,8 +230,8 @@ mod tests {
     fn one_event_is_one_readable_unit() {
         let queue = EventQueue::new().unwrap();
         assert!(!is_readable(queue.fd()));
-        queue.push(1);
-        queue.push(2);
+        push(&queue, 1);
+        push(&queue, 2);
         assert_eq!(queue.next().unwrap(), 1);
         assert!(is_readable(queue.fd()));
         assert_eq!(queue.next().unwrap(), 2);
@@ -231,7 +252,7 @@ mod tests {
             let queue = Arc::clone(&queue);
             move || queue.next().unwrap()
         });
-        queue.push(7);
+        push(&queue, 7);
         assert_eq!(reader.join().unwrap(), 7);
     }
 
@@ -239,8 +260,8 @@ mod tests {
     fn events_taken_without_waiting_leave_no_unit_behind() {
         let queue = EventQueue::new().unwrap();
         assert_eq!(queue.try_next(), None, "and it does not wait");
-        queue.push(1);
-        queue.push(2);
+        push(&queue, 1);
+        push(&queue, 2);
         assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(1), true));
         assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(2), false));
         assert_eq!(queue.try_next(), None);
@@ -249,10 +270,11 @@ mod tests {
     #[test]
     fn forgotten_events_leave_no_unit_behind() {
         let queue = EventQueue::new().unwrap();
-        for event in [1, 2, 1, 3] {
-            queue.push(event);
+        let [gone, stays] = [ObjectId::next(), ObjectId::next()];
+        for (source, event) in [(gone, 1), (stays, 2), (gone, 1), (stays, 3)] {
+            queue.push(source, event, None);
         }
-        queue.forget(|&event| event == 1);
+        queue.forget(gone);
         assert_eq!(queue.next().unwrap(), 2);
         assert_eq!(queue.next().unwrap(), 3);
         assert!(!is_readable(queue.fd()));
@@ -265,11 +287,12 @@ mod tests {
             let queue = Arc::clone(&queue);
             move || queue.next().unwrap()
         });
+        let gone = ObjectId::next();
         for _ in 0..1000 {
-            queue.events.lock().push_back(1);
-            queue.forget(|&event| event == 1);
+            queue.events.lock().push_back(Waiting { event: 1, source: gone, watch: None });
+            queue.forget(gone);
         }
-        queue.push(2);
+        push(&queue, 2);
         assert_eq!(reader.join().unwrap(), 2);
     }
 }

@@ -17,8 +17,7 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `unpolled`, `dm_budget`: queues of events with a descriptor; which completions nobody
-//!   has polled; memory of the card that is left
+//! - `event`, `unpolled`: queues of events with a descriptor; which completions nobody has polled
 //! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
@@ -26,18 +25,18 @@
 //! - `xrc_domain`, `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks
 //!   of them
 //! - `remote_targets`, `xrcd`, `xrc_remote`: XRC domains, also across processes
-//! - `ib_cm`: the connection manager of a device, and who has which port
-//! - `runtime`: the engines of this process, and what they hand up: messages, XRC requests, changes
-//!   of the interface
-//! - `stats`, `devices`, `fork`, `open`: the list of devices, the end of the process, a fork, and
-//!   opening a device
+//! - `ib_cm`: the connection manager of a device, which engines hand messages, XRC requests and
+//!   changes of the interface up to, and who has which port
+//! - `runtime`: the engines of this process
+//! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
+//!   a device
 //! - [`cm`]: the objects behind librdmacm, above everything else
 //!
 //! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
 //! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
-//! `qp::{steering, rss, raw}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
+//! `qp::{steering, rss}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
 //! remote_target}`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what
@@ -78,7 +77,6 @@ mod device;
 mod device_attr;
 mod devices;
 mod dm;
-mod dm_budget;
 mod engine_set;
 #[allow(unsafe_code)]
 mod event;
@@ -93,7 +91,6 @@ mod qp;
 mod remote_targets;
 mod runtime;
 mod srq;
-mod stats;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
@@ -116,7 +113,7 @@ pub use event::{AsyncEvent, AsyncEventKind};
 pub use mr::{Advice, DmaBuf, Mr, MrChange};
 pub use mw::Mw;
 pub use pd::Pd;
-pub use qp::{Flow, FlowInit, Qp, QpInit, QpInitView, RwqTable, SendGuard};
+pub use qp::{Flow, FlowInit, Qp, QpInit, RwqTable, SendGuard};
 pub use roxe_base::cancel::uncancelled;
 pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;

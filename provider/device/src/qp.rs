@@ -12,7 +12,7 @@
 //!   checker is told
 //! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in
 //!   memory yet, and what it does instead
-//! - `steering`, `rss`, `raw`: only raw packets: flows, tables of work queues, frames
+//! - `steering`, `rss`: only raw packets: flows, tables of work queues
 //! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
 mod core;
@@ -24,7 +24,6 @@ mod host_state;
 mod init;
 mod placement;
 mod queue_pair;
-mod raw;
 mod remote_target;
 mod resources;
 mod rss;
@@ -39,7 +38,7 @@ mod xrc_requests;
 mod xrc_target;
 
 pub(crate) use self::core::QpCore;
-pub use init::{QpInit, QpInitView};
+pub use init::QpInit;
 pub(crate) use rss::Rss;
 pub use rss::RwqTable;
 pub use send::SendGuard;

@@ -1,25 +1,17 @@
 //! The engines of this process, each together with its connection manager.
 //!
-//! The engine knows connection managers and XRC domains by [`Services`] only; that is implemented
-//! here, and passes on to [`crate::ib_cm`] and [`crate::xrc_remote`].
+//! The engine knows connection managers and XRC domains by [`roxe_engine::engine::Services`] only,
+//! which is the [`Agent`].
 
 use crate::device::Device;
 use crate::ib_cm::agent::Agent;
-use crate::ib_cm::interface_change;
 use crate::ib_cm::session::Session;
-use crate::xrc_remote;
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Mutex, rank};
 use roxe_engine::engine::Engine;
-use roxe_engine::engine::Services;
-use roxe_net::forward::XrcRequest;
-use roxe_transport::cm::Route;
-use roxe_transport::time::Instant;
-use roxe_wire::cm::Mad;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// The engines of this process by interface index.
 pub(crate) static ENGINES: Mutex<rank::Engines, Vec<(u32, WeakRuntime)>> = Mutex::new(Vec::new());
@@ -48,12 +40,6 @@ pub(crate) struct WeakRuntime {
     agent: Weak<Agent>,
 }
 
-/// Acts on what the engine hands to the crate above it.
-#[derive(Debug)]
-struct Upper {
-    agent: Arc<Agent>,
-}
-
 impl Runtime {
     /// That of `device` in this process, made if there is none. EINVAL: an environment variable is
     /// not understood.
@@ -72,7 +58,7 @@ impl Runtime {
     fn new(device: &Device) -> Result<Self, Error> {
         at_exit(Stage::Shutdown, shut_down);
         let agent = Arc::<Agent>::default();
-        let engine = Engine::create(device.adapter(), Arc::new(Upper { agent: Arc::clone(&agent) }))?;
+        let engine = Engine::create(device.adapter(), Arc::clone(&agent) as _)?;
         Ok(Self { engine, agent })
     }
 
@@ -131,32 +117,6 @@ impl Deref for Runtime {
     #[inline]
     fn deref(&self) -> &Engine {
         &self.engine
-    }
-}
-
-impl Services for Upper {
-    fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
-        self.agent.leave_message(engine, route, mad);
-    }
-
-    fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
-        self.agent.leave_deadline(engine, deadline);
-    }
-
-    fn run_connections(&self, engine: &Engine) {
-        self.agent.work_off_inbox(engine);
-    }
-
-    fn end_connections(&self, engine: &Engine, limit: Duration) {
-        self.agent.end_all(engine, limit);
-    }
-
-    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
-        xrc_remote::serve_xrc_request(engine, request, body, now);
-    }
-
-    fn interface_changed(&self, engine: &Engine) {
-        interface_change::announce(engine.adapter());
     }
 }
 

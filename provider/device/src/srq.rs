@@ -24,7 +24,7 @@ use roxe_wire::{NetHeader, Packet, PathMtu};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
-use tags::{TagState, Tags};
+use tags::TagState;
 
 /// What a shared receive queue is created with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,8 +93,8 @@ impl State {
 #[derive(Debug)]
 pub struct Srq {
     pd: Arc<Pd>,
-    /// The use of the domain and the place in the quota; they end when the queue is destroyed.
-    held: Mutex<rank::Uses, Option<[Use; 2]>>,
+    /// What it uses, and its place in the quota; they end when the queue is destroyed.
+    held: Mutex<rank::Uses, Vec<Use>>,
     id: ObjectId,
     user: u64,
     tracked: Tracked,
@@ -107,20 +107,16 @@ pub struct Srq {
 #[derive(Debug)]
 enum Kind {
     Basic,
-    Xrc(Xrc),
-    Tags(Tags),
-}
-
-/// What a shared receive queue of an XRC domain has besides.
-#[derive(Debug)]
-struct Xrc {
-    owner: Arc<dyn XrcOwner>,
-    /// Where its receives complete, whichever queue pair brought the message.
-    cq: Arc<Cq>,
-    /// By which messages name it.
-    number: u32,
-    /// Ends when the queue is destroyed.
-    uses: Mutex<rank::Uses, Vec<Use>>,
+    /// Of an XRC domain.
+    Xrc {
+        owner: Arc<dyn XrcOwner>,
+        /// Where its receives complete, whichever queue pair brought the message.
+        cq: Arc<Cq>,
+        /// By which messages name it.
+        number: u32,
+    },
+    /// With tags: where receives and operations complete.
+    Tags(Arc<Cq>),
 }
 
 /// The XRC domain of a shared receive queue, as the queue knows it.
@@ -146,7 +142,7 @@ impl Pd {
     /// A new shared receive queue; EINVAL beyond the limits of the device, ENOMEM: there are
     /// `max_srq`.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
-        Srq::make(self, init, Kind::Basic, None)
+        Srq::make(self, init, Kind::Basic, None, vec![])
     }
 
     /// A new shared receive queue that matches tags (`man ibv_post_srq_ops`); everything that it
@@ -156,7 +152,7 @@ impl Pd {
         if !Arc::ptr_eq(self.context(), cq.context()) {
             return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
         }
-        Srq::make(self, init, Kind::Tags(Tags::new(cq)), Some(TagState::new(tags)?))
+        Srq::make(self, init, Kind::Tags(Arc::clone(cq)), Some(TagState::new(tags)?), vec![cq.hold()])
     }
 }
 
@@ -170,11 +166,17 @@ impl Srq {
         cq: &Arc<Cq>,
         number: u32,
     ) -> Result<Arc<Self>, Error> {
-        let uses = Mutex::new(vec![domain, cq.hold()]);
-        Self::make(pd, init, Kind::Xrc(Xrc { owner, cq: Arc::clone(cq), number, uses }), None)
+        let kind = Kind::Xrc { owner, cq: Arc::clone(cq), number };
+        Self::make(pd, init, kind, None, vec![domain, cq.hold()])
     }
 
-    fn make(pd: &Arc<Pd>, init: SrqInit, kind: Kind, tags: Option<TagState>) -> Result<Arc<Self>, Error> {
+    fn make(
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        kind: Kind,
+        tags: Option<TagState>,
+        mut held: Vec<Use>,
+    ) -> Result<Arc<Self>, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
         let most = limits::in_force().max_srq_sge;
@@ -183,10 +185,11 @@ impl Srq {
             return Err(Error::invalid(format!("{n} elements per request; the device takes {most}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
+        held.extend([pd.hold(), pd.context().device().quotas().srqs.take()?]);
         let id = ObjectId::next();
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
-            held: Mutex::new(Some([pd.hold(), pd.context().device().quotas().srqs.take()?])),
+            held: Mutex::new(held),
             id,
             tracked: Tracked::new(id, || Made::Srq { pd: pd.object(), max_wr: init.max_wr }),
             user: init.user,
@@ -198,31 +201,25 @@ impl Srq {
 
     /// In an XRC domain: by which number messages name it.
     pub fn number(&self) -> Option<u32> {
-        if let Kind::Xrc(xrc) = &self.kind { Some(xrc.number) } else { None }
+        if let Kind::Xrc { number, .. } = self.kind { Some(number) } else { None }
     }
 
     /// In an XRC domain, and where tags are matched: where its receives complete.
     pub fn cq(&self) -> Option<&Arc<Cq>> {
         match &self.kind {
             Kind::Basic => None,
-            Kind::Xrc(Xrc { cq, .. }) => Some(cq),
-            Kind::Tags(tags) => Some(tags.cq()),
+            Kind::Xrc { cq, .. } | Kind::Tags(cq) => Some(cq),
         }
     }
 
     /// Its XRC domain.
     pub(crate) fn xrc_owner(&self) -> Option<&dyn XrcOwner> {
-        if let Kind::Xrc(xrc) = &self.kind { Some(&*xrc.owner) } else { None }
+        if let Kind::Xrc { owner, .. } = &self.kind { Some(&**owner) } else { None }
     }
 
     /// Its protection domain, in which the lists of its requests are looked up.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
-    }
-
-    /// The token that its events carry.
-    pub fn user(&self) -> u64 {
-        self.user
     }
 
     /// Appends a request. `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
@@ -285,16 +282,11 @@ impl Srq {
         let unused = self.uses.check_unused("shared receive queue", "queue pairs");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
-        match &self.kind {
-            Kind::Basic => {}
-            Kind::Xrc(xrc) => {
-                xrc.owner.srq_destroyed(xrc.number);
-                xrc.uses.lock().clear();
-            }
-            Kind::Tags(tags) => tags.release_cq(),
+        if let Kind::Xrc { owner, number, .. } = &self.kind {
+            owner.srq_destroyed(*number);
         }
         self.pd.context().forget_events(self.id);
-        *self.held.lock() = None;
+        self.held.lock().clear();
         Ok(())
     }
 
@@ -309,7 +301,7 @@ impl Srq {
     /// Tells the program that the limit was reached, if it was.
     fn raise_limit(&self, fired: bool) {
         if fired {
-            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user(), self.id);
+            self.pd.context().raise(AsyncEventKind::SrqLimitReached, self.user, self.id);
         }
     }
 

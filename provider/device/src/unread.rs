@@ -4,76 +4,71 @@
 //! Only while the checker is on. Reads what the kernel says of this process's threads and
 //! descriptors (`man proc_pid_syscall`, `man proc_pid_fdinfo`).
 
-use crate::event::EventQueue;
+use crate::event::{AsyncEventKind, EventQueue};
 use roxe_base::clock;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, tell};
+use roxe_check::{Event, is_checking, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use std::fmt;
 use std::fs;
 use std::os::fd::RawFd;
-use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// After so long the checker looks at what lies there.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What to do about an event that has lain there for a second: `true` asks again a second later.
-type Look = Box<dyn Fn(&Unread) -> bool + Send + Sync>;
-
-/// Part of an event that waits for the program. Once the event is taken it is gone, and nobody
+/// Looks after an event that waits for the program. Once the event is taken it is gone, and nobody
 /// looks.
-pub(crate) struct Unread {
+#[derive(Debug)]
+struct Unread<T> {
     me: Weak<Self>,
     engine: Weak<Engine>,
-    look: Look,
+    /// Where it waits, and what names that for the checker.
+    events: Weak<EventQueue<T>>,
+    channel: ObjectId,
+    /// What it is and happened to, if the object does not survive it, and whether that is told.
+    fatal: Option<(ObjectId, AsyncEventKind)>,
+    is_told: AtomicBool,
 }
 
-impl Unread {
-    /// Looks every second from now on, until `look` says that it is enough.
-    pub(crate) fn watch(engine: &Arc<Engine>, look: impl Fn(&Self) -> bool + Send + Sync + 'static) -> Arc<Self> {
-        let (ours, look) = (Arc::downgrade(engine), Box::new(look));
-        let unread = Arc::new_cyclic(|me| Self { me: Weak::clone(me), engine: ours, look });
+/// Tells the checker, while it is on, if an event that comes to `events` now lies there for long:
+/// of one that an object does not survive, and if it is the oldest and a thread sleeps that should
+/// have taken it. To be kept with the event.
+pub(crate) fn watch<T: fmt::Debug + Send + 'static>(
+    engine: &Arc<Engine>,
+    (events, channel): (&Arc<EventQueue<T>>, ObjectId),
+    fatal: Option<(ObjectId, AsyncEventKind)>,
+) -> Option<Arc<dyn Deadline>> {
+    is_checking().then(|| {
+        let (ours, events, is_told) = (Arc::downgrade(engine), Arc::downgrade(events), AtomicBool::new(false));
+        let unread = |me: &Weak<_>| Unread { me: Weak::clone(me), engine: ours, events, channel, fatal, is_told };
+        let unread = Arc::new_cyclic(unread);
         unread.look_later(engine);
-        unread
-    }
+        unread as _
+    })
+}
 
-    /// Whether this belongs to the event that has `of`.
-    pub(crate) fn is_of(&self, of: Option<&Arc<Self>>) -> bool {
-        of.is_some_and(|of| ptr::eq(Arc::as_ptr(of), self))
-    }
-
+impl<T: fmt::Debug + Send + 'static> Unread<T> {
     fn look_later(&self, engine: &Engine) {
         engine.add_deadline(clock::now().after(LONG), Weak::clone(&self.me) as _);
     }
 }
 
-impl Deadline for Unread {
+impl<T: fmt::Debug + Send + 'static> Deadline for Unread<T> {
     fn on_deadline(&self, _: Instant) {
-        if (self.look)(self)
-            && let Some(engine) = self.engine.upgrade()
-        {
-            self.look_later(&engine);
+        if let Some((source, kind)) = self.fatal.filter(|_| !self.is_told.swap(true, Ordering::Relaxed)) {
+            tell(|| Event::AsyncUnread { source, kind: &kind });
+        }
+        let Some((events, engine)) = self.events.upgrade().zip(self.engine.upgrade()) else { return };
+        match events.oldest_of(self).filter(|_| is_slept_on(events.fd())) {
+            Some((source, count)) => tell(|| Event::Unread { channel: self.channel, source, count }),
+            None => self.look_later(&engine),
         }
     }
-}
-
-impl fmt::Debug for Unread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unread").finish_non_exhaustive()
-    }
-}
-
-/// Tells of the events of `channel` if somebody sleeps in front of them. `of` says what the oldest
-/// happened to, if it is the one that is looked at. `true`: look again.
-pub(crate) fn look<T>(events: &EventQueue<T>, channel: ObjectId, of: impl Fn(&T) -> Option<ObjectId>) -> bool {
-    let oldest = events.look(|event, count| of(event).map(|source| (source, count))).flatten();
-    let Some((source, count)) = oldest.filter(|_| is_slept_on(events.fd())) else { return true };
-    tell(|| Event::Unread { channel, source, count });
-    false
 }
 
 /// Whether a thread of the program sleeps in `epoll_wait` on a set that reports `fd` by edges. It

@@ -95,7 +95,6 @@ fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
 /// One opening of an XRC domain.
 #[derive(Debug)]
 pub struct Xrcd {
-    context: Arc<Context>,
     shared: Arc<Shared>,
     /// What targets have instead of a protection domain and queues of their own: nothing is ever in
     /// them.
@@ -110,14 +109,14 @@ impl Context {
         let shared = Shared::get(self, init)?;
         let cq = self.create_cq(CqInit { cqe: 1, ..CqInit::default() })?;
         let pd = self.alloc_pd()?;
-        Ok(Arc::new(Xrcd { context: Arc::clone(self), shared, pd, cq, uses: UseCount::default() }))
+        Ok(Arc::new(Xrcd { shared, pd, cq, uses: UseCount::default() }))
     }
 }
 
 impl Xrcd {
     /// The context it was opened in.
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.pd.context()
     }
 
     /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond
@@ -125,10 +124,10 @@ impl Xrcd {
     /// [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ). The first one opens the sockets of the
     /// engine: EADDRINUSE if another user has the port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
-        if !Arc::ptr_eq(pd.context(), &self.context) || !Arc::ptr_eq(cq.context(), &self.context) {
+        if !Arc::ptr_eq(pd.context(), self.context()) || !Arc::ptr_eq(cq.context(), self.context()) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
         }
-        let slot = self.context.engine().slot()?;
+        let slot = self.context().engine().slot()?;
         let domain = &self.shared.domain;
         domain.add(slot, |number| {
             let owner = Arc::new(RemoteTargets::new(&self.pd, &self.cq, domain));
@@ -159,7 +158,7 @@ impl Xrcd {
         if let Some(target) = self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade) {
             return Ok(target);
         }
-        if self.context.engine().is_foreign(Qpn::new(qpn)) {
+        if self.context().engine().is_foreign(Qpn::new(qpn)) {
             return Err(Error::new(libc::EOPNOTSUPP, format!("queue pair {qpn:#x} belongs to another process")));
         }
         Err(Error::invalid(format!("the XRC domain has no target {qpn:#x}")))

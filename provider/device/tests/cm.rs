@@ -6,12 +6,29 @@ use common::ends::*;
 use common::*;
 use roxe_provider::cm::{
     Address, Channel, ConnParam, Ece, EventData, EventKind, IbAddress, Id, IdOption, Path, PortSpace, RejReason,
-    UDP_QKEY, private_data,
+    UDP_QKEY,
 };
 use roxe_provider::wire::cm::VendorId;
 use roxe_provider::wire::{PathMtu, Qpn};
 use roxe_provider::{AsyncEventKind, AttrMask, Error, QpAttr, QpState, Service, XrcdInit};
 use std::sync::Arc;
+
+/// The most bytes of private data that a program may give, by verb and kind of id, and how many of
+/// them its peer is told of.
+mod private_data {
+    /// `connect` of an id with IP addresses: what the addresses leave of 92 bytes.
+    pub(super) const CONNECT: usize = 56;
+    /// `connect` of an id with an `AF_IB` address.
+    pub(super) const CONNECT_IB: usize = 92;
+    /// `connect` of a datagram id with IP addresses.
+    pub(super) const LOOKUP: usize = 180;
+    /// `accept`.
+    pub(super) const ACCEPT: usize = 196;
+    /// `accept` and `reject` of a datagram id.
+    pub(super) const LOOKUP_REPLY: usize = 136;
+    /// `reject`.
+    pub(super) const REJECT: usize = 148;
+}
 
 fn errno(result: Result<(), Error>) -> i32 {
     result.unwrap_err().errno()

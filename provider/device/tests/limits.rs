@@ -34,7 +34,7 @@ fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Err
 fn there_are_as_many_objects_as_the_device_reports_and_no_more() {
     let _alone = ALONE.lock().unwrap();
     let context = devices().unwrap()[0].open().unwrap();
-    let attr = context.attr();
+    let attr = context.device().attr();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
     fill("protection domains", 1, attr.max_pd, || context.alloc_pd());
@@ -58,7 +58,7 @@ fn there_are_as_many_objects_as_the_device_reports_and_no_more() {
 fn there_are_as_many_regions_and_windows_as_the_device_reports_and_no_more() {
     let _alone = ALONE.lock().unwrap();
     let context = devices().unwrap()[0].open().unwrap();
-    let (attr, pd) = (context.attr(), context.alloc_pd().unwrap());
+    let (attr, pd) = (context.device().attr(), context.alloc_pd().unwrap());
     fill("memory windows", 0, attr.max_mw, || pd.alloc_mw(MwKind::Two));
     let memory = [0u64; 8];
     let addr = memory.as_ptr().addr() as u64;

@@ -24,13 +24,9 @@ impl<'t> Regions<'t> {
     }
 
     /// How many there are, windows included.
-    pub fn len(&self) -> usize {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn count(&self) -> usize {
         self.0.len()
-    }
-
-    /// Whether there are no regions and no windows.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -225,13 +221,17 @@ impl Regions<'_> {
         Ok(copy(addr)?)
     }
 
-    /// One atomic for a peer; returns the old value. The memory itself must be aligned too, which
+    /// Where 8 bytes are that a peer wants at once. The memory itself must be aligned too, which
     /// `va` does not say when the region's `iova` is odd: that is `Range`.
+    #[inline]
+    fn find_word(&self, reach: Reach, rkey: RKey, va: u64, access: Access) -> Result<u64, MemError> {
+        let addr = self.find(rkey.0)?.resolve_remote(reach, va, 8, access)?;
+        if addr.is_multiple_of(8) { Ok(addr) } else { Err(MemError::Range) }
+    }
+
+    /// One atomic for a peer; returns the old value. `Range` if the memory is not aligned.
     pub fn atomic_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
-        if !addr.is_multiple_of(8) {
-            return Err(MemError::Range);
-        }
+        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_ATOMIC)?;
         // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
     }
@@ -246,10 +246,7 @@ impl Regions<'_> {
         op: AtomicOp,
         pause: impl Fn(),
     ) -> Result<u64, MemError> {
-        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_ATOMIC)?;
-        if !addr.is_multiple_of(8) {
-            return Err(MemError::Range);
-        }
+        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_ATOMIC)?;
         let mut word = [0; 8];
         guard::read(addr, guard::own_cells(&mut word))?;
         let old = u64::from_ne_bytes(word);
@@ -265,10 +262,7 @@ impl Regions<'_> {
     /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for
     /// [`Self::atomic_remote`].
     pub fn store_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        let addr = self.find(rkey.0)?.resolve_remote(reach.into(), va, 8, Access::REMOTE_WRITE)?;
-        if !addr.is_multiple_of(8) {
-            return Err(MemError::Range);
-        }
+        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_WRITE)?;
         // clause: ATOMIC-WRITE-WHOLE
         Ok(guard::store(addr, data)?)
     }

@@ -9,7 +9,7 @@ use crate::regions::Regions;
 use crate::windows::{close, close_all, release};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_MR, MAX_MW};
-use roxe_base::lock::{Sharded, ShardedWriteGuard, rank};
+use roxe_base::lock::{Sharded, rank};
 use roxe_base::table::Slots;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::MemError;
@@ -25,18 +25,14 @@ pub struct MemoryTable {
 }
 
 impl Default for MemoryTable {
+    /// An empty table.
     fn default() -> Self {
-        Self::new()
+        // A region may have a key of its own for peers.
+        Self { regions: Sharded::new(Slots::new((2 * MAX_MR + MAX_MW) as usize)) }
     }
 }
 
 impl MemoryTable {
-    /// An empty table.
-    pub fn new() -> Self {
-        // A region may have a key of its own for peers.
-        Self { regions: Sharded::new(Slots::new((2 * MAX_MR + MAX_MW) as usize)) }
-    }
-
     /// The regions, for as long as the value lives: any number of accesses. Locking for each packet
     /// made the processor wait for the stores of its payload, a quarter of the time that sending 1
     /// MB through a ring took. Whoever holds them may not ask this table for anything else.
@@ -45,20 +41,15 @@ impl MemoryTable {
         Regions::new(self.regions.read())
     }
 
-    /// The regions, when nobody else looks at them.
-    fn change(&self) -> ShardedWriteGuard<'_, Slots<Region>> {
-        self.regions.write()
-    }
-
     /// Gives `region` a key. ENOMEM: there is no more room.
     pub fn insert(&self, region: Region) -> Result<u32, Error> {
-        self.change().insert(region)
+        self.regions.write().insert(region)
     }
 
     /// Lets `key` stand for something else. Returns when no access to what it stood for is under
     /// way any more.
     pub fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
         old.check_free()?;
         *old = region;
@@ -68,7 +59,7 @@ impl MemoryTable {
     /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY
     /// while windows are bound.
     pub fn remove(&self, key: u32) -> Result<(), Error> {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         regions.get(key).map_or(Ok(()), Region::check_free)?;
         // clause: KEY-DEAD
         regions.remove(key);
@@ -78,7 +69,7 @@ impl MemoryTable {
     /// Kills the key of a region and closes the windows bound to it. Returns when no access under
     /// any of them is under way.
     pub fn revoke(&self, key: u32) {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         if regions.get(key).is_some_and(|region| region.check_free().is_err()) {
             close_all(&mut regions, |entry| entry.is_window_of(key));
         }
@@ -93,7 +84,7 @@ impl MemoryTable {
         let withheld = |regions: &Slots<Region>| regions.get(rkey.0).map(|region| region.withheld(access));
         let given = withheld(&self.regions.read()).unwrap_or(Access::empty());
         if !given.is_empty()
-            && let Some(region) = self.change().get_mut(rkey.0)
+            && let Some(region) = self.regions.write().get_mut(rkey.0)
         {
             region.give(given);
         }
@@ -103,7 +94,7 @@ impl MemoryTable {
     /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier
     /// binding is under way.
     pub fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
         let window = regions.get(key).and_then(Region::window).ok_or(MemError::BadKey)?;
         window.check(reach, bind)?;
@@ -119,7 +110,7 @@ impl MemoryTable {
 
     /// Closes a window of type 2 for the queue pair of `reach` or for its peer.
     pub fn invalidate(&self, reach: Reach, rkey: RKey) -> Result<(), MemError> {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         let entry = regions.get(rkey.0).ok_or(MemError::BadKey)?;
         // clause: INVALIDATE-REFUSED, WINDOW-TYPE-2
         let window = match (entry.window(), entry.users) {
@@ -135,13 +126,13 @@ impl MemoryTable {
     /// Closes the windows that only `qp`, which is going, could use.
     pub fn forget_qp(&self, qp: ObjectId) {
         // clause: WINDOW-QP-GONE
-        close_all(&mut self.change(), |entry| entry.users == Users::Qp(qp));
+        close_all(&mut self.regions.write(), |entry| entry.users == Users::Qp(qp));
     }
 
     /// Closes a window for good; returns when no access through it is under way. `key` is any key
     /// that it had.
     pub fn remove_window(&self, key: u32) {
-        let mut regions = self.change();
+        let mut regions = self.regions.write();
         let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };
         if let Some(window) = entry.window() {
             release(&mut regions, window);

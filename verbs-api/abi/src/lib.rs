@@ -1,5 +1,5 @@
-//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, field for
-//! field, and nothing else.
+//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, and those
+//! of the kernel that some functions convert, field for field, and nothing else.
 //!
 //! Data-path verbs are inline functions compiled into the application: they read these structures
 //! in our memory and jump through the function pointers in them. `verbs-api/capi` fills them for
@@ -89,6 +89,7 @@ mod cm;
 mod context;
 mod device;
 mod flow;
+mod kernel;
 mod memory;
 mod queue;
 mod request;
@@ -100,6 +101,7 @@ pub use cm::*;
 pub use context::*;
 pub use device::*;
 pub use flow::*;
+pub use kernel::*;
 pub use memory::*;
 pub use queue::*;
 pub use request::*;

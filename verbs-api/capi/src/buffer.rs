@@ -28,13 +28,9 @@ exposed! {
 /// The Rust part of a buffer.
 pub(crate) struct Buffer {
     memory: Mapping,
-    /// The domain that it was allocated for, kept busy.
-    domain: Domain,
-}
-
-/// A protection domain by its handle, which is compared only.
-struct Domain {
-    handle: usize,
+    /// The handle of the domain that it was allocated for, which is compared only.
+    domain: usize,
+    /// Keeps the domain busy.
     _in_use: Use,
 }
 
@@ -74,14 +70,14 @@ impl Drop for Mapping {
 /// `man ibv_alloc_buf`. EINVAL for no bytes; the domain is EBUSY until the buffer is freed.
 pub(crate) unsafe extern "C" fn ibv_alloc_buf(handle: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     pointer(|| {
-        let in_use = pd(handle)?.hold();
+        let _in_use = pd(handle)?.hold();
         if buf.is_null() || size == 0 {
             return Err(EINVAL);
         }
         let memory = Mapping::new(size)?;
         let start = memory.start;
-        let domain = Domain { handle: handle.addr(), _in_use: in_use };
-        let object = Object::publish(Token::new(), ibv_buf { addr: start }, Buffer { memory, domain });
+        let buffer = Buffer { memory, domain: handle.addr(), _in_use };
+        let object = Object::publish(Token::new(), ibv_buf { addr: start }, buffer);
         // SAFETY: not NULL; a variable of the program.
         unsafe { buf.write(object) };
         Ok(start)
@@ -96,7 +92,7 @@ pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
 /// EINVAL unless `length` bytes from `addr` on are of the buffer, and the buffer of this domain.
 fn check(handle: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Result<()> {
     let buffer = &Object::<ibv_buf>::live(buf)?.inner;
-    let fits = buffer.domain.handle == handle.addr() && buffer.memory.contains(addr, length);
+    let fits = buffer.domain == handle.addr() && buffer.memory.contains(addr, length);
     if fits { Ok(()) } else { Err(EINVAL) }
 }
 

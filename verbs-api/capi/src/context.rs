@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
 
 /// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
 pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
-    let num_comp_vectors = context.attr().num_comp_vectors.cast_signed();
+    let num_comp_vectors = context.device().attr().num_comp_vectors.cast_signed();
     with_functions!(verbs_context {
         query: query_port query_device_ex query_rt_values;
         domain: alloc_parent_domain alloc_td dealloc_td;

@@ -3,7 +3,6 @@
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::allocator::Resource;
-use crate::cq_cursor::Cursor;
 use crate::domain::hold_parent;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::event::{count_cq, optional_channel};
@@ -11,6 +10,7 @@ use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
 use crate::{cq_ex, tsan};
 use core::ffi::{c_int, c_void};
+use parking_lot::Mutex;
 use roxe_provider::{Cq, CqInit, Moderation};
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         comp_events: Unacked::new("completion events", Some(cq.id())),
         async_events: Unacked::new("asynchronous events", Some(cq.id())),
         cq,
-        cursor: Cursor::default(),
+        cursor: Mutex::default(),
         is_extended,
         _parent: parent,
     };

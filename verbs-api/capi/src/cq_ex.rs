@@ -5,9 +5,9 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_funct
 use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
+use crate::objects::Cursor;
 use crate::wallclock;
 use core::ffi::{c_int, c_uint};
-use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::wr::{Cqe, TmInfo, WcExtra};
 use roxe_wire::{ImmDt, Qpn};
 
@@ -41,7 +41,7 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     // SAFETY: the cursor is locked by this thread, and the program reads the public fields only
     // between polls.
     unsafe {
-        object.inner.cursor.entry.get().write(cqe);
+        (*object.inner.cursor.data_ptr()).entry = cqe;
         (&raw mut (*public).status).write(cqe.status as u32);
         (&raw mut (*public).wr_id).write(cqe.wr_id);
     }
@@ -55,11 +55,11 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return EINVAL.tell();
     }
-    object.inner.cursor.lock.lock();
+    core::mem::forget(object.inner.cursor.lock());
     let found = advance(object);
     if found != 0 {
         // SAFETY: locked above; without an entry the program does not call `end_poll`.
-        unsafe { object.inner.cursor.lock.unlock() };
+        unsafe { object.inner.cursor.force_unlock() };
     }
     found
 }
@@ -72,10 +72,10 @@ pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: called through the structure of a living CQ.
     let Some(object) = (unsafe { object(cq) }) else { return };
-    if object.inner.cursor.lock.is_locked() {
+    if object.inner.cursor.is_locked() {
         // SAFETY: the man page allows this call only after `start_poll` returned 0, which leaves it
         // locked.
-        unsafe { object.inner.cursor.lock.unlock() };
+        unsafe { object.inner.cursor.force_unlock() };
     }
 }
 
@@ -86,7 +86,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
     // SAFETY: this function's contract; readers run between `start_poll` and `end_poll`, so this
     // thread owns the cursor.
-    unsafe { object(cq).map(|object| object.inner.cursor.entry.get().read()) }.unwrap_or_default()
+    unsafe { object(cq).map(|object| (*object.inner.cursor.data_ptr()).entry) }.unwrap_or_default()
 }
 
 /// Readers of one field of the current entry.
@@ -125,10 +125,9 @@ readers! {
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: called through the structure of a living CQ.
     let Some(object) = (unsafe { object(cq) }) else { return 0 };
-    let cursor = &object.inner.cursor;
     // SAFETY: readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
-    let (timestamp, clock) = unsafe { ((&raw const (*cursor.entry.get()).timestamp).read(), &mut *cursor.clock.get()) };
-    clock.at(timestamp, wallclock::measure)
+    let Cursor { entry, clock } = unsafe { &mut *object.inner.cursor.data_ptr() };
+    clock.at(entry.timestamp, wallclock::measure)
 }
 
 /// `man ibv_create_cq_ex`: tag and user data of a matched message, in host order.

@@ -73,21 +73,17 @@ pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
 /// The completion with four good fields.
 #[cold]
 const fn poisoned(wc: ibv_wc) -> ibv_wc {
-    let ibv_wc { wr_id, status, vendor_err, qp_num, .. } = wc;
     ibv_wc {
-        wr_id,
-        status,
         opcode: POISON,
-        vendor_err,
         byte_len: POISON,
         imm_data: POISON,
-        qp_num,
         src_qp: POISON,
         wc_flags: POISON,
         pkey_index: 0xdead,
         slid: 0xdead,
         sl: 0xde,
         dlid_path_bits: 0xde,
+        ..wc
     }
 }
 

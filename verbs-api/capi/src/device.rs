@@ -45,10 +45,6 @@ impl DeviceEntry {
         };
         Self { public, tail: [0; 8], device }
     }
-
-    fn handle(&'static self) -> *mut ibv_device {
-        (&raw const self.public).cast_mut()
-    }
 }
 
 /// `text` as a zero-terminated array, cut off if it is too long.
@@ -70,19 +66,15 @@ pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
     entry(device).map(|entry| Arc::clone(&entry.device))
 }
 
-/// Finds the devices the first time, and again as long as there were none.
-fn entries() -> Result<Vec<&'static DeviceEntry>> {
+/// The devices as programs see them. Finds them the first time, and again as long as there were
+/// none.
+pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     let mut entries = ENTRIES.lock();
     if entries.is_empty() {
         let devices = roxe_provider::devices().inspect_err(|error| eprintln!("roxe: {error}"))?;
         entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
     }
-    Ok(entries.clone())
-}
-
-/// The devices as programs see them.
-pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
-    Ok(entries()?.into_iter().map(DeviceEntry::handle).collect())
+    Ok(entries.iter().map(|entry| (&raw const entry.public).cast_mut()).collect())
 }
 
 /// A NULL-terminated array that `free` releases.
@@ -160,9 +152,8 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
 /// Reads a small file; what does not fit is cut off.
 fn read_line(dir: &str, name: &str, buf: &mut [u8]) -> Result<c_int> {
     let last = buf.len().saturating_sub(1);
-    let to_errno = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
-    let mut file = File::open(format!("{dir}/{name}")).map_err(to_errno)?;
-    let mut n = file.read(&mut buf[..last]).map_err(to_errno)?;
+    let mut file = File::open(format!("{dir}/{name}"))?;
+    let mut n = file.read(&mut buf[..last])?;
     if n > 0 && buf[n - 1] == b'\n' {
         n -= 1;
     }

@@ -10,7 +10,7 @@ use core::ffi::c_int;
 const OPTIONS: u32 = 0;
 
 fn vendor(handle: *mut ibv_qp) -> Result<u32> {
-    qp(handle).map(|qp| qp.pd().context().attr().vendor_id)
+    qp(handle).map(|qp| qp.pd().context().device().attr().vendor_id)
 }
 
 /// `man ibv_query_ece`.

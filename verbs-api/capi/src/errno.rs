@@ -128,13 +128,10 @@ pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For calls that return how much they moved, or where, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
-    contained(body).map_or_else(
-        |errno| {
-            set_errno(errno.0);
-            -1
-        },
-        usize::cast_signed,
-    )
+    contained(|| body().map(usize::cast_signed)).unwrap_or_else(|errno| {
+        set_errno(errno.0);
+        -1
+    })
 }
 
 /// For calls that return a number, or a negative errno value.

@@ -16,8 +16,8 @@
 //! - a control call: the file of its object: `domain.rs`, `memory.rs`, `buffer.rs`, `window.rs`,
 //!   `dm.rs`, `ah.rs`, `cq.rs`, `srq.rs`, `qp.rs`, `wq.rs`, `xrc.rs`, `flow.rs`, `counters.rs`,
 //!   `query.rs`; by extended attributes: `create_ex.rs`
-//! - posting and polling: `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs` with
-//!   `cq_cursor.rs`; tags: `tag_matching.rs`; under ThreadSanitizer: `tsan.rs`
+//! - posting and polling: `data_path.rs`; `qp_ex.rs` with `wr_batch.rs`; `cq_ex.rs`; tags:
+//!   `tag_matching.rs`; under ThreadSanitizer: `tsan.rs`
 //! - waiting for events: `event.rs`, `wait.rs`
 //! - librdmacm: `rdmacm.rs`, `rdmacm/`; its sockets: `rsocket.rs`, `rsocket/`
 //!
@@ -36,7 +36,6 @@ mod buffer;
 mod context;
 mod counters;
 mod cq;
-mod cq_cursor;
 mod cq_ex;
 mod create_ex;
 mod data_path;

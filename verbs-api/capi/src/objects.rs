@@ -6,13 +6,15 @@
 
 use crate::abi::*;
 use crate::allocator::{Allocators, ObjectAllocator, Resource};
-use crate::cq_cursor::Cursor;
 use crate::errno::Result;
 use crate::object::{Object, Unacked, exposed};
+use crate::wallclock::WallClock;
 use crate::wr_batch::Builder;
+use parking_lot::Mutex;
 use roxe_provider::{
     Ah, CompChannel, Context, Cq, Dm, Flow, FlowCounters, Mr, Mw, Pd, Qp, RwqTable, Service, Srq, Use, Wq, Xrcd,
 };
+use roxe_transport::wr::Cqe;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -69,10 +71,19 @@ pub(crate) struct CqInner {
     pub(crate) cq: Arc<Cq>,
     pub(crate) comp_events: Unacked,
     pub(crate) async_events: Unacked,
-    pub(crate) cursor: Cursor,
+    pub(crate) cursor: Mutex<Cursor>,
     pub(crate) is_extended: bool,
     /// Keeps the parent domain busy.
     pub(crate) _parent: Option<Use>,
+}
+
+/// The entry that an extended CQ shows its program, and what makes time of day of its timestamp.
+/// `start_poll` locks it and `end_poll` unlocks it (`man ibv_create_cq_ex`); in between the calling
+/// thread owns it.
+#[derive(Default)]
+pub(crate) struct Cursor {
+    pub(crate) entry: Cqe,
+    pub(crate) clock: WallClock,
 }
 
 /// The Rust part of a QP.
@@ -82,6 +93,13 @@ pub(crate) struct QpInner {
     pub(crate) events: Unacked,
     /// Present if the program asked for the `ibv_wr_*` interface.
     pub(crate) builder: Option<Builder>,
+}
+
+impl QpInner {
+    pub(crate) fn new(qp: Arc<Qp>, builder: Option<Builder>) -> Self {
+        let events = Unacked::new("asynchronous events", Some(qp.id()));
+        Self { service: qp.service(), qp, events, builder }
+    }
 }
 
 /// The Rust part of an SRQ.

@@ -5,14 +5,14 @@ use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::allocator::Resource;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
-use crate::object::{Object, Token, Unacked};
+use crate::object::{Object, Token};
 use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
-use crate::wr_batch::Builder;
+use crate::wr_batch::{Batch, Builder};
 use crate::{garbage, qp_ex, rate, tsan};
 use core::ffi::c_int;
-use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit, QpInitView};
-use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
+use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit};
+use roxe_transport::qp::{MigState, QpCaps, QpConfig, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
@@ -64,15 +64,8 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
         user: token.0,
     })?;
     init.cap = cap_to_c(&qp.query().1.caps);
-    let base = base(handle, init, token, &qp)?;
-    let builder = extended.then(|| Builder::new(&init.cap, service));
-    let inner = QpInner { events: async_events(&qp), qp, service, builder };
-    Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
-}
-
-/// The asynchronous events of a new queue pair.
-pub(crate) fn async_events(qp: &Qp) -> Unacked {
-    Unacked::new("asynchronous events", Some(qp.id()))
+    let builder = extended.then(|| Builder::new(Batch::new(&init.cap, service)));
+    publish(handle, init, token, QpInner::new(qp, builder))
 }
 
 /// What the program sees of a queue pair.
@@ -80,20 +73,19 @@ pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     tsan::qp_ex(qp_ex::exposed(base))
 }
 
-/// The classic part of what the program sees.
-fn base(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, qp: &Qp) -> Result<ibv_qp> {
-    let (context, state) = (context_of(handle)?, QpState::Reset as c_int);
-    Ok(copy_fields!(ibv_qp from init { qp_context, send_cq, recv_cq, srq, qp_type } with {
-        context, pd: handle, handle: token.short(), qp_num: qp.qpn().get(), state, ..ibv_qp::ZERO
-    }))
+/// Shows the program a new queue pair.
+fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: QpInner) -> Result<*mut ibv_qp> {
+    let (context, qp_num, state) = (context_of(handle)?, inner.qp.qpn().get(), QpState::Reset as c_int);
+    let base = copy_fields!(ibv_qp from init { qp_context, send_cq, recv_cq, srq, qp_type } with {
+        context, pd: handle, handle: token.short(), qp_num, state, ..ibv_qp::ZERO
+    });
+    Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
 }
 
 /// Shows the program a queue pair without queues.
 pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>) -> Result<*mut ibv_qp> {
     let classic = copy_fields!(ibv_qp_init_attr from init { qp_context, qp_type } with { ..Default::default() });
-    let base = base(init.pd, &classic, token, &qp)?;
-    let inner = QpInner { events: async_events(&qp), qp, service: Service::Raw, builder: None };
-    Object::publish_in(allocator(init.pd, Resource::Qp)?, token, exposed(base), inner)
+    publish(init.pd, &classic, token, QpInner::new(qp, None))
 }
 
 /// `man ibv_create_qp`.
@@ -269,7 +261,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 }
 
 /// What a QP was created with.
-fn creation(qp: &ibv_qp, made: &QpInitView) -> ibv_qp_init_attr {
+fn creation(qp: &ibv_qp, made: &QpConfig) -> ibv_qp_init_attr {
     copy_fields!(ibv_qp_init_attr from qp { qp_context, send_cq, recv_cq, srq, qp_type } with {
         cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
     })

@@ -12,7 +12,6 @@ use crate::object::Object;
 use crate::window;
 use crate::wr_batch::{Batch, Builder};
 use core::ffi::{c_int, c_void};
-use parking_lot::lock_api::RawMutex as _;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendOp, Sge};
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
@@ -48,70 +47,54 @@ unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
     // SAFETY: this function's contract.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     // SAFETY: the lock is held since `wr_start`, so nobody else has a reference.
-    let batch = unsafe { &mut *builder.batch.get() };
+    let batch = unsafe { &mut *builder.data_ptr() };
     let outcome = catch_unwind(AssertUnwindSafe(|| step(batch))).unwrap_or(Err(Errno(libc::EIO)));
     if let Err(error) = outcome {
         batch.error.get_or_insert(error);
     }
 }
 
-/// Begins a request with the `wr_id` and `wr_flags` that the program has set.
-///
-/// # Safety
-/// As [`with_batch`].
-unsafe fn begin(qp: Qpx, op: SendOp) {
-    // SAFETY: this function's contract; the two fields are read only if `qp` is not NULL.
-    unsafe { with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, op)) };
-}
-
-/// Fails the batch: the QP was created without this operation.
-///
-/// # Safety
-/// As [`with_batch`].
-unsafe fn refuse(qp: Qpx) {
-    // SAFETY: this function's contract.
-    unsafe { with_batch(qp, |_| Err(EOPNOTSUPP)) };
-}
-
 unsafe extern "C" fn wr_start(qp: Qpx) {
     // SAFETY: called through the structure of a living QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    builder.lock.lock();
-    // SAFETY: locked on the line above.
-    unsafe { (*builder.batch.get()).clear() };
+    let mut batch = builder.lock();
+    batch.clear();
+    core::mem::forget(batch);
 }
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     // SAFETY: called through the structure of a living QP.
     let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.tell() };
-    if !builder.lock.is_locked() {
+    if !builder.is_locked() {
         return EINVAL.tell();
     }
     let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.
-        let batch = unsafe { &*builder.batch.get() };
+        let batch = unsafe { &*builder.data_ptr() };
         batch.error.map_or_else(|| batch.post(&object.inner.qp), Err)
     });
     // SAFETY: locked since `wr_start`.
-    unsafe { builder.lock.unlock() };
+    unsafe { builder.force_unlock() };
     posted
 }
 
 unsafe extern "C" fn wr_abort(qp: Qpx) {
     // SAFETY: called through the structure of a living QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    if builder.lock.is_locked() {
+    if builder.is_locked() {
         // SAFETY: locked since `wr_start`.
-        unsafe { builder.lock.unlock() };
+        unsafe { builder.force_unlock() };
     }
 }
 
-/// Builders of operations: each begins one work request.
+/// Builders of operations: each begins one work request, with the `wr_id` and `wr_flags` that the
+/// program has set.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
-            // SAFETY: called through the structure of a living QP, after `wr_start`.
-            unsafe { begin(qp, $op) };
+            // SAFETY: called through the structure of a living QP, after `wr_start`, with a living
+            // window and region. The fields of the QP are read only if it is not NULL.
+            unsafe { with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, $op)) };
         })+
     };
 }
@@ -129,32 +112,27 @@ operations! {
         SendOp::CompareSwap { remote_addr, rkey: RKey(rkey), compare, swap };
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =
         SendOp::FetchAdd { remote_addr, rkey: RKey(rkey), add };
+    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = window::bind_type_2(mw, rkey, info)?;
+    wr_flush(rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) =
+        flush(RKey(rkey), remote_addr, length, placement, level)?;
 }
 
-unsafe extern "C" fn wr_bind_mw(qp: Qpx, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living window
-    // and region.
-    unsafe {
-        with_batch(qp, |batch| batch.begin((*qp).wr_id, (*qp).wr_flags, window::bind_type_2(mw, rkey, info)?));
-    }
-}
-
-/// Builders of operations that no QP of this device has.
-macro_rules! refused {
-    ($($name:ident($($type:ty),*);)+) => {
-        $(unsafe extern "C" fn $name(qp: Qpx, $(_: $type),*) {
-            // SAFETY: called through the structure of a living QP, after `wr_start`.
-            unsafe { refuse(qp) };
-        })+
-
-        /// Their names.
-        #[cfg(test)]
-        pub(crate) const REFUSED: &[&str] = &[$(stringify!($name)),+];
+/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
+/// `level` is 0 for the range and 1 for the whole region.
+fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
+    let length = u32::try_from(length).map_err(|_| EINVAL)?;
+    let selectivity = match level {
+        0 => Selectivity::Range,
+        1 => Selectivity::Region,
+        _ => return Err(EINVAL),
     };
+    Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
 
-refused! {
-    wr_send_tso(*mut c_void, u16, u16);
+/// No QP of this device has this operation.
+unsafe extern "C" fn wr_send_tso(qp: Qpx, _: *mut c_void, _: u16, _: u16) {
+    // SAFETY: called through the structure of a living QP, after `wr_start`.
+    unsafe { with_batch(qp, |_| Err(EOPNOTSUPP)) };
 }
 
 /// The 8 bytes are copied now; whatever `max_inline_data` is.
@@ -166,26 +144,6 @@ unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word:
         with_batch(qp, |batch| {
             batch.begin((*qp).wr_id, (*qp).wr_flags, op)?;
             batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
-        });
-    }
-}
-
-/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
-/// `level` is 0 for the range and 1 for the whole region.
-unsafe extern "C" fn wr_flush(qp: Qpx, rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`; its fields are read
-    // only if it is not NULL.
-    unsafe {
-        with_batch(qp, |batch| {
-            let length = u32::try_from(length).map_err(|_| EINVAL)?;
-            let selectivity = match level {
-                0 => Selectivity::Range,
-                1 => Selectivity::Region,
-                _ => return Err(EINVAL),
-            };
-            let feth = Feth { selectivity, placement: Placement(placement) };
-            let op = SendOp::Flush { remote_addr, rkey: RKey(rkey), length, feth };
-            batch.begin((*qp).wr_id, (*qp).wr_flags, op)
         });
     }
 }
@@ -253,14 +211,8 @@ unsafe fn check_inline(qp: Qpx, length: usize) {
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
-    let buffer = ibv_data_buf { addr, length };
-    if roxe_check::is_on() {
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        unsafe { check_inline(qp, length) };
-    }
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
-    // program may read.
-    unsafe { with_batch(qp, |batch| batch.set_inline([buffer].into_iter())) };
+    // SAFETY: what the caller promises for its memory; the list has one element.
+    unsafe { wr_set_inline_data_list(qp, 1, &ibv_data_buf { addr, length }) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const ibv_data_buf) {

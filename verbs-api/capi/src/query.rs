@@ -132,7 +132,9 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
 /// `man ibv_query_device`.
 pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the program passes a whole structure.
-    status(|| unsafe { write_prefix(attr, size_of::<ibv_device_attr>(), &device_attr(&context(handle)?.attr())) })
+    status(|| unsafe {
+        write_prefix(attr, size_of::<ibv_device_attr>(), &device_attr(&context(handle)?.device().attr()))
+    })
 }
 
 /// `man ibv_query_device_ex`; `size` is the caller's idea of the structure.
@@ -149,7 +151,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             return Err(EINVAL);
         }
         // SAFETY: the caller says how large its structure is.
-        unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.attr())) }
+        unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.device().attr())) }
     })
 }
 

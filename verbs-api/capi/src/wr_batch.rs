@@ -5,10 +5,8 @@
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use core::cell::UnsafeCell;
 use core::ops::Range;
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
+use parking_lot::Mutex;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 
@@ -40,23 +38,8 @@ pub(crate) struct Batch {
     pub(crate) error: Option<Errno>,
 }
 
-/// The builder of one QP.
-pub(crate) struct Builder {
-    pub(crate) lock: RawMutex,
-    pub(crate) batch: UnsafeCell<Batch>,
-}
-
-// SAFETY: the batch is only touched between `wr_start` and `wr_complete` or `wr_abort`, while the
-// lock is held.
-unsafe impl Sync for Builder {}
-
-impl Builder {
-    pub(crate) fn new(cap: &ibv_qp_cap, service: Service) -> Self {
-        let (requests, sges, bytes) = (Vec::new(), Vec::new(), Vec::new());
-        let batch = Batch { requests, sges, bytes, cap: *cap, service, error: None };
-        Self { lock: RawMutex::INIT, batch: UnsafeCell::new(batch) }
-    }
-}
+/// The builder of one QP: its batch, locked from `wr_start` until `wr_complete` or `wr_abort`.
+pub(crate) type Builder = Mutex<Batch>;
 
 /// The `IBV_QP_EX_WITH_*` bit of an operation.
 const fn bit(op: &SendOp) -> u64 {
@@ -96,6 +79,11 @@ const fn takes_data(op: &SendOp) -> bool {
 }
 
 impl Batch {
+    pub(crate) fn new(cap: &ibv_qp_cap, service: Service) -> Self {
+        let (requests, sges, bytes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { requests, sges, bytes, cap: *cap, service, error: None }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.requests.clear();
         self.sges.clear();
@@ -194,7 +182,7 @@ mod tests {
 
     fn batch() -> Batch {
         let cap = ibv_qp_cap { max_send_wr: 2, max_send_sge: 1, max_inline_data: 4, ..ibv_qp_cap::default() };
-        Builder::new(&cap, Service::Rc).batch.into_inner()
+        Batch::new(&cap, Service::Rc)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::qp::{self, XRC_RECV};
 use crate::{objects, srq};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use roxe_provider::{Qp, Service, SrqInit, Xrcd, XrcdInit};
+use roxe_provider::{Qp, SrqInit, Xrcd, XrcdInit};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -110,6 +110,5 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
         qp_type: XRC_RECV,
         ..ibv_qp::ZERO
     };
-    let inner = QpInner { events: qp::async_events(&qp), qp, service: Service::XrcTgt, builder: None };
-    Object::publish(token, qp::exposed(base), inner)
+    Object::publish(token, qp::exposed(base), QpInner::new(qp, None))
 }

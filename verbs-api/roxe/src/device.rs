@@ -116,7 +116,7 @@ impl Context {
 
     /// Limits and abilities of the device.
     pub fn attr(&self) -> DeviceAttr {
-        self.0.attr()
+        self.0.device().attr()
     }
 
     /// State and MTU of the port.

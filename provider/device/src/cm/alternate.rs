@@ -12,7 +12,6 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::{Alternate, AlternateAnswer, Route};
 use roxe_transport::qp::{AttrMask, MigState, QpAttr};
-use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use roxe_wire::cm::{AprStatus, CommId, FlowLabel, Lap, TimeCode};
 
@@ -52,8 +51,7 @@ impl Id {
                 ..Alternate::new(path.route())
             };
             let comm = inner.alive()?;
-            let (cm, mut cx) = session.cx();
-            cm.load_alternate(&mut cx, comm, &alternate).map_err(|e| refused(&e))?;
+            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(|e| refused(&e))?;
             inner.alternates.proposed = Some(*path);
             Ok(())
         })?
@@ -62,7 +60,7 @@ impl Id {
 
 impl Inner {
     fn attached(&self) -> Result<(), Error> {
-        if self.moves_qp() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
+        if self.qp.is_some() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
     }
 
     /// Where the device has an address.
@@ -75,21 +73,13 @@ impl Inner {
     /// The queue pair may go over to this path from now on, if its peer may.
     // clause: CM-QP-ALTERNATE
     fn rearm(&self, path: &Path) -> Result<(), Error> {
-        let sgid_index = self.index_of(path.sgid)?;
-        let alt_av = Av {
-            sgid: path.sgid,
-            dgid: path.dgid,
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            flow_label: path.flow_label,
-            sgid_index,
-            static_rate: 0,
-        };
+        let alt_av = path.av(self.index_of(path.sgid)?);
         let alt_timeout = path.packet_life_time.saturating_add(1).min(31);
         let path_mig_state = MigState::Rearm;
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };
         self.device_addr()?.engine.ensure_link(path.sgid)?;
-        self.modify_qp(&attr, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE)
+        let mask = AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE;
+        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(&attr, mask))
     }
 
     /// The peer proposes a path: loads it and says so, or why not.

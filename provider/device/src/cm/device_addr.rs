@@ -33,7 +33,7 @@ impl DeviceAddr {
     /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device
     /// has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
-        if let Some(device_addr) = Self::among(&known_devices(), gid)? {
+        if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);
         }
         // It may be an address that has just come.
@@ -41,33 +41,24 @@ impl DeviceAddr {
         for device in &all {
             fork::runtime_of(device)?.watch();
         }
-        Self::among(&all, gid)?.ok_or_else(|| nowhere(gid))
-    }
-
-    fn among(devices: &[Arc<Device>], gid: Gid) -> Result<Option<Self>, Error> {
-        for device in devices {
-            if let Some((gid_index, _)) = device.adapter().gids().used().find(|(_, other)| *other == gid) {
-                return Self::at(device, gid, gid_index).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
-    fn at(device: &Arc<Device>, gid: Gid, gid_index: u8) -> Result<Self, Error> {
-        let engine = fork::runtime_of(device)?;
-        engine.keep_watching();
-        Ok(Self { device: Arc::clone(device), engine, gid, gid_index, mac: device.adapter().interface().mac })
+        Self::find(&all, |own| own == gid)?.ok_or_else(|| nowhere(gid))
     }
 
     /// The first address of its IP version of the first device that has one: what stands for this
     /// host.
     fn first(is_ipv4: bool) -> Result<Self, Error> {
-        for device in devices()? {
-            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| gid.is_ipv4() == is_ipv4) {
-                return Self::at(&device, gid, gid_index);
+        let found = Self::find(&devices()?, |gid| gid.is_ipv4() == is_ipv4)?;
+        found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of this family"))
+    }
+
+    fn find(devices: &[Arc<Device>], is_it: impl Fn(Gid) -> bool) -> Result<Option<Self>, Error> {
+        for device in devices {
+            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| is_it(*gid)) {
+                let (engine, mac) = (watched(device)?, device.adapter().interface().mac);
+                return Ok(Some(Self { device: Arc::clone(device), engine, gid, gid_index, mac }));
             }
         }
-        Err(Error::new(libc::ENODEV, "no device has an address of this family"))
+        Ok(None)
     }
 }
 
@@ -93,12 +84,14 @@ fn opened_by(gid: Gid) -> String {
 
 /// The engines of all devices.
 pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
-    let engine = |device: &Arc<Device>| {
-        let engine = fork::runtime_of(device)?;
-        engine.keep_watching();
-        Ok(engine)
-    };
-    devices()?.iter().map(engine).collect()
+    devices()?.iter().map(watched).collect()
+}
+
+/// The engine of a device, which follows its interface from now on.
+fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
+    let engine = fork::runtime_of(device)?;
+    engine.keep_watching();
+    Ok(engine)
 }
 
 /// The route to a destination, as the system sees it.

@@ -47,30 +47,6 @@ pub enum EventKind {
     User = 18,
 }
 
-impl EventKind {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 18] = [
-        Self::AddrResolved,
-        Self::AddrError,
-        Self::RouteResolved,
-        Self::RouteError,
-        Self::ConnectRequest,
-        Self::ConnectResponse,
-        Self::ConnectError,
-        Self::Unreachable,
-        Self::Rejected,
-        Self::Established,
-        Self::Disconnected,
-        Self::DeviceRemoval,
-        Self::MulticastJoin,
-        Self::MulticastError,
-        Self::AddrChange,
-        Self::TimewaitExit,
-        Self::AddrinfoResolved,
-        Self::User,
-    ];
-}
-
 /// What the peer says with an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventData {
@@ -90,6 +66,17 @@ pub enum EventData {
         /// Where the group is.
         ud: UdParam,
     },
+}
+
+impl EventData {
+    /// What the peer's program says.
+    pub fn private_data(&self) -> &[u8] {
+        match self {
+            Self::Conn(conn) => &conn.private_data,
+            Self::Ud(ud) => &ud.private_data,
+            Self::None | Self::Group { .. } | Self::Arg(_) => &[],
+        }
+    }
 }
 
 /// Terms of a connection (`struct rdma_conn_param`).

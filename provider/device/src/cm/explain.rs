@@ -123,7 +123,8 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
 
 /// The program at the other end, or its library for it, did not want to; on this host it is known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
-    let said = inner.own_qpn().and_then(|(ifindex, qpn)| reasons::of_refusal(ifindex, qpn));
+    let said = inner.qp.as_ref();
+    let said = said.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
     match said {
         Some(said) => {
             (said, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
@@ -147,11 +148,7 @@ pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
 
 /// What the peer's program says, if it says anything: zeros stand behind it.
 fn private_data(data: &EventData) -> Option<&[u8]> {
-    let all: &[u8] = match data {
-        EventData::Conn(conn) => &conn.private_data,
-        EventData::Ud(ud) => &ud.private_data,
-        EventData::None | EventData::Group { .. } | EventData::Arg(_) => &[],
-    };
+    let all = data.private_data();
     let end = all.iter().rposition(|byte| *byte != 0)?;
     all.get(..=end)
 }

@@ -23,7 +23,7 @@ impl Id {
         let (local, peer, user) = addresses(&request, &bound, origin.route)?;
         let device_addr = DeviceAddr::of(origin.route.local).ok()?;
         let (terms, ifindex) = (session.cm.qp_terms(comm), device_addr.device.ifindex());
-        let id = Self::make(&channel, self.port_space(), service, 0, session.random() as u32);
+        let id = Self::make(&channel, self.port_space(), service, 0, (session.cx.random)() as u32);
         {
             let mut inner = id.lock();
             (inner.state, inner.side, inner.link) = (State::Connected, Side::Passive, Link::Alive(comm));
@@ -160,7 +160,7 @@ impl Inner {
     ) -> Told {
         self.remote_ece = ece;
         let data = EventData::Conn(accepted(rep));
-        if !self.moves_qp() {
+        if self.qp.is_none() {
             return (EventKind::ConnectResponse, 0, data);
         }
         if let Err(e) = self.make_ready(session, None) {

@@ -24,7 +24,6 @@
 
 mod address;
 mod alternate;
-mod channel;
 mod device_addr;
 mod event;
 mod explain;
@@ -34,7 +33,6 @@ mod id;
 mod interface;
 mod multicast;
 mod options;
-pub mod private_data;
 mod route;
 
 pub use address::{Address, IbAddress};

@@ -68,11 +68,9 @@ impl Inner {
             sgid_index: device_addr.gid_index,
             hop_limit: HOP_LIMIT,
             traffic_class: self.traffic_class(),
-            flow_label: 0,
             port: limits::PORTS,
             has_grh: true,
-            sl: 0,
-            static_rate: 0,
+            ..AhAttr::default()
         };
         Ok(UdParam { private_data: vec![], ah_attr, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY.0 })
     }

@@ -2,6 +2,7 @@
 
 use crate::ah::AhAttr;
 use roxe_transport::cm::{QpTerms, Route};
+use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu};
 
 /// How long a packet lives on the way, a code: what Linux takes on RoCE.
@@ -33,7 +34,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// The path of a connection that a peer asks for, on these terms.
+    /// The path of a connection on these terms.
     pub(super) fn of_terms(terms: &QpTerms) -> Self {
         Self {
             flow_label: terms.flow_label.get(),
@@ -64,6 +65,12 @@ impl Path {
     /// Between which addresses.
     pub(super) fn route(&self) -> Route {
         Route { local: self.sgid, remote: self.dgid }
+    }
+
+    /// The way of its packets, from the address with this index.
+    pub(super) fn av(&self, sgid_index: u8) -> Av {
+        let Self { sgid, dgid, traffic_class, hop_limit, flow_label, .. } = *self;
+        Av { sgid, dgid, traffic_class, hop_limit, flow_label, sgid_index, static_rate: 0 }
     }
 
     /// Where datagrams to the end of this path go, from the address with this index.

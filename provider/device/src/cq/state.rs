@@ -10,15 +10,16 @@ use roxe_wire::Qpn;
 use std::collections::VecDeque;
 
 /// Which entries wake the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Armed {
+    #[default]
     No,
     Solicited,
     Any,
 }
 
 /// The entries of a queue, and which of them wake the program.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) ring: VecDeque<Cqe>,
     /// Entries that were ever appended: the number of the next one.

@@ -4,15 +4,18 @@
 //! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it,
 //! messages and events, leaves before the lock is dropped. May touch everything of the engine.
 
+use super::interface_change;
 use super::mad_sender::MadSender;
 use super::session::{CmHandler, Inbox, Session, Unanswered};
+use crate::xrc_remote;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
-use roxe_engine::engine::Engine;
-use roxe_transport::cm::{Cm, ListenId, Route, Settings};
+use roxe_engine::engine::{Engine, Services};
+use roxe_net::forward::XrcRequest;
+use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, Guid, Mad};
@@ -48,6 +51,8 @@ struct Core {
     /// When to check the peers, and the requests that nobody answers.
     check_at: Option<Instant>,
     unanswered: Vec<Unanswered>,
+    /// Where numbers come from that nobody can predict.
+    random: fn() -> u64,
 }
 
 impl Core {
@@ -55,14 +60,14 @@ impl Core {
         let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
         let mad_sender = MadSender::new(Psn::new(draw() as u32));
         let (ids, listeners) = (HashMap::new(), HashMap::new());
-        let (called_at, check_at, unanswered) = (None, None, Vec::new());
-        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at, check_at, unanswered })
+        let (called_at, check_at, unanswered, random) = (None, None, Vec::new(), draw);
+        Ok(Self { cm: Cm::new(settings), ids, listeners, mad_sender, called_at, check_at, unanswered, random })
     }
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
-        let Self { cm, ids, listeners, mad_sender, check_at, unanswered, .. } = self;
-        let (now, random, errno_of_silence) = (clock::now(), draw, libc::ETIMEDOUT);
-        Session { cm, engine, ids, listeners, now, check_at, unanswered, errno_of_silence, random, mad_sender }
+        let Self { cm, ids, listeners, mad_sender, check_at, unanswered, random, .. } = self;
+        let (cx, errno_of_silence) = (Cx { now: clock::now(), random }, libc::ETIMEDOUT);
+        Session { cm, engine, ids, listeners, cx, check_at, unanswered, errno_of_silence, mad_sender }
     }
 
     /// Asks the engine to call when the machine's next timer is due, or the peers are to be
@@ -87,46 +92,10 @@ impl Core {
 }
 
 impl Agent {
-    /// Leaves a message for whoever calls [`Engine::run_cm`] next.
-    pub(crate) fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
-        let mut inbox = self.inbox.lock();
-        if inbox.messages.len() < MAX_INBOX {
-            inbox.messages.push_back((route, mad));
-            engine.note_connection_work();
-        } else {
-            engine.counters().mads_lost.add(1);
-        }
-    }
-
-    /// The call that was asked for `deadline`: the next one of [`Engine::run_cm`] acts on it.
-    pub(crate) fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
-        let mut inbox = self.inbox.lock();
-        inbox.call = inbox.call.max(Some(deadline));
-        engine.note_connection_work();
-    }
-
     fn empty_inbox(&self, engine: &Engine) -> Inbox {
         let mut inbox = self.inbox.lock();
         engine.take_connection_work();
         std::mem::take(&mut *inbox)
-    }
-
-    /// The process ends: the program forgets all connections and lookups, and peers are told so
-    /// several times. Takes the lock only if it gets it in time.
-    // clause: CM-DISCONNECT, CM-PARTING
-    pub(crate) fn end_all(&self, engine: &Engine, limit: Duration) {
-        let Some(mut guard) = self.core.try_lock_for(limit) else { return };
-        let Some(core) = guard.as_mut() else { return };
-        let mut session = core.session(engine);
-        let everybody: Vec<_> = session.cm.all().collect();
-        session.end_all(&everybody);
-        // Nothing is lost on the way to other processes of this host, and those notice.
-        let is_far = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
-        let far: Vec<_> = everybody.into_iter().filter(is_far).collect();
-        for _ in 1..END_REPEATS {
-            session.end_all(&far);
-        }
-        session.settle();
     }
 
     /// In the child of a fork: connections and listeners are the parent's.
@@ -145,9 +114,7 @@ impl Agent {
     pub(crate) fn raw_inbox(&self) -> &impl Lockable {
         &self.inbox
     }
-}
 
-impl Agent {
     /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends
     /// the messages and delivers the events that came of it. Take no lock of an id around this.
     ///
@@ -185,14 +152,6 @@ impl Agent {
         core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
     }
 
-    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread
-    /// that holds it, which looks once more after it has let go: the fences see to it that one of
-    /// the two finds what is there.
-    #[cold]
-    pub(crate) fn work_off_inbox(&self, engine: &Engine) {
-        uncancelled(|| self.work_off(engine));
-    }
-
     fn work_off(&self, engine: &Engine) {
         while engine.has_connection_work() {
             fence(Ordering::SeqCst);
@@ -205,6 +164,62 @@ impl Agent {
             drop(guard);
             fence(Ordering::SeqCst);
         }
+    }
+}
+
+/// What the engine hands up: messages and deadlines wait in the inbox, requests for XRC queues and
+/// changes of the interface are passed on.
+impl Services for Agent {
+    /// Leaves a message for whoever calls [`Engine::run_cm`] next.
+    fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
+        let mut inbox = self.inbox.lock();
+        if inbox.messages.len() < MAX_INBOX {
+            inbox.messages.push_back((route, mad));
+            engine.note_connection_work();
+        } else {
+            engine.counters().mads_lost.add(1);
+        }
+    }
+
+    /// The call that was asked for `deadline`: the next one of [`Engine::run_cm`] acts on it.
+    fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
+        let mut inbox = self.inbox.lock();
+        inbox.call = inbox.call.max(Some(deadline));
+        engine.note_connection_work();
+    }
+
+    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread
+    /// that holds it, which looks once more after it has let go: the fences see to it that one of
+    /// the two finds what is there.
+    #[cold]
+    fn run_connections(&self, engine: &Engine) {
+        uncancelled(|| self.work_off(engine));
+    }
+
+    /// The process ends: the program forgets all connections and lookups, and peers are told so
+    /// several times. Takes the lock only if it gets it in time.
+    // clause: CM-DISCONNECT, CM-PARTING
+    fn end_connections(&self, engine: &Engine, limit: Duration) {
+        let Some(mut guard) = self.core.try_lock_for(limit) else { return };
+        let Some(core) = guard.as_mut() else { return };
+        let mut session = core.session(engine);
+        let everybody: Vec<_> = session.cm.all().collect();
+        session.end_all(&everybody);
+        // Nothing is lost on the way to other processes of this host, and those notice.
+        let is_far = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
+        let far: Vec<_> = everybody.into_iter().filter(is_far).collect();
+        for _ in 1..END_REPEATS {
+            session.end_all(&far);
+        }
+        session.settle();
+    }
+
+    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
+        xrc_remote::serve_xrc_request(engine, request, body, now);
+    }
+
+    fn interface_changed(&self, engine: &Engine) {
+        interface_change::announce(engine.adapter());
     }
 }
 

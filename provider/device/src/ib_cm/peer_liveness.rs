@@ -30,7 +30,7 @@ impl Session<'_> {
     /// After this event there may be a peer to check.
     pub(super) fn note_peer(&mut self, event: &EventKind) {
         if self.check_at.is_none() && matches!(event, EventKind::Established | EventKind::ConnectReply(..)) {
-            *self.check_at = Some(self.now.after(CHECK_PERIOD));
+            *self.check_at = Some(self.cx.now.after(CHECK_PERIOD));
         }
     }
 
@@ -38,7 +38,7 @@ impl Session<'_> {
     /// when there is none left to check.
     // clause: CM-PEER-GONE
     pub(super) fn check_peers(&mut self) {
-        if self.check_at.is_none_or(|at| at > self.now) {
+        if self.check_at.is_none_or(|at| at > self.cx.now) {
             return;
         }
         let (mut known, mut is_watching, mut lost) = (Vec::new(), false, Vec::new());
@@ -50,16 +50,15 @@ impl Session<'_> {
             }
         }
         let is_watching = self.check_unanswered() || is_watching;
-        *self.check_at = is_watching.then(|| self.now.after(CHECK_PERIOD));
+        *self.check_at = is_watching.then(|| self.cx.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.
             self.engine.receive_all_arrived();
-            self.engine.note_death(self.now);
+            self.engine.note_death(self.cx.now);
         }
         for id in lost {
-            let (cm, mut cx) = self.cx();
             // It was there a moment ago.
-            let _ = cm.lose_peer(&mut cx, id);
+            let _ = self.cm.lose_peer(&mut self.cx, id);
         }
     }
 }

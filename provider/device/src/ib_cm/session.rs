@@ -66,29 +66,18 @@ pub(crate) struct Session<'a> {
     pub(crate) ids: &'a mut HashMap<CommId, Arc<dyn CmHandler>>,
     /// Who hears of requests.
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
-    /// The time.
-    pub(crate) now: Instant,
+    /// What the verbs of the machine take from outside.
+    pub(crate) cx: Cx<'a>,
     /// When to check the peers, and the requests that nobody answers.
     pub(super) check_at: &'a mut Option<Instant>,
     /// Requests to other hosts.
     pub(super) unanswered: &'a mut Vec<Unanswered>,
     /// What a request that is given up has failed by.
     pub(crate) errno_of_silence: i32,
-    pub(super) random: fn() -> u64,
     pub(super) mad_sender: &'a mut MadSender,
 }
 
 impl Session<'_> {
-    /// The machine, and what its verbs take from outside.
-    pub(crate) fn cx(&mut self) -> (&mut Cm, Cx<'_>) {
-        (&mut *self.cm, Cx { now: self.now, random: &mut self.random })
-    }
-
-    /// An unpredictable number.
-    pub(crate) fn random(&self) -> u64 {
-        (self.random)()
-    }
-
     /// Sends what the machine has to send. Happens by itself before every call of a handler and at
     /// the end; a handler does it before it tells the program something after which that may end.
     pub(crate) fn send(&mut self) {
@@ -99,8 +88,7 @@ impl Session<'_> {
     pub(super) fn end_all(&mut self, from: &[(CommId, Route)]) {
         for some in from.chunks(MAX_AT_ONCE) {
             for (id, _) in some {
-                let (cm, mut cx) = self.cx();
-                cm.shut_down(&mut cx, *id);
+                self.cm.shut_down(&mut self.cx, *id);
             }
             self.send();
         }
@@ -154,14 +142,13 @@ impl Session<'_> {
             self.engine.receive_all_arrived();
         }
         for (route, mad) in inbox.messages {
-            let (cm, mut cx) = self.cx();
-            if let Err(why) = cm.handle_message(&mut cx, route, &mad) {
+            if let Err(why) = self.cm.handle_message(&mut self.cx, route, &mad) {
                 self.engine.counters().count_ignored(why);
             }
             self.settle();
         }
         if inbox.call.is_some() {
-            self.cm.handle_timeout(self.now);
+            self.cm.handle_timeout(self.cx.now);
             self.check_peers();
             self.settle();
         }

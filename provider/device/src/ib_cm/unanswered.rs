@@ -22,7 +22,7 @@ impl Session<'_> {
         let is_far = self.engine.link(route.remote).is_none() && !route.remote.is_multicast();
         if is_far {
             self.unanswered.push(Unanswered { id, route, probe: None, refusals: 0 });
-            let at = self.now.after(PERIOD);
+            let at = self.cx.now.after(PERIOD);
             *self.check_at = Some(self.check_at.map_or(at, |before| before.min(at)));
         }
     }

@@ -42,10 +42,7 @@ impl Pd {
     fn locate(&self, sge: &Sge, write: bool) -> Result<(u64, u64), Error> {
         let (right, length) = (if write { Access::LOCAL_WRITE } else { Access::empty() }, u64::from(sge.length));
         let regions = self.context().memory().hold();
-        match regions.locate(self.id(), sge, right) {
-            Ok(addr) => Ok((addr, length)),
-            Err(why) => Err(refused(sge, why)),
-        }
+        regions.locate(self.id(), sge, right).map(|addr| (addr, length)).map_err(|why| refused(sge, why))
     }
 }
 

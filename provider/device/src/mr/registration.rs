@@ -237,32 +237,34 @@ impl Mr {
     /// Kills the keys; returns when no access is under way any more. Doing it again does nothing.
     /// EBUSY while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
-        let mut now = self.registration.lock();
-        if now.uses.is_some() {
-            let removed = self.keys.remove(self.context.memory());
-            removed.inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))?;
-            self.tracked.end();
-            // The memory is the program's until this returns.
-            let backing = now.end();
-            drop(now);
-            self.context.engine().settle_memory();
-            drop(backing);
-        }
-        Ok(())
+        self.end(|keys, memory| {
+            keys.remove(memory).inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))
+        })
     }
 
     /// Kills the keys as [`Mr::deregister`] does, and closes the memory windows that are bound to
     /// the region. Done by dropping too.
     pub fn revoke(&self) {
+        let _ = self.end(|keys, memory| {
+            keys.revoke(memory);
+            Ok(())
+        });
+    }
+
+    /// Lets `kill` kill the keys, once, and then gives up what was behind them.
+    fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
-            self.keys.revoke(self.context.memory());
+            kill(self.keys, self.context.memory())?;
             self.tracked.end();
-            let backing = now.end();
+            now.uses = None;
+            let backing = std::mem::replace(&mut now.backing, Backing::None);
             drop(now);
+            // The memory is the program's until this returns.
             self.context.engine().settle_memory();
             drop(backing);
         }
+        Ok(())
     }
 }
 
@@ -284,13 +286,8 @@ impl Keys {
             return memory.insert(region).map(|key| Self { local: key, remote: key });
         };
         let local = memory.insert(lists)?;
-        match memory.insert(peers) {
-            Ok(remote) => Ok(Self { local, remote }),
-            Err(error) => {
-                memory.revoke(local);
-                Err(error)
-            }
-        }
+        let remote = memory.insert(peers).inspect_err(|_| memory.revoke(local))?;
+        Ok(Self { local, remote })
     }
 
     /// What lists and peers find, each under their own key. Windows are bound to the first. The
@@ -325,14 +322,6 @@ impl Keys {
         if self.has_two() {
             memory.revoke(self.remote);
         }
-    }
-}
-
-impl Registration {
-    /// The key is dead; returns what was behind it.
-    fn end(&mut self) -> Backing {
-        self.uses = None;
-        std::mem::replace(&mut self.backing, Backing::None)
     }
 }
 

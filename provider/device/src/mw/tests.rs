@@ -234,7 +234,7 @@ fn a_region_that_is_dropped_takes_its_windows_with_it() {
         assert_eq!(table.hold().write_remote(qp, bind.rkey, bind.addr, &[1; 8]), Err(MemError::WrongDomain));
     }
     drop(windows);
-    assert_eq!((table.hold().len(), errno(pd.dealloc())), (0, 0));
+    assert_eq!((table.hold().count(), errno(pd.dealloc())), (0, 0));
 }
 
 // clause: WINDOW-HOLDS
@@ -254,5 +254,5 @@ fn a_region_is_busy_while_windows_are_bound_to_it_and_a_domain_while_it_has_wind
     assert_eq!((errno(anew()), errno(s.mr.deregister())), (0, 0));
     assert_eq!(errno(s.pd.dealloc()), libc::EBUSY);
     drop(windows);
-    assert_eq!((errno(s.pd.dealloc()), s.table().hold().len()), (0, 0));
+    assert_eq!((errno(s.pd.dealloc()), s.table().hold().count()), (0, 0));
 }

@@ -19,8 +19,9 @@ use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
-use roxe_engine::queue_pair::VisitOutcome;
+use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::tx::{TxCache, TxPath};
+use roxe_memory::guard::SharedBytes;
 use roxe_net::frames::FrameSender;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::TxState;
@@ -97,25 +98,35 @@ impl QpCore {
         }
     }
 
-    /// Its number.
-    #[inline]
-    pub(crate) fn qpn(&self) -> Qpn {
-        self.resources.qpn
-    }
-
     /// What sends and receives for it.
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
         self.resources.engine()
     }
 
-    /// Ends a visit that received; what there is to send is left for [`QueuePair::serve`](
-    /// roxe_engine::queue_pair::QueuePair::serve).
-    pub(super) fn end_receiving(&self, inner: &mut Inner, report: VisitOutcome, now: Instant) -> VisitOutcome {
-        let report = report | self.hand_over_early(inner, now);
-        let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
-        // Whoever serves it will settle, too.
-        if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(inner) }
+    /// A visit in which `take` takes in `bytes` that have come, some of them not copied yet from
+    /// where they `arrived`; what there is to send is left for [`QueuePair::serve`].
+    /// `None`: `take` took nothing, or was not called, as the queue pair was destroyed after it was
+    /// found.
+    #[inline]
+    pub(super) fn take_in(
+        &self,
+        (bytes, arrived): (usize, Option<SharedBytes<'_>>),
+        now: Instant,
+        take: impl FnOnce(&mut Machine, &mut QpHost<'_>, &mut EarlyPackets<Option<Qpn>>) -> bool,
+    ) -> Option<VisitOutcome> {
+        let mut inner = self.inner.lock();
+        let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
+        state.met.received_bytes += bytes as u64;
+        let mut host = QpHost::new(&self.resources, state, now).with_arrived(arrived);
+        let is_taken = take(machine, &mut host, early);
+        let report = host.end();
+        is_taken.then(|| {
+            let report = report | self.hand_over_early(&mut inner, now);
+            let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
+            // Whoever serves it will settle, too.
+            if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(&mut inner) }
+        })
     }
 
     /// Counts a frame or a result that the state machine did not want.
@@ -265,16 +276,16 @@ impl QpCore {
         tx_path.put_back();
         let report = host.end();
         if is_blocked && !self.resources.service.is_reliable() {
-            state.wait_until(now.after(TxPath::PATIENCE));
+            state.stalls_at.get_or_insert_with(|| now.after(TxPath::PATIENCE));
         }
         report
     }
 
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.
     pub(super) fn settle(&self, inner: &mut Inner) -> VisitOutcome {
-        inner.state.end_turn();
+        inner.state.has_turn = false;
         let waits = earlier(inner.early.deadline(), self.settle_xrc(inner));
-        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.deadline()), waits);
+        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.stalls_at), waits);
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {
@@ -304,26 +315,9 @@ impl QpCore {
         }
     }
 
-    /// Tells the program what a visit brought, without the lock.
-    #[inline]
-    pub(super) fn announce(&self, report: VisitOutcome) {
-        if report.contains(VisitOutcome::ANNOUNCE_SEND) {
-            self.resources.send_cq.notify();
-        }
-        if report.contains(VisitOutcome::ANNOUNCE_RECV) {
-            self.resources.recv_cq.notify();
-        }
-        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
-            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
-            if report.contains(VisitOutcome::FAILED) {
-                self.tell_failure();
-            }
-        }
-    }
-
     /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
-    fn tell_failure(&self) {
+    pub(super) fn tell_failure(&self) {
         let (failed, attr, unanswered) = {
             let mut inner = self.inner.lock();
             self.tell_state(&mut inner);
@@ -345,7 +339,7 @@ impl QpCore {
     /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
     /// those that came.
     #[cold]
-    fn raise(&self, events: QpEvents) {
+    pub(super) fn raise(&self, events: QpEvents) {
         let mut inner = self.inner.lock();
         self.tell_state(&mut inner);
         let is_cut_off = inner.is_cut_off;

@@ -50,14 +50,12 @@ impl History {
     #[cold]
     #[inline(never)]
     pub(super) fn note(&mut self, now: Instant, entry: Entry) {
-        match (self.entries.back_mut(), entry) {
-            (Some((_, Entry::State(known))), Entry::State(state)) if *known == state => return,
-            (Some((at, Entry::Flushed(of, count))), Entry::Flushed(side, more)) if *of == side => {
-                *at = now;
-                *count = count.saturating_add(more);
-                return;
-            }
-            _ => {}
+        if let (Some((at, Entry::Flushed(of, count))), Entry::Flushed(side, more)) = (self.entries.back_mut(), entry)
+            && *of == side
+        {
+            *at = now;
+            *count = count.saturating_add(more);
+            return;
         }
         if self.entries.len() == KEPT {
             self.entries.pop_front();

@@ -62,8 +62,8 @@ impl<'a> QpHost<'a> {
     }
 
     /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
-    pub(super) fn with_arrived(self, bytes: SharedBytes<'a>) -> Self {
-        Self { arrived: Some(bytes), ..self }
+    pub(super) fn with_arrived(self, arrived: Option<SharedBytes<'a>>) -> Self {
+        Self { arrived, ..self }
     }
 
     /// A part of them.

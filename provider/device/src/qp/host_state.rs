@@ -46,27 +46,6 @@ pub(super) struct QpHostState {
 }
 
 impl QpHostState {
-    /// It is being served: whatever it waited for, it has to ask again, and is not refused what was
-    /// kept for it.
-    pub(super) fn begin_turn(&mut self) {
-        (self.waits_for, self.has_turn) = (None, true);
-    }
-
-    /// It has sent what it could.
-    pub(super) fn end_turn(&mut self) {
-        self.has_turn = false;
-    }
-
-    /// It waits for room in a link, until then at most.
-    pub(super) fn wait_until(&mut self, at: Instant) {
-        self.stalls_at.get_or_insert(at);
-    }
-
-    /// When [`QpHostState::on_timer`] has something to do.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.stalls_at
-    }
-
     /// Opens the window if credits seem to be lost, or nothing comes back.
     pub(super) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
         if self.stalls_at.is_none_or(|at| at > now) {

@@ -28,17 +28,6 @@ pub struct QpInit {
     pub user: u64,
 }
 
-/// What a queue pair was created with, as `ibv_query_qp` reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpInitView {
-    /// Transport service.
-    pub service: Service,
-    /// Depths and limits.
-    pub caps: QpCaps,
-    /// Every send work request reports success.
-    pub sq_sig_all: bool,
-}
-
 /// Refuses what the device cannot do or what does not belong together.
 pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.caps;

@@ -15,7 +15,7 @@ use roxe_memory::guard::SharedBytes;
 use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
 use roxe_transport::cx::RxPayload;
-use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpState, QpStatus, Service};
+use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpEvents, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Packet, PacketReader, Qpn};
 
@@ -38,66 +38,58 @@ impl QueuePair for QpCore {
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
-        let mut inner = self.inner.lock();
-        if inner.is_cut_off {
-            // It was destroyed after it was found.
+        let taken = self.take_in((run.bytes.len(), None), now, |machine, host, early| {
+            let mut credits = Credits::default();
+            let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
+            if run.meta.sealed {
+                tools.ident.begin_run(&net);
+            }
+            for (index, bytes) in run.packets() {
+                net.ident = index;
+                // clause: ICRC-WRONG
+                if run.meta.sealed && !tools.ident.verify(bytes, index) {
+                    self.engine().counters().icrc_errors.add(1);
+                    continue;
+                }
+                let Ok(packet) = reader.parse(bytes) else {
+                    self.engine().counters().malformed.add(1);
+                    continue;
+                };
+                if self.resources.service == Service::XrcTgt
+                    && !tools.starved
+                    && host.hold(machine, &net, packet, bytes)
+                {
+                    continue;
+                }
+                let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
+                let creditor = sender.filter(|_| !run.meta.by_ring);
+                let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
+                if !tools.starved && early.keep(machine, host, (&net, packet), creditor, may_have_overtaken) {
+                    self.note_early(machine, host, (&net, packet));
+                    continue;
+                }
+                let result = match tools.starved {
+                    true => machine.handle_packet_starved(host, &net, packet),
+                    false => machine.handle_packet(host, &net, packet),
+                };
+                let history = Some(&mut host.state.history);
+                self.count_packet(result, machine, history, (&net, &packet.header, packet.payload.len()));
+                credits.add(&self.resources, creditor, net.dst, packet);
+            }
+            credits.return_all(&self.resources);
+            true
+        });
+        taken.unwrap_or_else(|| {
             self.engine().counters().unknown_qp.add(run.count());
-            return VisitOutcome::default();
-        }
-        let Inner { machine, state, early, .. } = &mut *inner;
-        state.met.received_bytes += run.bytes.len() as u64;
-        let mut host = QpHost::new(&self.resources, state, now);
-        let mut credits = Credits::default();
-        let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
-        if run.meta.sealed {
-            tools.ident.begin_run(&net);
-        }
-        for (index, bytes) in run.packets() {
-            net.ident = index;
-            // clause: ICRC-WRONG
-            if run.meta.sealed && !tools.ident.verify(bytes, index) {
-                self.engine().counters().icrc_errors.add(1);
-                continue;
-            }
-            let Ok(packet) = reader.parse(bytes) else {
-                self.engine().counters().malformed.add(1);
-                continue;
-            };
-            if self.resources.service == Service::XrcTgt && !tools.starved && host.hold(machine, &net, packet, bytes) {
-                continue;
-            }
-            let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
-            let creditor = sender.filter(|_| !run.meta.by_ring);
-            let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
-            if !tools.starved && early.keep(machine, &mut host, (&net, packet), creditor, may_have_overtaken) {
-                self.note_early(machine, &mut host, (&net, packet));
-                continue;
-            }
-            let result = match tools.starved {
-                true => machine.handle_packet_starved(&mut host, &net, packet),
-                false => machine.handle_packet(&mut host, &net, packet),
-            };
-            let history = Some(&mut host.state.history);
-            self.count_packet(result, machine, history, (&net, &packet.header, packet.payload.len()));
-            credits.add(&self.resources, creditor, net.dst, packet);
-        }
-        credits.return_all(&self.resources);
-        let report = host.end();
-        self.end_receiving(&mut inner, report, now)
+            VisitOutcome::default()
+        })
     }
 
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome> {
-        let mut inner = self.inner.lock();
-        if inner.is_cut_off {
-            return None;
-        }
-        let Inner { machine, state, .. } = &mut *inner;
-        state.met.received_bytes += packets.bytes as u64;
-        let mut host = QpHost::new(&self.resources, state, now).with_arrived(packets.payload);
         let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
-        let is_taken = machine.handle_joined(&mut host, &header_of(meta, 0), &packets.first, packets.len, payload);
-        let report = host.end();
-        is_taken.then(|| self.end_receiving(&mut inner, report, now))
+        self.take_in((packets.bytes, Some(packets.payload)), now, |machine, host, _| {
+            machine.handle_joined(host, &header_of(meta, 0), &packets.first, packets.len, payload)
+        })
     }
 
     fn takes_shared_payload(&self) -> bool {
@@ -112,32 +104,43 @@ impl QueuePair for QpCore {
         shared: SharedBytes<'_>,
         now: Instant,
     ) -> VisitOutcome {
-        let mut inner = self.inner.lock();
-        if inner.is_cut_off {
-            return VisitOutcome::default();
-        }
-        let Inner { machine, state, .. } = &mut *inner;
-        state.met.received_bytes += meta.len as u64;
-        let mut host = QpHost::new(&self.resources, state, now).with_arrived(shared);
-        let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
-        for (index, bytes) in copies.chunks(meta.segment).enumerate() {
-            let Ok(packet) = reader.parse(bytes) else {
-                self.engine().counters().malformed.add(1);
-                continue;
-            };
-            let (len, before) = (packet.payload.len(), packet.header.padded_len(0));
-            let payload = if before + len <= head {
-                RxPayload::Bytes(packet.payload)
-            } else {
-                RxPayload::Shared { at: index * meta.segment + before, len }
-            };
-            let net = NetHeader { ident: index as u16, ..net };
-            let result = machine.handle_with_payload(&mut host, &net, &packet.header, payload);
-            let history = Some(&mut host.state.history);
-            self.count_packet(result, machine, history, (&net, &packet.header, len));
-        }
-        let report = host.end();
-        self.end_receiving(&mut inner, report, now)
+        let taken = self.take_in((meta.len, Some(shared)), now, |machine, host, _| {
+            let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
+            for (index, bytes) in copies.chunks(meta.segment).enumerate() {
+                let Ok(packet) = reader.parse(bytes) else {
+                    self.engine().counters().malformed.add(1);
+                    continue;
+                };
+                let (len, before) = (packet.payload.len(), packet.header.padded_len(0));
+                let payload = if before + len <= head {
+                    RxPayload::Bytes(packet.payload)
+                } else {
+                    RxPayload::Shared { at: index * meta.segment + before, len }
+                };
+                let net = NetHeader { ident: index as u16, ..net };
+                let result = machine.handle_with_payload(host, &net, &packet.header, payload);
+                let history = Some(&mut host.state.history);
+                self.count_packet(result, machine, history, (&net, &packet.header, len));
+            }
+            true
+        });
+        taken.unwrap_or_default()
+    }
+
+    fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
+        let taken = self.take_in((frame.len(), None), now, |machine, host, _| {
+            self.count(machine.handle_frame(host, frame, note));
+            true
+        });
+        taken.unwrap_or_default()
+    }
+
+    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
+        let taken = self.take_in((0, None), now, |machine, host, _| {
+            host.take_result(machine, result, |handled| self.count(handled));
+            true
+        });
+        taken.unwrap_or_default()
     }
 
     fn is_crowded(&self) -> bool {
@@ -170,7 +173,9 @@ impl QueuePair for QpCore {
     }
 
     fn settle_memory(&self) {
-        self.settle_weakly();
+        if let Some(weak) = &mut self.inner.lock().state.weak {
+            weak.settle();
+        }
     }
 
     fn end_waiting(&self, now: Instant) {
@@ -183,9 +188,10 @@ impl QueuePair for QpCore {
 
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
-        // Who only waited for more requests has no turn.
+        // Who only waited for more requests has no turn. Whoever has one asks again for whatever it
+        // waited for, and is not refused what was kept for it.
         if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
-            inner.state.begin_turn();
+            (inner.state.waits_for, inner.state.has_turn) = (None, true);
         }
         inner.tx.stop_waiting();
         drop(grant);
@@ -198,7 +204,7 @@ impl QueuePair for QpCore {
             return;
         }
         inner.registered = None;
-        if inner.state.deadline().is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
+        if inner.state.stalls_at.is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
             inner.tx.end_patience(self.engine());
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
@@ -222,8 +228,20 @@ impl QueuePair for QpCore {
         }
     }
 
-    fn announce(&self, outcome: VisitOutcome) {
-        self.announce(outcome);
+    #[inline]
+    fn announce(&self, report: VisitOutcome) {
+        if report.contains(VisitOutcome::ANNOUNCE_SEND) {
+            self.resources.send_cq.notify();
+        }
+        if report.contains(VisitOutcome::ANNOUNCE_RECV) {
+            self.resources.recv_cq.notify();
+        }
+        if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
+            self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
+            if report.contains(VisitOutcome::FAILED) {
+                self.tell_failure();
+            }
+        }
     }
 
     fn cut_off(&self) -> bool {
@@ -246,14 +264,6 @@ impl QueuePair for QpCore {
 
     fn raw(&self) -> &dyn Lockable {
         &self.inner
-    }
-
-    fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
-        self.receive_frame(frame, note, now)
-    }
-
-    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
-        self.take_result(result, now)
     }
 }
 

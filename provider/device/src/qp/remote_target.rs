@@ -8,8 +8,6 @@ use crate::cq::Cq;
 use crate::pd::Pd;
 use crate::xrc_domain::XrcDomain;
 use roxe_base::limits::MAX_SRQ_SGE;
-use roxe_engine::queue_pair::VisitOutcome;
-use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{AttrMask, Outcome, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av};
@@ -21,17 +19,8 @@ impl QpCore {
     /// It has `pd` and `cq` in name only.
     pub(crate) fn remote_target(pd: &Pd, cq: &Arc<Cq>, domain: &Arc<XrcDomain>, qpn: Qpn) -> Self {
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
-        let config = QpConfig {
-            qpn,
-            service,
-            caps,
-            sq_sig_all: false,
-            srq_max_sge: Some(MAX_SRQ_SGE),
-            tag_matching: false,
-            // What the connection may have was checked by the process of the target.
-            port_mtu: PathMtu::Mtu4096.bytes(),
-            line_rate: None,
-        };
+        // What the connection may have was checked by the process of the target.
+        let config = QpConfig { srq_max_sge: Some(MAX_SRQ_SGE), ..QpConfig::new(qpn, service, caps) };
         let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
         Self::new(pd, pd.context().engine(), &init, config, Some(domain), false)
@@ -81,18 +70,6 @@ impl QpCore {
     pub(crate) fn flush_remote_target(&self, now: Instant) {
         // To ERR is allowed from every state.
         let _ = self.change_remote_target(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE, now);
-    }
-
-    /// The result of an XRC request came.
-    pub(super) fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
-        let inner = &mut *self.inner.lock();
-        if inner.is_cut_off {
-            return VisitOutcome::default();
-        }
-        let mut host = QpHost::new(&self.resources, &mut inner.state, now);
-        host.take_result(&mut inner.machine, result, |handled| self.count(handled));
-        let report = host.end();
-        self.end_receiving(inner, report, now)
     }
 
     /// Ends what other processes have of a connection that is over, and returns when to ask again

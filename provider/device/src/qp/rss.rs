@@ -69,18 +69,14 @@ impl Rss {
     pub(crate) fn hold(&self) -> Use {
         self.table.uses.hold()
     }
-
-    /// The queue for a frame.
-    // clause: RSS-CHOICE
-    fn entry(&self, key: &FrameKey) -> Option<&Arc<QpCore>> {
-        let entries = &self.table.entries;
-        // A power of two.
-        entries.get(self.hash.of(key) as usize & (entries.len() - 1))
-    }
 }
 
 impl Spread for Rss {
+    // clause: RSS-CHOICE
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
-        self.entry(key).map(|entry| Arc::clone(entry) as _)
+        let entries = &self.table.entries;
+        // A power of two.
+        let entry = entries.get(self.hash.of(key) as usize & (entries.len() - 1))?;
+        Some(Arc::clone(entry) as _)
     }
 }

@@ -3,7 +3,7 @@
 //! Touches the state machine under the lock, and the engine.
 
 use super::core::{Inner, QpCore};
-use super::init::{QpInit, QpInitView, check_init};
+use super::init::{QpInit, check_init};
 use super::rss::Rss;
 use super::steering::{Flow, FlowInit, FlowUses};
 use crate::context::Context;
@@ -43,7 +43,6 @@ pub(crate) enum Part {
 pub struct Qp {
     pub(super) core: Arc<QpCore>,
     pd: Arc<Pd>,
-    view: QpInitView,
     uses: Mutex<rank::Uses, Vec<Use>>,
     flows: FlowUses,
     /// Of a hash queue pair.
@@ -83,8 +82,7 @@ impl Qp {
         // clause: TM-QUEUE
         let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
         let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
-        let view = QpInitView { service: init.service, caps: init.caps, sq_sig_all: init.sq_sig_all };
-        let sends_frames = view.service == Service::Raw && matches!(part, Part::None);
+        let sends_frames = init.service == Service::Raw && matches!(part, Part::None);
         let frames = if sends_frames { Some(context.engine().open_frame_sender()?) } else { None };
         let engine = engine_for(context, &init, &part);
         let is_work_queue = matches!(part, Part::WorkQueue);
@@ -101,12 +99,12 @@ impl Qp {
             let config = config(context, &init, qpn, xrc_domain.is_some());
             Arc::new(QpCore::new(pd, &engine, &init, config, xrc_domain.as_ref(), is_work_queue))
         };
-        let core = engine.register_qp(view.service, make)?;
+        let core = engine.register_qp(init.service, make)?;
         [&init.send_cq, &init.recv_cq].into_iter().for_each(|cq| cq.serve_by(&engine));
-        core.begin(frames, &view);
+        core.begin(frames, init.caps.max_send_wr);
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &view)));
-        Ok(Arc::new(Self { core, pd: Arc::clone(pd), view, uses: Mutex::new(uses), flows, rss, tracked }))
+        let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &init)));
+        Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
     /// What the engine knows of it.
@@ -121,7 +119,7 @@ impl Qp {
 
     /// Its number.
     pub fn qpn(&self) -> Qpn {
-        self.core.qpn()
+        self.core.resources.qpn
     }
 
     /// Its transport service.
@@ -147,11 +145,6 @@ impl Qp {
     /// Its shared receive queue.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.core.resources.srq.as_ref()
-    }
-
-    /// The token that its events carry.
-    pub fn user(&self) -> u64 {
-        self.core.resources.user
     }
 
     /// Its state now.
@@ -252,10 +245,10 @@ impl Qp {
     }
 
     /// Its attributes, with the state in `state` and `cur_state`, and what it was created with.
-    pub fn query(&self) -> (QpAttr, QpInitView) {
+    pub fn query(&self) -> (QpAttr, QpConfig) {
         let inner = self.core.inner.lock();
         let state = inner.machine.state();
-        (QpAttr { state, cur_state: Some(state), ..*inner.machine.attr() }, self.view)
+        (QpAttr { state, cur_state: Some(state), ..*inner.machine.attr() }, *inner.machine.config())
     }
 
     /// Whether the send queue is still finishing what it started before SQD.
@@ -361,27 +354,25 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
     // An XRC target takes receives from queues of its domain, whichever a message names.
     let in_domain = is_xrc_target.then_some(limits::MAX_SRQ_SGE);
     QpConfig {
-        qpn,
-        service,
-        caps,
         sq_sig_all,
         srq_max_sge: init.srq.as_ref().map(|srq| srq.longest_list()).or(in_domain),
         tag_matching: init.srq.as_ref().is_some_and(|srq| srq.matches_tags()),
         port_mtu,
         line_rate: engine.line_rate().filter(|_| service != Service::Raw),
+        ..QpConfig::new(qpn, service, caps)
     }
 }
 
 /// What the checker is told of a new queue pair.
-fn told(core: &QpCore, pd: &Pd, view: &QpInitView) -> Pair {
+fn told(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
     let qp = &core.resources;
     Pair {
         context: pd.context().id(),
         pd: pd.object(),
         qpn: qp.qpn,
-        service: view.service,
-        caps: view.caps,
-        sq_sig_all: view.sq_sig_all,
+        service: init.service,
+        caps: init.caps,
+        sq_sig_all: init.sq_sig_all,
         send_cq: qp.send_cq.id(),
         recv_cq: qp.recv_cq.id(),
         srq: qp.srq.as_ref().map(|srq| srq.id()),

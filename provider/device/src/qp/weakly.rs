@@ -5,7 +5,6 @@
 
 use super::core::{Inner, QpCore};
 use super::host::QpHost;
-use super::init::QpInitView;
 use super::weak::Weak;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::weakest::{Weakness, has};
@@ -168,12 +167,12 @@ fn is_there((addr, part): &(u64, Range<usize>)) -> bool {
 impl QpCore {
     /// What is to be known of it once it exists: what raw packets leave by, and whether it is one
     /// of the weakest legal card.
-    pub(super) fn begin(self: &Arc<Self>, frames: Option<Arc<FrameSender>>, view: &QpInitView) {
+    pub(super) fn begin(self: &Arc<Self>, frames: Option<Arc<FrameSender>>, max_send_wr: u32) {
         let mut inner = self.inner.lock();
         inner.frames = frames;
         if instruments::any() && has(Weakness::all()) {
             let me: WeakRef<dyn Deadline> = Arc::downgrade(self) as _;
-            inner.state.weak = Some(Box::new(Weak::new(me, self.ordinal, view.caps.max_send_wr)));
+            inner.state.weak = Some(Box::new(Weak::new(me, self.ordinal, max_send_wr)));
             inner.is_usual = false;
             if has(Weakness::RECEIVES) {
                 inner.early = EarlyPackets::none();
@@ -202,13 +201,6 @@ impl QpCore {
         let report = self.transmit(inner, now);
         inner.is_usual = false;
         report
-    }
-
-    /// Everything that it has taken in is in memory, and nothing waits from now on.
-    pub(super) fn settle_weakly(&self) {
-        if let Some(weak) = &mut self.inner.lock().state.weak {
-            weak.settle();
-        }
     }
 }
 

@@ -134,10 +134,7 @@ fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free()
     runtime.start_with_links().unwrap();
     let here = Ipv4Addr::LOCALHOST.into();
     let resolve = Resolve::new(Route { local: here, remote: here }, ServiceId(7001));
-    let ask = |session: &mut Session<'_>| {
-        let (cm, mut cx) = session.cx();
-        cm.resolve(&mut cx, &resolve).unwrap()
-    };
+    let ask = |session: &mut Session<'_>| session.cm.resolve(&mut session.cx, &resolve).unwrap();
     let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     std::thread::scope(|threads| {
         threads.spawn(|| {

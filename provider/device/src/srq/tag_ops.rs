@@ -20,8 +20,7 @@ impl Srq {
     /// Does an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`: it
     /// matches no tags. `QueueFull`: too many tags, or too many completions that nobody has polled.
     pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
-        let Kind::Tags(tags) = &self.kind else { return Err(PostError::BadOpcode) };
-        let cq = tags.cq();
+        let Kind::Tags(cq) = &self.kind else { return Err(PostError::BadOpcode) };
         let mut state = self.state.lock();
         let tags = state.tags.as_mut().ok_or(PostError::BadOpcode)?;
         // clause: TM-OPERATION-PLACE

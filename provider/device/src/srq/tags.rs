@@ -8,12 +8,9 @@ use crate::unpolled::Unpolled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS};
-use roxe_base::lock::{Mutex, rank};
-use roxe_base::uses::Use;
 use roxe_transport::qp::PostError;
 use roxe_transport::tags::{TagError, TagHandle, TagList, TagRecv};
 use roxe_transport::wr::{Cqe, TmFlags, TmInfo, WcOpcode, WcStatus};
-use std::sync::Arc;
 
 /// What tag matching is created with (`struct ibv_tm_cap`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,31 +45,7 @@ pub struct TagRequest<'a> {
     pub handled: Option<u32>,
 }
 
-/// What a tag-matching queue has besides.
-#[derive(Debug)]
-pub(super) struct Tags {
-    cq: Arc<Cq>,
-    cq_use: Mutex<rank::Uses, Option<Use>>,
-}
-
-impl Tags {
-    /// Tags whose operations complete in `cq`.
-    pub(super) fn new(cq: &Arc<Cq>) -> Self {
-        Self { cq: Arc::clone(cq), cq_use: Mutex::new(Some(cq.hold())) }
-    }
-
-    /// Where receives and operations complete.
-    pub(super) fn cq(&self) -> &Arc<Cq> {
-        &self.cq
-    }
-
-    /// The queue is destroyed, and does not use the completion queue any more.
-    pub(super) fn release_cq(&self) {
-        *self.cq_use.lock() = None;
-    }
-}
-
-/// The part of it that the lock of the queue guards.
+/// What a tag-matching queue has besides, under its lock.
 #[derive(Debug)]
 pub(super) struct TagState {
     pub(super) list: TagList,

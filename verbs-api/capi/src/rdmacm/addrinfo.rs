@@ -30,7 +30,7 @@ const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
 const IP_PORT_MASK: u64 = 0xffff;
 
 /// What a lookup comes to.
-type Found = core::result::Result<*mut rdma_addrinfo, Failure>;
+type Found = core::result::Result<AddrInfoList, Failure>;
 
 /// Why there is no address.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         match unsafe { find(node, service, &hints) } {
             Ok(found) => {
                 // SAFETY: not NULL; a variable of the program.
-                unsafe { res.write(found) };
+                unsafe { res.write(found.release()) };
                 Ok(0)
             }
             Err(Failure::Resolver(code)) => Ok(code),
@@ -106,7 +106,7 @@ pub(super) unsafe fn resolve(
     }
     hints.ai_flags &= !DNS;
     // SAFETY: this function's contract.
-    unsafe { find(node, service, &hints) }.map(AddrInfoList).map_err(Failure::errno)
+    unsafe { find(node, service, &hints) }.map_err(Failure::errno)
 }
 
 /// A list of addresses that the program has not taken yet.
@@ -116,6 +116,14 @@ pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
+    /// One empty block.
+    fn new() -> Result<Self> {
+        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or
+        // NULL.
+        let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
+        if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
+    }
+
     /// The list, which is the caller's from now on.
     pub(super) fn release(self) -> *mut rdma_addrinfo {
         let list = self.0;
@@ -155,21 +163,18 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
 /// # Safety
 /// The addresses in the hints are as long as they say.
 unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
-    let rai = Entry::new()?;
+    let rai = AddrInfoList::new()?;
     let wanted = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
         ..rdma_addrinfo::ZERO
     });
     // SAFETY: a fresh block of this type.
     unsafe { rai.0.write(wanted) };
-    // SAFETY: this function's contract.
+    // SAFETY: this function's contract, and our own block.
     unsafe {
-        rai.copy_source(hints)?;
-        if hints.ai_dst_len != 0 && !hints.ai_dst_addr.is_null() {
-            (*rai.0).ai_dst_addr = copy(hints.ai_dst_addr.cast_const(), hints.ai_dst_len)?;
-            (*rai.0).ai_dst_len = hints.ai_dst_len;
-        }
+        ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_given(hints.ai_src_addr, hints.ai_src_len)?;
+        ((*rai.0).ai_dst_addr, (*rai.0).ai_dst_len) = copy_given(hints.ai_dst_addr, hints.ai_dst_len)?;
     }
-    Ok(rai.release())
+    Ok(rai)
 }
 
 /// A list of the C library's resolver.
@@ -240,18 +245,23 @@ fn wanted(hints: &rdma_addrinfo) -> addrinfo {
 ///
 /// # Safety
 /// The source address in the hints is as long as it says.
-unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Entry>> {
+unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<AddrInfoList>> {
     let (qp_type, port_space) = match found.ai_socktype {
         libc::SOCK_STREAM => (RC, PS_TCP),
         libc::SOCK_DGRAM => (UD, PS_UDP),
         _ => return Ok(None),
     };
-    let rai = Entry::new()?;
+    let rai = AddrInfoList::new()?;
     let chosen = |hint, default| if hint != 0 { hint } else { default };
     let port_space = chosen(hints.ai_port_space, port_space);
     let passive = hints.ai_flags & PASSIVE != 0;
     let gid = hints.ai_flags & FAMILY != 0 && hints.ai_family == c_int::from(AF_IB);
-    let (addr, len) = if gid { ib_address(found, port_space)? } else { (copy_found(found)?, found.ai_addrlen) };
+    let (addr, len) = if gid {
+        ib_address(found, port_space)?
+    } else {
+        // SAFETY: the resolver says how long its address is.
+        unsafe { copy_given(found.ai_addr, found.ai_addrlen) }?
+    };
     let mut entry = rdma_addrinfo {
         ai_flags: hints.ai_flags & PASSIVE,
         ai_family: if gid { c_int::from(AF_IB) } else { found.ai_family },
@@ -267,15 +277,10 @@ unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Entr
     // SAFETY: a fresh block of this type.
     unsafe { rai.0.write(entry) };
     if !passive {
-        // SAFETY: this function's contract.
-        unsafe { rai.copy_source(hints) }?;
+        // SAFETY: this function's contract, and our own block.
+        unsafe { ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_given(hints.ai_src_addr, hints.ai_src_len)? };
     }
     Ok(Some(rai))
-}
-
-fn copy_found(found: &addrinfo) -> Result<*mut sockaddr> {
-    // SAFETY: the resolver says how long its address is.
-    unsafe { copy(found.ai_addr, found.ai_addrlen) }
 }
 
 /// The service of a port in an address whose IPv6 form was found.
@@ -296,16 +301,18 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
     // SAFETY: a whole structure of this length.
-    Ok((unsafe { copy((&raw const sib).cast(), len) }?, len))
+    unsafe { copy_given((&raw const sib).cast(), len) }
 }
 
-/// A copy of `len` bytes that `free` releases.
+/// A copy of an address that `free` releases, and its length; NULL if there is none.
 ///
 /// # Safety
-/// `addr` points to that many bytes.
-unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<*mut sockaddr> {
-    let len = len as usize;
-    let room = len.max(size_of::<sockaddr_in>());
+/// `addr` points to `len` bytes, or is NULL.
+unsafe fn copy_given(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t)> {
+    if addr.is_null() || len == 0 {
+        return Ok((null_mut(), 0));
+    }
+    let room = (len as usize).max(size_of::<sockaddr_in>());
     // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
     let block = unsafe { libc::calloc(1, room) };
     if block.is_null() {
@@ -313,58 +320,16 @@ unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<*mut sockaddr> {
     }
     // SAFETY: the source is this long by this function's contract, and the block is fresh and at
     // least as long.
-    unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len) };
-    Ok(block.cast())
+    unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len as usize) };
+    Ok((block.cast(), len))
 }
 
-/// One block of the list, given back unless released.
-struct Entry(*mut rdma_addrinfo);
-
-impl Entry {
-    fn new() -> Result<Self> {
-        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or
-        // NULL.
-        let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
-        if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
-    }
-
-    /// Takes over the source address of the hints, if there is one.
-    ///
-    /// # Safety
-    /// It is as long as the hints say.
-    unsafe fn copy_source(&self, hints: &rdma_addrinfo) -> Result<()> {
-        if hints.ai_src_len == 0 || hints.ai_src_addr.is_null() {
-            return Ok(());
-        }
-        // SAFETY: this function's contract, and our own block.
-        unsafe {
-            (*self.0).ai_src_addr = copy(hints.ai_src_addr.cast_const(), hints.ai_src_len)?;
-            (*self.0).ai_src_len = hints.ai_src_len;
-        }
-        Ok(())
-    }
-
-    fn release(self) -> *mut rdma_addrinfo {
-        let block = self.0;
-        core::mem::forget(self);
-        block
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
+/// The entries, of one block each, as one list, in their order; NULL if there are none.
+fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
+    entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
         // SAFETY: our own block, which nobody else knows.
-        unsafe { free_list(self.0) };
-    }
-}
-
-/// The entries as one list, in their order; NULL if there are none.
-fn link(entries: Vec<Entry>) -> *mut rdma_addrinfo {
-    entries.into_iter().rev().fold(null_mut(), |next, entry| {
-        let block = entry.release();
-        // SAFETY: our own block, which nobody else knows.
-        unsafe { (*block).ai_next = next };
-        block
+        unsafe { (*entry.0).ai_next = next.release() };
+        entry
     })
 }
 

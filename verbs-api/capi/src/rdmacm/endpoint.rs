@@ -32,24 +32,13 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let prepare = if res.ai_flags & PASSIVE != 0 { passive } else { active };
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
         unsafe { id.write(made) };
         Ok(())
     })
-}
-
-/// # Safety
-/// The addresses and blocks of `res` are as long as it says.
-unsafe fn prepare(
-    id: *mut rdma_cm_id,
-    res: &rdma_addrinfo,
-    pd: *mut ibv_pd,
-    init: Option<&mut ibv_qp_init_attr>,
-) -> Result<()> {
-    // SAFETY: this function's contract.
-    unsafe { if res.ai_flags & PASSIVE != 0 { passive(id, res, pd, init) } else { active(id, res, pd, init) } }
 }
 
 /// An address, if its length says that there is one.
@@ -60,7 +49,7 @@ fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
 /// Binds the listener-to-be and keeps what its requests will need.
 ///
 /// # Safety
-/// As for [`prepare`].
+/// The addresses and blocks of `res` are as long as it says.
 unsafe fn passive(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,
@@ -83,7 +72,7 @@ unsafe fn passive(
 /// Finds the way and makes the queue pair.
 ///
 /// # Safety
-/// As for [`prepare`].
+/// The addresses and blocks of `res` are as long as it says.
 unsafe fn active(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,

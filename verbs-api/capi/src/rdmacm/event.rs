@@ -137,7 +137,7 @@ fn publish(
     (kind, status): (EventKind, c_int),
 ) -> *mut rdma_cm_event {
     let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
-    let said = private_data(&event.data);
+    let said = event.data.private_data();
     let len = said.len().min(PRIVATE_DATA);
     let mut exposed = CmEvent { public, private_data: [0; PRIVATE_DATA] };
     exposed.private_data[..len].copy_from_slice(&said[..len]);
@@ -152,15 +152,6 @@ fn publish(
         }
     }
     handle
-}
-
-fn private_data(data: &EventData) -> &[u8] {
-    match data {
-        EventData::None | EventData::Arg(_) => &[],
-        EventData::Conn(conn) => &conn.private_data,
-        EventData::Ud(ud) => &ud.private_data,
-        EventData::Group { .. } => &[],
-    }
 }
 
 /// What the peer says, but for its private data.

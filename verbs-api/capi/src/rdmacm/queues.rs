@@ -16,6 +16,7 @@ use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_check::for_library;
 use roxe_provider::QpState;
+use roxe_transport::cx::Side;
 
 /// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to
 /// none.
@@ -104,7 +105,7 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
     }
     if init.recv_cq.is_null() && receives {
         // SAFETY: alive, with fields that only we write.
-        init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Receive) }?;
+        init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Recv) }?;
     }
     if init.srq.is_null() && receives {
         // SAFETY: alive, with fields that only we write.
@@ -125,13 +126,6 @@ fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     Ok(object.inner.id.attach_qp(provided)?)
 }
 
-/// Which of the two completion queues of an identifier.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Send,
-    Receive,
-}
-
 /// Where the structure has the completion queue of a side, and its channel.
 ///
 /// # Safety
@@ -141,7 +135,7 @@ unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut 
     unsafe {
         match side {
             Side::Send => (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
-            Side::Receive => (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
+            Side::Recv => (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
         }
     }
 }
@@ -184,7 +178,7 @@ fn drop_cq(id: *mut rdma_cm_id, side: Side) {
 
 fn drop_cqs(id: *mut rdma_cm_id) {
     drop_cq(id, Side::Send);
-    drop_cq(id, Side::Receive);
+    drop_cq(id, Side::Recv);
 }
 
 /// `man rdma_destroy_qp`.
@@ -268,10 +262,10 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     if init.srq_type == XRC && (!has_cq || init.cq.is_null()) {
         init.comp_mask |= SRQ_CQ;
         // SAFETY: alive, with fields that only we write.
-        init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Receive) }?;
+        init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
     // SAFETY: an open context and a whole structure.
-    let srq = made(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Receive))?;
+    let srq = made(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).srq = srq };
     Ok(())

@@ -4,7 +4,6 @@ use super::pair::fail;
 use super::state::{Id, Inner, Link, Side, State, refused};
 use crate::cm::address::Address;
 use crate::cm::event::{ConnParam, UDP_QKEY};
-use crate::cm::private_data;
 use crate::cm::route::Path;
 use crate::event::AsyncEventKind;
 use crate::ib_cm::session::Session;
@@ -68,8 +67,7 @@ impl Id {
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
-        let (cm, mut cx) = session.cx();
-        let comm = cm.connect(&mut cx, &connect).map_err(|e| refused(&e))?;
+        let comm = session.cm.connect(&mut session.cx, &connect).map_err(|e| refused(&e))?;
         session.watch_answer(comm, path.route());
         Ok(comm)
     }
@@ -79,8 +77,7 @@ impl Id {
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
         let retry_for = retry_for(session.engine, path);
         let resolve = Resolve { retry_for, private_data, ..Resolve::new(path.route(), service_id) };
-        let (cm, mut cx) = session.cx();
-        cm.resolve(&mut cx, &resolve).map_err(|e| refused(&e))
+        session.cm.resolve(&mut session.cx, &resolve).map_err(|e| refused(&e))
     }
 
     /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that
@@ -109,13 +106,12 @@ impl Id {
             flow_control: param.flow_control,
             rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
             srq: inner.has_srq(param),
-            private_data: said::<{ private_data::ACCEPT }>(&param.private_data)?,
+            private_data: said(&param.private_data)?,
             ..machine::Accept::new(inner.qpn(param), inner.psn)
         };
         let comm = inner.alive()?;
         let ready = inner.make_ready(session, Some((accept.responder_resources, accept.initiator_depth)));
-        let (cm, mut cx) = session.cx();
-        let accepted = ready.and_then(|()| cm.accept(&mut cx, comm, &accept).map_err(|e| refused(&e)));
+        let accepted = ready.and_then(|()| session.cm.accept(&mut session.cx, comm, &accept).map_err(|e| refused(&e)));
         accepted.inspect_err(|_| inner.give_up(session))
     }
 
@@ -168,9 +164,8 @@ impl Id {
         let Link::Alive(comm) = link else { return Ok(()) };
         send_on_own_packets(&engine);
         engine.cm(|session| {
-            let (cm, mut cx) = session.cx();
             // Too early or too late: as the kernel, which tells nobody.
-            let _ = cm.disconnect(&mut cx, comm);
+            let _ = session.cm.disconnect(&mut session.cx, comm);
         })
     }
 

@@ -2,16 +2,13 @@
 
 use super::connect::send_on_own_packets;
 use super::listen::{stop_listening, with_machine};
-use super::state::{Channel, Id, Inner, Link, Options, Side, State};
-use crate::cm::groups::Groups;
-use crate::cm::route::Alternates;
+use super::state::{Channel, Id, Inner, Link, State};
 use crate::ib_cm::interface_change;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::Mutex;
 use roxe_base::uses::ObjectId;
 use roxe_base::weakest::{Subject, number_for};
-use roxe_transport::cm::Ece;
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
@@ -52,29 +49,7 @@ impl Id {
         user: u64,
         psn: u32,
     ) -> Arc<Self> {
-        let inner = Inner {
-            state: State::Idle,
-            side: Side::Active,
-            device_addr: None,
-            local: None,
-            peer: None,
-            hop_limit: 0,
-            path: None,
-            link: Link::None,
-            port: None,
-            listens: vec![],
-            later: vec![],
-            backlog: 0,
-            unheard: 0,
-            options: Options::default(),
-            local_ece: Ece::NONE,
-            remote_ece: Ece::NONE,
-            qp: None,
-            groups: Groups::default(),
-            alternates: Alternates::default(),
-            psn: Psn::new(psn),
-            address_lost: false,
-        };
+        let inner = Inner { psn: Psn::new(psn), ..Inner::default() };
         let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
         let channel = Mutex::new(Arc::clone(channel));
         let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });
@@ -89,11 +64,11 @@ impl Id {
         let _inner = self.lock();
         let from = std::mem::replace(&mut *self.channel.lock(), Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            for event in from.take_of(self) {
+            for event in from.events.take(self.name) {
                 if event.listener.is_some() {
                     event.id.migrate_with_listener(to);
                 }
-                to.push(event);
+                to.events.push(self.name, event, None);
             }
         }
         Ok(())
@@ -104,7 +79,7 @@ impl Id {
         let mut channel = self.channel.lock();
         let from = std::mem::replace(&mut *channel, Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            from.take_of(self).into_iter().for_each(|event| to.push(event));
+            from.events.take(self.name).into_iter().for_each(|event| to.events.push(self.name, event, None));
         }
     }
 
@@ -129,7 +104,7 @@ impl Id {
             end(&device_addr.engine, comm);
         }
         drop((held, claim));
-        let pending = channel.take_of(self);
+        let pending = channel.events.take(self.name);
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 }
@@ -138,10 +113,9 @@ impl Id {
 fn end(engine: &Runtime, comm: CommId) {
     with_machine(engine, |session| {
         session.ids.remove(&comm);
-        let (cm, mut cx) = session.cx();
         // It is unknown in the child of a fork, where it is the parent's, or because it ended
         // meanwhile.
-        let _ = cm.destroy(&mut cx, comm);
+        let _ = session.cm.destroy(&mut session.cx, comm);
     });
 }
 

@@ -4,7 +4,6 @@
 mod connect;
 mod life;
 mod listen;
-mod options;
 mod pair;
 mod resolve;
 mod state;

@@ -8,14 +8,14 @@
 
 use super::state::{Id, Inner, Link};
 use crate::cm::event::UDP_QKEY;
+use crate::cm::route::Path;
 use crate::ib_cm::session::Session;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::QpTerms;
 use roxe_transport::qp::{AttrMask, QpAttr, QpState, Service};
-use roxe_transport::wr::{Access, Av};
-use roxe_wire::Qpn;
+use roxe_transport::wr::Access;
 use std::sync::Arc;
 
 /// What the queue pair is told; see the module.
@@ -117,21 +117,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether there is a queue pair to move.
-    pub(in crate::cm) fn moves_qp(&self) -> bool {
-        self.qp.is_some()
-    }
-
-    /// The interface and the number of the queue pair to move.
-    pub(in crate::cm) fn own_qpn(&self) -> Option<(u32, Qpn)> {
-        self.qp.as_ref().map(|qp| (qp.pd().context().device().ifindex(), qp.qpn()))
-    }
-
-    /// Gives the queue pair attributes, if there is one.
-    pub(in crate::cm) fn modify_qp(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(attr, mask))
-    }
-
     /// The peer does not want it, or it was given up.
     pub(in crate::cm) fn fail_qp(&self) {
         if let Some(qp) = &self.qp {
@@ -195,18 +180,9 @@ fn ud_states() -> [Modify; 3] {
 
 // clause: CM-QP-RTR
 fn rtr(terms: &QpTerms, service: Service, sgid_index: u8) -> Modify {
-    let av = Av {
-        sgid: terms.route.local,
-        dgid: terms.route.remote,
-        traffic_class: terms.traffic_class,
-        hop_limit: terms.hop_limit,
-        flow_label: terms.flow_label.get(),
-        sgid_index,
-        static_rate: 0,
-    };
     let attr = QpAttr {
         state: QpState::Rtr,
-        av,
+        av: Path::of_terms(terms).av(sgid_index),
         path_mtu: terms.path_mtu,
         dest_qpn: terms.dest_qpn,
         rq_psn: terms.rq_psn,

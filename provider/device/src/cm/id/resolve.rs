@@ -7,7 +7,7 @@ use crate::cm::event::{EventData, EventKind};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
 use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use roxe_base::error::Error;
-use roxe_wire::Pkey;
+use roxe_transport::cm::Route;
 use roxe_wire::cm::{PortSpace, ServiceId};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -181,18 +181,14 @@ impl Inner {
             return Err(Error::invalid("the id has no addresses"));
         };
         let is_ib = matches!(peer, Address::Ib(_));
+        let route = Route { local: device_addr.gid, remote: peer.gid() };
         Ok(Path {
-            sgid: device_addr.gid,
-            dgid: peer.gid(),
             flow_label: flow_label(&local, &peer),
             // On one subnet there is nothing to go through.
             hop_limit: if is_ib { 1 } else { self.hop_limit },
             traffic_class: self.traffic_class(),
-            sl: 0,
-            pkey: Pkey::DEFAULT.0,
-            mtu: device_addr.device.adapter().active_mtu(),
-            rate: 0,
             packet_life_time: self.packet_life_time(),
+            ..Path::between(route, device_addr.device.adapter().active_mtu())
         })
     }
 

@@ -1,7 +1,8 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
 //!
-//! Here: what it is made of, and the events by which its program hears of it. The three types know
-//! each other: an id raises events on its channel, and an event holds its id.
+//! Here: what it is made of, what its program sets and asks, and the events by which the program
+//! hears of it. The three types know each other: an id raises events on its channel, and an event
+//! holds its id.
 //!
 //! ```text
 //!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved
@@ -17,13 +18,16 @@ use crate::cm::address::Address;
 use crate::cm::device_addr::DeviceAddr;
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::groups::Groups;
+use crate::cm::options::IdOption;
 use crate::cm::route::{Alternates, Path};
+use crate::device::Device;
 use crate::event::EventQueue;
 use crate::ib_cm::interface_change;
 use crate::ib_cm::ports::{Claim, Ephemeral};
 use crate::qp::Qp;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
+use roxe_base::limits;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_check::{Event as Told, tell};
@@ -32,6 +36,7 @@ use roxe_transport::qp::Service;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
 use std::fmt;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -40,7 +45,43 @@ use std::sync::{Arc, Weak};
 /// Holds its ids alive while events of them are pending: end an id with [`Id::destroy`].
 #[derive(Debug)]
 pub struct Channel {
-    pub(in crate::cm) events: EventQueue<Event>,
+    /// With each event the id that hears of it: its own, or the one that listens.
+    pub(super) events: EventQueue<Event>,
+}
+
+impl Channel {
+    /// A channel without ids. EMFILE: no descriptor is left.
+    pub fn create() -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self { events: EventQueue::new()? }))
+    }
+
+    /// Readable while events are pending. Stays owned by the channel; may be polled and made
+    /// non-blocking.
+    pub fn fd(&self) -> RawFd {
+        self.events.fd()
+    }
+
+    /// The descriptor of [`Channel::fd`], borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Waits for the next event; EAGAIN if the descriptor is non-blocking and nothing is pending,
+    /// EINTR as `read(2)` gives it.
+    pub fn next(&self) -> Result<Event, Error> {
+        Ok(fetched(self.events.next()?))
+    }
+
+    /// The next event for a caller that has slept itself, by reading a unit from the descriptor.
+    /// `None`: there is no event any more, go on waiting.
+    pub fn take(&self) -> Option<Event> {
+        self.events.take_next().map(fetched)
+    }
+
+    /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
+    pub fn try_next(&self) -> Option<Event> {
+        self.events.try_next().map(fetched)
+    }
 }
 
 /// Something that happened to an id.
@@ -59,14 +100,6 @@ pub struct Event {
     pub data: EventData,
 }
 
-impl Event {
-    /// Whether it has to be taken from the channel with `id`.
-    pub(in crate::cm) fn is_about(&self, id: &Id) -> bool {
-        let heard_by = self.listener.as_ref().unwrap_or(&self.id);
-        std::ptr::eq(&raw const **heard_by, id)
-    }
-}
-
 /// `struct rdma_cm_id`: what a program binds, connects and listens with.
 ///
 /// Ends with [`Id::destroy`] only: the connection manager and pending events hold it too.
@@ -82,8 +115,9 @@ pub struct Id {
 }
 
 /// Where an id stands; the picture is on the first page of the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum State {
+    #[default]
     Idle,
     Bound,
     AddrResolved,
@@ -97,9 +131,10 @@ pub(in crate::cm) enum State {
 }
 
 /// What the machine calls its connection or lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum Link {
     /// There was none yet.
+    #[default]
     None,
     /// This one is known to the machine.
     Alive(CommId),
@@ -108,8 +143,9 @@ pub(in crate::cm) enum Link {
 }
 
 /// Which end it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cm) enum Side {
+    #[default]
     Active,
     Passive,
 }
@@ -124,7 +160,7 @@ pub(in crate::cm) enum Port {
 }
 
 /// What the lock guards.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::cm) struct Inner {
     pub(in crate::cm) state: State,
     pub(in crate::cm) side: Side,
@@ -145,7 +181,7 @@ pub(in crate::cm) struct Inner {
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(in crate::cm) remote_ece: Ece,
-    pub(super) qp: Option<Arc<Qp>>,
+    pub(in crate::cm) qp: Option<Arc<Qp>>,
     pub(super) groups: Groups,
     pub(in crate::cm) alternates: Alternates,
     /// The PSN that the peer starts with.
@@ -235,7 +271,7 @@ impl Id {
     pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
             tell(|| Told::Connection { id: self.name, kind: &kind, status });
-            self.channel.lock().push(Event { kind, status, id, listener: None, data });
+            self.channel.lock().events.push(self.name, Event { kind, status, id, listener: None, data }, None);
         }
     }
 
@@ -252,7 +288,7 @@ impl Id {
         // The new id's events come where those of the listener do, which may have moved.
         *id.channel.lock() = Arc::clone(&channel);
         tell(|| Told::Connection { id: id.name, kind: &kind, status: 0 });
-        channel.push(Event { kind, status: 0, id, listener: Some(me), data });
+        channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
     }
 
@@ -260,6 +296,79 @@ impl Id {
     pub(in crate::cm) fn request_fetched(&self) {
         let mut inner = self.lock();
         inner.unheard = inner.unheard.saturating_sub(1);
+    }
+
+    /// Names it anew.
+    pub fn set_user(&self, user: u64) {
+        self.user.store(user, Ordering::Relaxed);
+    }
+
+    /// Puts an event into the channel that no peer has caused (`rdma_write_cm_event`).
+    pub fn write_event(&self, kind: EventKind, status: i32, arg: u64) {
+        let inner = self.lock();
+        self.raise_in(&inner, kind, status, EventData::Arg(arg));
+    }
+
+    /// Sets an option. EINVAL: not (any more) possible.
+    pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
+        let mut inner = self.lock();
+        match option {
+            IdOption::Tos(tos) => inner.options.tos = Some(tos),
+            IdOption::ReuseAddr(reuse) => {
+                if inner.state != State::Idle && (!reuse || inner.state == State::Listening) {
+                    return Err(Error::invalid("an address that is in use cannot be shared differently"));
+                }
+                inner.options.reuse = reuse;
+            }
+            IdOption::AfOnly(af_only) => {
+                inner.check(&[State::Idle, State::Bound])?;
+                inner.options.af_only = Some(af_only);
+            }
+            IdOption::AckTimeout(code) => {
+                if !matches!(self.service, Service::Rc | Service::XrcIni) || code > 31 {
+                    return Err(Error::invalid("an ACK timeout is a code up to 31, of a reliable connection"));
+                }
+                inner.options.ack_timeout = Some(code);
+            }
+            IdOption::Path(path) => self.set_path(&mut inner, path)?,
+        }
+        Ok(())
+    }
+
+    /// Sets the vendor options that the next message offers the peer (`rdma_set_local_ece`).
+    pub fn set_local_ece(&self, ece: Ece) -> Result<(), Error> {
+        self.lock().local_ece = ece;
+        Ok(())
+    }
+
+    /// The vendor options of the peer (`rdma_get_remote_ece`).
+    pub fn remote_ece(&self) -> Ece {
+        self.lock().remote_ece
+    }
+
+    /// The device it is bound to.
+    pub fn device(&self) -> Option<Arc<Device>> {
+        self.lock().device_addr.as_ref().map(|device_addr| Arc::clone(&device_addr.device))
+    }
+
+    /// The port of the device; 0 without one.
+    pub fn port(&self) -> u8 {
+        if self.lock().device_addr.is_some() { limits::PORTS } else { 0 }
+    }
+
+    /// Its own address, once bound.
+    pub fn local_addr(&self) -> Option<Address> {
+        self.lock().local
+    }
+
+    /// The peer's address, once known.
+    pub fn peer_addr(&self) -> Option<Address> {
+        self.lock().peer
+    }
+
+    /// The path, once resolved or requested.
+    pub fn path(&self) -> Option<Path> {
+        self.lock().path
     }
 }
 
@@ -273,6 +382,14 @@ impl fmt::Debug for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Id").field("port_space", &self.port_space).field("user", &self.user()).finish_non_exhaustive()
     }
+}
+
+/// An event that goes to the program: its listener has room for one more request.
+fn fetched(event: Event) -> Event {
+    if let Some(listener) = &event.listener {
+        listener.request_fetched();
+    }
+    event
 }
 
 /// What a refusal of the machine is to programs.
