@@ -55,9 +55,9 @@ pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     Runtime::get(device)
 }
 
-/// Installs the fork handlers, once. Without memory for them (the only failure) forks are as unsafe
-/// as in a program without handlers.
-fn install() {
+/// Installs the fork handlers, once, before anything is made that a child shall not use as its own.
+/// Without memory for them (the only failure) forks are as unsafe as in a program without handlers.
+pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: three functions that live as long as the process: this library is never unloaded

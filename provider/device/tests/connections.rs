@@ -7,12 +7,15 @@ mod common;
 use common::ends::{saying, terms};
 use common::ids::{Party, here};
 use common::namespace;
-use common::peer::{MARK, Peer, ROLE};
-use roxe_provider::cm::{Address, ConnParam, Event, EventData, EventKind, Id, PortSpace, RejReason, connections};
+use common::peer::{MARK, Peer, ROLE, program};
+use roxe_base::random;
+use roxe_provider::cm::{
+    Address, Channel, ConnParam, Event, EventData, EventKind, Id, PortSpace, RejReason, connections,
+};
 use roxe_provider::wire::cm::SidrStatus;
 use roxe_provider::{Qp, Service};
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -543,4 +546,31 @@ fn connections_leave_nothing_behind() {
             before = now;
         }
     });
+}
+
+#[test]
+fn a_child_draws_other_numbers_than_its_parent_that_has_a_port_and_no_device() {
+    assert!(program("binds_and_forks").env(ROLE, "binds").status().unwrap().success());
+}
+
+/// Not a test of its own: the child of a process that has bound a port at all addresses says which
+/// number it draws next.
+#[test]
+fn binds_and_forks() {
+    if std::env::var(ROLE).as_deref() != Ok("binds") {
+        return;
+    }
+    let channel = Channel::create().unwrap();
+    let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
+    id.bind(&Address::Ip(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))).unwrap();
+    let (mut heard, mut said) = std::io::pipe().unwrap();
+    // SAFETY: the child only draws, writes and ends.
+    if unsafe { libc::fork() } == 0 {
+        said.write_all(&random::number().unwrap().to_ne_bytes()).unwrap();
+        // SAFETY: takes nothing.
+        unsafe { libc::_exit(0) };
+    }
+    let mut drawn = [0; 8];
+    heard.read_exact(&mut drawn).unwrap();
+    assert_ne!(u64::from_ne_bytes(drawn), random::number().unwrap());
 }

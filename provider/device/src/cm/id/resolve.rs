@@ -5,6 +5,7 @@ use crate::cm::address::{Address, IbAddress};
 use crate::cm::device_addr::{DeviceAddr, HostRoute};
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
+use crate::fork;
 use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use roxe_base::error::Error;
 use roxe_transport::cm::Route;
@@ -58,6 +59,8 @@ impl Id {
     }
 
     fn claim(&self, inner: &Inner, addr: &Address) -> Result<Claim, Error> {
+        // A port at all addresses is the first that a process makes, without a device.
+        fork::install();
         let sharing = Sharing { reuse: inner.options.reuse, af_only: inner.is_of_one_family(addr) };
         match addr {
             Address::Ip(ip) => Claim::take(self.port_space(), ip.ip(), ip.port(), sharing),
