@@ -42,8 +42,7 @@ impl Stream {
         mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
     ) -> io::Result<usize> {
         let _turn = turn(&self.send_turn, wait)?;
-        let events = libc::POLLOUT | libc::POLLNVAL;
-        let done = wait::retry(self, wait, events, || Ok(self.send_now(data, &mut step)?.then_some(())));
+        let done = wait::retry(self, wait, libc::POLLOUT, || Ok(self.send_now(data, &mut step)?.then_some(())));
         moved(data.moved(), done)
     }
 
@@ -73,8 +72,7 @@ impl Stream {
         if room.is_done() {
             return Ok(0);
         }
-        let events = libc::POLLIN | libc::POLLNVAL;
-        let done = wait::retry(self, mode.wait, events, || Ok(self.recv_now(room, mode)?.then_some(())));
+        let done = wait::retry(self, mode.wait, libc::POLLIN, || Ok(self.recv_now(room, mode)?.then_some(())));
         moved(room.moved(), done)
     }
 
