@@ -119,9 +119,10 @@ impl Engine {
             }
             if !verdict.drop {
                 let packet = spoil(run.meta, arrival, name.0, &verdict);
-                let copy = (verdict.delay + verdict.copies_after, Incoming { is_copy: true, ..packet.clone() });
+                let copies = (0..verdict.copies).map(|_| Incoming { is_copy: true, ..packet.clone() });
+                let copies: Vec<_> = copies.map(|copy| (verdict.delay + verdict.copies_after, copy)).collect();
                 packets.push((verdict.delay, packet));
-                packets.extend(std::iter::repeat_n(copy, verdict.copies.into()));
+                packets.extend(copies);
             }
             for (delay, packet) in packets {
                 if delay.is_zero() {

@@ -7,6 +7,7 @@ use crate::forward_queue::ForwardOutcome;
 use crate::run::Run;
 use crate::rx_state::RxState;
 use crate::scheduler::{Ready, Task};
+use roxe_base::cancel::uncancelled;
 use roxe_net::forward::Frame;
 use roxe_net::link::RxMeta;
 use roxe_net::service::Mailbox;
@@ -57,7 +58,8 @@ impl Engine {
             self.offer_rings(state, now);
         }
         if state.source_ports.due().is_some_and(|due| due <= now) {
-            state.source_ports.renew_filters(now);
+            // It may be the last to hold a socket, which is closed then.
+            uncancelled(|| state.source_ports.renew_filters(now));
         }
         let Some(first) = state.slots.first() else { return };
         if !state.forward_queue.is_empty() {

@@ -133,19 +133,21 @@ impl Exit<'_> {
         }
         let fate = self.interceptor.fate(verdict);
         let (bytes, Some(origin)) = (batch.packet(at), batch.origin(at)) else { return };
-        let packet_comment = PacketComment::new(origin, fate);
         if verdict.drop {
-            return self.record(&net, bytes, &packet_comment);
+            if self.recording.is_some() {
+                self.record(&net, bytes, &PacketComment::new(origin, fate));
+            }
+            return;
         }
         let parsed = Packet::parse(bytes).ok();
         if let Some(forged) = interceptor::forged(&net, parsed.as_ref(), &verdict) {
             let packet_comment = PacketComment::new(origin, fate.map(Fate::of_forged));
             self.send_or_hold(&net, &forged, verdict.delay, packet_comment, link);
         }
-        let copy = PacketComment::new(origin, fate.map(Fate::of_copy));
-        let copies = std::iter::repeat_n((verdict.delay + verdict.copies_after, copy), verdict.copies.into());
-        for (delay, packet_comment) in [(verdict.delay, packet_comment)].into_iter().chain(copies) {
-            self.send_or_hold(&net, bytes, delay, packet_comment, link);
+        self.send_or_hold(&net, bytes, verdict.delay, PacketComment::new(origin, fate), link);
+        for _ in 0..verdict.copies {
+            let packet_comment = PacketComment::new(origin, fate.map(Fate::of_copy));
+            self.send_or_hold(&net, bytes, verdict.delay + verdict.copies_after, packet_comment, link);
         }
     }
 
