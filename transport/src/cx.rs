@@ -309,8 +309,7 @@ impl PacketNote {
 pub trait TxBatch {
     /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of
     /// the BTH to the end of the pad. The batch adds the ICRC behind it when it is closed. `note`
-    /// says where the packet comes from; at most the UDP port that it leaves by depends on it.
-    /// `None`: the batch is full, send it and ask again.
+    /// says where the packet comes from. `None`: the batch is full, send it and ask again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>>;
 
     /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may
@@ -354,4 +353,16 @@ pub enum TxState {
     Drained,
     /// The batch is full: send it and call again.
     BatchFull,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AtomicOp;
+
+    #[test]
+    fn an_atomic_leaves_the_swapped_word_if_it_compares_equal_or_the_sum_that_wraps() {
+        let swap = AtomicOp::CompareSwap { compare: 7, swap: 9 };
+        assert_eq!([7, 9, 8].map(|old| swap.applied(old)), [9, 9, 8]);
+        assert_eq!(AtomicOp::FetchAdd { add: 3 }.applied(u64::MAX - 1), 1);
+    }
 }

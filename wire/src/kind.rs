@@ -50,7 +50,7 @@ pub enum Response {
     AtomicAck(Aeth, AtomicAckEth),
 }
 
-/// A request of an unreliable connection: one of the SENDs and WRITEs that every service has.
+/// A request of an unreliable connection: one of the SENDs and WRITEs of [`Operation::is_of_uc`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRequest(pub(crate) Request);
 

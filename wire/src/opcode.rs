@@ -127,7 +127,8 @@ pub struct Facts {
 }
 
 impl Operation {
-    /// All operations: requests, answers and the congestion notification.
+    /// All operations: requests, answers and the congestion notification. Fault rules print them in
+    /// this order, and what a rule hits by chance depends on its text.
     #[rustfmt::skip]
     pub const ALL: [Self; 26] = [
         Self::SendFirst, Self::SendMiddle, Self::SendLast, Self::SendLastImm, Self::SendLastInvalidate,
@@ -258,7 +259,7 @@ impl Opcode {
         let bits = byte & 0x1f;
         let (service, exists) = match byte >> 5 {
             0b000 => (Service::Rc, true),
-            0b001 => (Service::Uc, bits <= Operation::WriteOnlyImm as u8),
+            0b001 => (Service::Uc, matches!(Operation::from_low_bits(bits), Some(found) if found.is_of_uc())),
             0b011 => (Service::Ud, matches!(bits, 0x04 | 0x05)),
             0b101 => (Service::Xrc, true),
             0b100 if bits == 1 => return Some(Self::new(Service::Cnp, Operation::Cnp)),

@@ -135,7 +135,8 @@ impl<T> EventQueue<T> {
     /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was
     /// forgotten meanwhile.
     pub(crate) fn take_next(&self) -> Option<T> {
-        self.events.lock().pop_front().map(|waiting| waiting.event)
+        let waiting = self.events.lock().pop_front()?;
+        Some(waiting.event)
     }
 
     /// Whether [`EventQueue::next`] would wait.
@@ -162,6 +163,7 @@ impl<T> EventQueue<T> {
         let mut events = self.events.lock();
         let waiting = events.pop_front()?;
         self.take_unit();
+        drop(events);
         Some(waiting.event)
     }
 

@@ -17,7 +17,8 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `unpolled`: queues of events with a descriptor; which completions nobody has polled
+//! - `event`, `unread`, `unpolled`: queues of events with a descriptor; which of them nobody reads;
+//!   which completions nobody has polled
 //! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses

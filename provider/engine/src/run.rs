@@ -12,7 +12,7 @@ use roxe_wire::{Bth, Gid, Header, NetHeader, Packet};
 /// Some packets to one queue pair out of one receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Where they come from; `len` and `first_index` are those of the whole receive.
+    /// Where they come from; `len` is that of the whole receive.
     pub meta: &'a RxMeta,
     /// Their bytes.
     pub bytes: &'a [u8],

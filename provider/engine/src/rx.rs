@@ -91,7 +91,7 @@ impl Engine {
     }
 
     /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was
-    /// read or sent stays in a socket.
+    /// read stays in a socket.
     pub(crate) fn clear_kept(&self) {
         if let Some(rx) = self.rx.try_lock() {
             rx.sources.links.iter().for_each(|link| link.clear_kept());

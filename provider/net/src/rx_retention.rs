@@ -50,7 +50,7 @@ impl RxRetention {
     fn with_limit(fd: RawFd, limit: usize) -> Self {
         // Kernels before 4.7 cannot peek so; and what a sandbox does not let us take out must not
         // be left there.
-        let can = sys::discard(fd, 0, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
+        let can = sys::discard(fd, 0).is_ok() && sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, 0).is_ok();
         Self { limit: if can { limit } else { 0 }, ..Self::default() }
     }
 
@@ -112,7 +112,7 @@ impl RxRetention {
     /// Takes the oldest ones out of the queue, `most` of them or all.
     fn discard(&self, fd: RawFd, most: usize) {
         let (count, bytes) = (self.count.load(Relaxed), self.bytes.load(Relaxed));
-        let take = || sys::discard(fd, count.min(most), 0);
+        let take = || sys::discard(fd, count.min(most));
         // An error that waits in the socket comes instead of datagrams, and is gone then: those
         // would be received once more. What is kept is there; if not, nothing is kept.
         let gone = take().or_else(|_| take()).unwrap_or(Discarded { count, bytes });

@@ -83,8 +83,9 @@ impl Readiness {
 /// Most datagrams that [`discard`] takes at once.
 pub(super) const MAX_DISCARDED: usize = 16;
 
-/// Sets an option of a socket to a value as the kernel wants it.
-pub(super) fn set<T>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+/// Sets an option of a socket to a value as the kernel wants it; what the value points to has to
+/// outlive the call.
+pub(super) fn set<T: 'static>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     // SAFETY: as many bytes as the call is told, which only reads them and what they point to.
     let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const *value).cast(), size_of::<T>() as socklen_t) };
     check(rc).map(drop)
@@ -257,13 +258,12 @@ pub(super) struct Discarded {
     pub(super) bytes: usize,
 }
 
-/// Takes up to `count` datagrams out of a queue of a socket, at most [`MAX_DISCARDED`]: that of
-/// errors with `MSG_ERRQUEUE` in `flags`.
-pub(super) fn discard(fd: RawFd, count: usize, flags: c_int) -> io::Result<Discarded> {
+/// Takes up to `count` datagrams out of the queue of a socket, at most [`MAX_DISCARDED`].
+pub(super) fn discard(fd: RawFd, count: usize) -> io::Result<Discarded> {
     // SAFETY: all-zero is valid: no name, no data, no control messages.
     let mut headers: [libc::mmsghdr; MAX_DISCARDED] = unsafe { zeroed() };
     let count = count.min(MAX_DISCARDED);
-    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: there are `count` headers at least, which point to nothing.
     let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };

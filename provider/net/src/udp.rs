@@ -314,7 +314,7 @@ impl UdpLink {
 
     /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most
     /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. They go where
-    /// `to` says, from one of the ports of this link and its address. Never waits.
+    /// `to` says, from the RoCE port of this address. Never waits.
     #[inline]
     pub fn send(&self, to: &NetHeader, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))

@@ -1,5 +1,5 @@
 //! A look inside, for judges and for those who explain failures: where both roles of a queue pair
-//! stand. Changes nothing.
+//! stand, and what it knows of the last failure. Changes nothing.
 
 use super::attr::QpState;
 use super::queue_pair::Qp;
@@ -42,6 +42,7 @@ impl Qp {
             not_ready: sq.retry.is_waiting(),
         }
     }
+
     /// The length of the request that failed last, if none of its packets was acknowledged but some
     /// before it were.
     pub fn unanswered(&self) -> Option<u32> {

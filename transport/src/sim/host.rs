@@ -2,8 +2,8 @@
 //! clock that is set.
 //!
 //! May touch: `cx`, `wr`, [`super::memory`]. What a real host would have to trust, this one checks:
-//! reservations match what the QP says it has under way, and nothing is released that was not
-//! reserved.
+//! words of atomics are aligned, payloads and rooms of the kind that was announced, reservations
+//! match what the QP says it has under way, and nothing is released that was not reserved.
 
 use super::memory::VecMemory;
 use crate::cx::{

@@ -1,7 +1,8 @@
 //! Registered memory made of vectors: keys, protection domains, rights, and faults on demand.
 //!
-//! May touch: `cx` and `wr` only. Everything that [`crate::cx::Memory`] promises is checked here,
-//! byte by byte, so that a state machine that asks for the wrong thing is found out.
+//! May touch: `cx` and `wr` only. Keys, ranges and rights are checked byte by byte, so that a state
+//! machine that asks for the wrong thing is found out; [`super::host`] checks what else
+//! [`crate::cx::Memory`] asks of it.
 
 use crate::cx::MemError;
 use crate::wr::{Access, Bind, Sge};

@@ -1,7 +1,7 @@
 //! The smallest world: two queue pairs A and B, for tests that look at packets one by one.
 //!
-//! May touch: [`super::world`]. Here a broken promise panics, so that a script need not mention
-//! any.
+//! May touch: [`super::world`], and [`crate::fault::forge`] for packets that nobody sent. A broken
+//! promise panics, so that a script need not mention any.
 
 use super::end::End;
 use super::promise::Broken;

@@ -1,7 +1,7 @@
 //! How two QPs are made and connected.
 //!
-//! May touch: the public face of `qp`, [`super::topology`]. A test changes the fields it is about
-//! and leaves the rest.
+//! May touch: the public face of `qp` and its table of transitions, [`super::topology`]. A test
+//! changes the fields it is about and leaves the rest.
 
 use super::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use super::topology::address;

@@ -5,7 +5,6 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_funct
 use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
 use crate::errno::{EINVAL, quick_status};
 use crate::object::Object;
-use crate::objects::Cursor;
 use crate::wallclock;
 use core::ffi::{c_int, c_uint};
 use roxe_transport::wr::{Cqe, TmInfo, WcExtra};
@@ -126,8 +125,11 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: called through the structure of a living CQ.
     let Some(object) = (unsafe { object(cq) }) else { return 0 };
     // SAFETY: readers run between `start_poll` and `end_poll`, so this thread owns the cursor.
-    let Cursor { entry, clock } = unsafe { &mut *object.inner.cursor.data_ptr() };
-    clock.at(entry.timestamp, wallclock::measure)
+    let (timestamp, clock) = unsafe {
+        let cursor = object.inner.cursor.data_ptr();
+        ((*cursor).entry.timestamp, &mut (*cursor).clock)
+    };
+    clock.at(timestamp, wallclock::measure)
 }
 
 /// `man ibv_create_cq_ex`: tag and user data of a matched message, in host order.

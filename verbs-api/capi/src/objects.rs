@@ -79,7 +79,7 @@ pub(crate) struct CqInner {
 
 /// The entry that an extended CQ shows its program, and what makes time of day of its timestamp.
 /// `start_poll` locks it and `end_poll` unlocks it (`man ibv_create_cq_ex`); in between the calling
-/// thread owns it.
+/// thread owns it. Only `cq_ex` locks it: whoever else did would wait for the program.
 #[derive(Default)]
 pub(crate) struct Cursor {
     pub(crate) entry: Cqe,

@@ -38,7 +38,8 @@ pub(crate) struct Batch {
     pub(crate) error: Option<Errno>,
 }
 
-/// The builder of one QP: its batch, locked from `wr_start` until `wr_complete` or `wr_abort`.
+/// The builder of one QP: its batch, locked from `wr_start` until `wr_complete` or `wr_abort`, by
+/// `qp_ex` only: whoever else locked it would wait for the program.
 pub(crate) type Builder = Mutex<Batch>;
 
 /// The `IBV_QP_EX_WITH_*` bit of an operation.

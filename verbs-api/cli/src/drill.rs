@@ -182,8 +182,9 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// A target, and the process that it lives in if that is ours.
 pub(crate) struct Opened {
-    pub(crate) card: Box<dyn Target>,
+    /// Ends before the connection to it does, which it would take for the end of a session.
     _agent: Option<Ended>,
+    pub(crate) card: Box<dyn Target>,
 }
 
 pub(crate) fn open(common: &Common) -> Result<Opened> {

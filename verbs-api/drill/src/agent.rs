@@ -195,10 +195,11 @@ impl AgentCard {
     /// Makes the objects of the case before ready for the next one.
     fn use_again(&mut self) -> Answer<()> {
         self.stock.regions.put_back();
-        for (qp, _) in self.stock.qps.put_back() {
+        let (qps, queues) = (self.stock.qps.put_back(), self.stock.queues.put_back());
+        for (qp, _) in qps {
             self.tell(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
-        for cq in self.stock.queues.put_back() {
+        for cq in queues {
             self.tell(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
         }
         self.tell(Command::Events, Value::Null, true)

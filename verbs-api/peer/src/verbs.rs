@@ -92,7 +92,7 @@ macro_rules! owned {
 
             impl Drop for $type {
                 fn drop(&mut self) {
-                    // Nobody is there to be told; the library frees what is left with the context.
+                    // Nobody is there to be told.
                     let _ = self.end();
                 }
             }

@@ -140,3 +140,25 @@ fn tag_of(control: &Control) -> Option<[u8; TAG_LEN]> {
     let ([a, b], [c, d]) = (tpid.to_be_bytes(), tci.to_be_bytes());
     (status & TCI_VALID != 0).then_some([a, b, c, d])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tag_is_read_from_the_kernels_message() {
+        let message = |status: u32| {
+            let mut control = Control::new();
+            let mut data = [0; 20];
+            data[..4].copy_from_slice(&status.to_ne_bytes());
+            data[16..18].copy_from_slice(&0xac0cu16.to_ne_bytes());
+            data[18..].copy_from_slice(&0x88a8u16.to_ne_bytes());
+            assert!(control.push(libc::SOL_PACKET, libc::PACKET_AUXDATA, &data));
+            tag_of(&control)
+        };
+        assert_eq!(message(1), None);
+        assert_eq!(message(1 << 4), Some([0x81, 0, 0xac, 0x0c]));
+        assert_eq!(message(1 << 4 | 1 << 6), Some([0x88, 0xa8, 0xac, 0x0c]));
+        assert_eq!(tag_of(&Control::new()), None);
+    }
+}

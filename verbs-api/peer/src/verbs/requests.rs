@@ -20,14 +20,15 @@ impl Qp {
         segments: &[Segment],
         path: Option<&Ah>,
     ) -> Result<(), Refusal> {
-        (wr.sg_list, wr.num_sge) = (segments.as_ptr(), count(segments)?);
+        (wr.next, wr.sg_list, wr.num_sge) = (ptr::null_mut(), segments.as_ptr(), count(segments)?);
         if let Some(ah) = path {
             wr.wr.ud.ah = ah.raw;
         }
         let post = self.pd.context.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive, as is what the request points to; inline data lies in
-        // memory of ours, and no other address of a segment is followed by the library.
+        // SAFETY: the queue pair is alive, as are the segments and the path, to which alone the
+        // request points; inline data lies in memory of ours, and no other address of a segment is
+        // followed by the library.
         check("ibv_post_send", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
