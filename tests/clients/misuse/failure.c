@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,6 +102,7 @@ static void lost_peer(int signal) {
     int down[2], up[2];
     check(!pipe(down) && !pipe(up), "pipe");
     pid_t child = fork();
+    check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
     struct side sides[2];
     memset(sides, 0, sizeof sides);
     make_side(&sides[0], quick);
@@ -115,11 +117,12 @@ static void lost_peer(int signal) {
     if (!child)
         for (;;)
             pause();
+    // The failure may be explained behind its completion, so the peer stays as it is until this
+    // process is over.
     kill(child, signal);
     int status;
     check(waitpid(child, &status, signal == SIGSTOP ? WUNTRACED : 0) == child, "waitpid");
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
-    kill(child, SIGKILL);
 }
 
 static void retry_died(bool wrong) { (void)wrong; lost_peer(SIGKILL); }
