@@ -50,7 +50,8 @@ pub enum Response {
     AtomicAck(Aeth, AtomicAckEth),
 }
 
-/// A request of an unreliable connection: one of the SENDs and WRITEs of [`Operation::is_of_uc`].
+/// A request of an unreliable connection: one of the SENDs and WRITEs that every connected service
+/// has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRequest(pub(crate) Request);
 

@@ -1,6 +1,6 @@
 //! The smallest world: two queue pairs A and B, for tests that look at packets one by one.
 //!
-//! May touch: [`super::world`], and [`crate::fault::forge`] for packets that nobody sent. A broken
+//! May touch: [`super::world`], and `fault::forge` for packets that nobody sent. A broken
 //! promise panics, so that a script need not mention any.
 
 use super::end::End;
