@@ -32,6 +32,8 @@ struct Set {
 #[derive(Debug, Default)]
 struct Members {
     by_fd: BTreeMap<RawFd, epoll_event>,
+    /// How often they were changed by the program.
+    changes: u64,
     next: RawFd,
     watchers: Watchers,
 }
@@ -50,12 +52,15 @@ impl Members {
         all.map(|(&fd, member)| PollFd { fd, events: asks(member), revents: 0 }).collect()
     }
 
-    /// What is found of `entries`, at most `room`. A descriptor that was closed leaves the set.
-    fn report(&mut self, entries: &[PollFd], room: usize) -> Vec<epoll_event> {
+    /// What is found of `entries` as of so many `changes`, at most `room`. A descriptor that was
+    /// closed leaves the set, unless its number may be that of another member by now.
+    fn report(&mut self, entries: &[PollFd], changes: u64, room: usize) -> Vec<epoll_event> {
         let mut found = Vec::new();
         for entry in entries.iter().filter(|entry| entry.revents != 0) {
             if entry.revents & libc::POLLNVAL != 0 {
-                self.by_fd.remove(&entry.fd);
+                if self.changes == changes {
+                    self.by_fd.remove(&entry.fd);
+                }
                 continue;
             }
             if found.len() == room {
@@ -124,6 +129,7 @@ pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) ->
         }
         _ => return Err(os(libc::EINVAL)),
     }
+    members.changes += 1;
     members.watchers.wake();
     Ok(())
 }
@@ -152,14 +158,17 @@ pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epol
 impl Set {
     /// What is found within `timeout` milliseconds, or until the waker is woken.
     fn look(&self, room: usize, waker: Option<&Waker>, timeout: i32) -> io::Result<Vec<epoll_event>> {
-        let mut entries = self.members.lock().entries();
+        let (mut entries, changes) = {
+            let members = self.members.lock();
+            (members.entries(), members.changes)
+        };
         entries.extend(waker.map(|waker| waiting_for(waker.fd())));
         poll(&mut entries, timeout)?;
         if let Some(waker) = waker {
             entries.pop();
             waker.clear();
         }
-        Ok(self.members.lock().report(&entries, room))
+        Ok(self.members.lock().report(&entries, changes, room))
     }
 
     fn sleep(&self, room: usize, waker: &Waker, deadline: Option<Instant>) -> io::Result<Vec<epoll_event>> {
@@ -169,5 +178,19 @@ impl Set {
                 return Ok(found);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_closed_leaves_the_set_unless_the_program_has_changed_it_meanwhile() {
+        let mut members = Members { changes: 2, ..Members::default() };
+        members.by_fd.insert(7, epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 1 });
+        let closed = [PollFd { fd: 7, events: libc::POLLIN, revents: libc::POLLNVAL }];
+        assert!(members.report(&closed, 1, 10).is_empty() && members.by_fd.contains_key(&7));
+        assert!(members.report(&closed, 2, 10).is_empty() && members.by_fd.is_empty());
     }
 }
