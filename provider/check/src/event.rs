@@ -17,6 +17,9 @@ use std::fmt::Debug;
 pub enum Event<'a> {
     /// An object came to be.
     Created(ObjectId, Made),
+    /// A region is about to go: until `Destroyed` or `DestroyRefused`, other threads may find that
+    /// its keys are dead.
+    DestroyBegun(ObjectId),
     /// It is gone.
     Destroyed(ObjectId),
     /// It stays, because others use it.
@@ -375,6 +378,7 @@ impl<'a> Event<'a> {
         matches!(
             self,
             Self::Created(..)
+                | Self::DestroyBegun(_)
                 | Self::Destroyed(_)
                 | Self::DestroyRefused(..)
                 | Self::Reregistered(..)

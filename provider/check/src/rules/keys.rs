@@ -4,7 +4,7 @@
 use super::key_faults::{Attempt, By, explain, remote, rights};
 use super::observer::Observer;
 use super::windows::Windows;
-use crate::event::{Event, Made, Memory};
+use crate::event::{Event, Made};
 use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
@@ -25,6 +25,8 @@ pub(super) struct Keys {
     met: IdMap<ObjectId, Report>,
     /// Requests whose region went away, by queue and `wr_id`: they are reported already.
     cut: IdSet<(ObjectId, u64)>,
+    /// What is to be said of regions that are about to go, and which requests that cuts.
+    going: IdMap<ObjectId, (Report, Vec<(ObjectId, u64)>)>,
 }
 
 impl Observer for Keys {
@@ -45,10 +47,18 @@ impl Observer for Keys {
                 reports.extend(self.met.remove(&qp).filter(|_| is_refused));
             }
             Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
-            Event::Destroyed(id) => {
-                if let Some(Made::Mr(memory)) = world.object(id).map(|known| known.made) {
-                    reports.extend(self.deregistered(id, &memory, stack, world));
+            Event::DestroyBegun(id) => {
+                if let Some(going) = self.deregister(id, stack, world) {
+                    self.going.insert(id, going);
                 }
+            }
+            Event::DestroyRefused(id, _) => {
+                for request in self.going.remove(&id).map(|(_, cut)| cut).into_iter().flatten() {
+                    self.cut.remove(&request);
+                }
+            }
+            Event::Destroyed(id) => {
+                reports.extend(self.going.remove(&id).map(|(report, _)| report));
                 self.met.remove(&id);
                 self.cut.retain(|(queue, _)| *queue != id);
             }
@@ -98,25 +108,27 @@ impl Keys {
         explain(&attempt, &self.windows, world)
     }
 
-    /// A region goes. Sends without a completion do not count: the program may know by other means
-    /// that they are done.
-    fn deregistered(&mut self, mr: ObjectId, memory: &Memory, stack: &Stack, world: &World) -> Option<Report> {
+    /// A region is about to go: what is to be said once it is gone, and the requests that use it.
+    /// Later they may have completed without it. Sends without a completion do not count: the
+    /// program may know by other means that they are done.
+    fn deregister(&mut self, mr: ObjectId, stack: &Stack, world: &World) -> Option<(Report, Vec<(ObjectId, u64)>)> {
+        let Made::Mr(memory) = world.object(mr)?.made else { return None };
         let names = |work: &Work| work.sges.iter().any(|sge| sge.length > 0 && sge.lkey.0 == memory.lkey);
         let is_open = |work: &Work| !work.completed && work.signaled && names(work);
         let open: Vec<_> = world.all_outstanding().filter(|(_, work)| is_open(work)).collect();
         let open: Vec<_> = open.into_iter().filter(|(queue, _)| is_served(*queue, world)).collect();
         let (queue, first) = *open.first()?;
-        self.cut.extend(open.iter().map(|(queue, work)| (*queue, work.wr_id)));
+        let cut: Vec<_> = open.iter().map(|(queue, work)| (*queue, work.wr_id)).collect();
+        self.cut.extend(&cut);
         let (count, what) = (open.len(), first.operation());
         let sentence = format!("The {} was deregistered while {count} outstanding requests use it.", world.name(mr));
-        Some(
-            Report::new(Rule::MemoryGoneInFlight, sentence)
-                .fact("queue", world.name(queue))
-                .fact("first request", format!("{what}, wr_id {}", first.wr_id))
-                .at("deregistered", stack)
-                .at("posted at", &first.posted)
-                .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
-        )
+        let report = Report::new(Rule::MemoryGoneInFlight, sentence)
+            .fact("queue", world.name(queue))
+            .fact("first request", format!("{what}, wr_id {}", first.wr_id))
+            .at("deregistered", stack)
+            .at("posted at", &first.posted)
+            .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first.");
+        Some((report, cut))
     }
 }
 

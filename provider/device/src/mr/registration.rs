@@ -255,6 +255,7 @@ impl Mr {
     fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
+            tell(|| Event::DestroyBegun(self.tracked.id()));
             kill(self.keys, self.context.memory())?;
             self.tracked.end();
             now.uses = None;

@@ -3,6 +3,7 @@
 use crate::event::{Event, Made, Memory};
 use crate::rule::Rule;
 use crate::testing::{Card, write};
+use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::DropReason;
@@ -84,22 +85,50 @@ fn a_dead_key_is_reported_if_the_request_is_refused_and_not_if_it_only_comes_aga
     assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 8), Access::empty(), error), [Rule::KeyStale]);
 }
 
+/// A card with a region and one request that uses it.
+fn in_use(sges: &[Sge]) -> (Card, ObjectId, ObjectId) {
+    let mut card = Card::new();
+    let (qp, pd) = (card.qp(), card.pd);
+    let mr = region(&mut card, pd, Access::LOCAL_WRITE);
+    card.post(qp, &SendRequest { data: SendData::Sges(sges), ..write(1, SendFlags::SIGNALED) });
+    (card, qp, mr)
+}
+
 #[test]
 fn a_region_goes_while_a_request_uses_it_or_after_it_has_completed() {
     for completes in [false, true] {
-        let mut card = Card::new();
-        let (qp, pd) = (card.qp(), card.pd);
-        let mr = region(&mut card, pd, Access::LOCAL_WRITE);
         let sges = sge(LKEY, 4096, 8);
-        let request = SendRequest { data: SendData::Sges(&sges), ..write(1, SendFlags::SIGNALED) };
-        card.post(qp, &request);
+        let (mut card, qp, mr) = in_use(&sges);
         if completes {
             card.complete(qp, 1);
         }
         let expected: &[_] = if completes { &[] } else { &[Rule::MemoryGoneInFlight] };
+        assert_eq!(card.tell(Event::DestroyBegun(mr)), []);
         assert_eq!(card.tell(Event::Destroyed(mr)), expected);
         // It has been said already that this one has no memory.
         let stale: &[_] = if completes { &[Rule::KeyStale] } else { &[] };
         assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), stale);
     }
+}
+
+#[test]
+fn a_request_that_fails_before_its_regions_end_is_told_has_lost_its_memory() {
+    let sges = sge(LKEY, 4096, 8);
+    let (mut card, qp, mr) = in_use(&sges);
+    card.tell(Event::DestroyBegun(mr));
+    assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), []);
+    card.complete(qp, 1);
+    assert_eq!(card.tell(Event::Destroyed(mr)), [Rule::MemoryGoneInFlight]);
+}
+
+#[test]
+fn a_region_that_stays_leaves_its_requests_their_memory() {
+    let sges = sge(LKEY, 4096, 8);
+    let (mut card, qp, mr) = in_use(&sges);
+    card.tell(Event::DestroyBegun(mr));
+    card.tell(Event::DestroyRefused(mr, &Error::busy("memory region", "windows", 1)));
+    assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::Fault), [Rule::MemoryGoneInFlight]);
+    card.complete(qp, 1);
+    card.tell(Event::DestroyBegun(mr));
+    assert_eq!(card.tell(Event::Destroyed(mr)), []);
 }
