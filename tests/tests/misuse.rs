@@ -20,7 +20,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Twins beside those that are called as their rule.
-const OTHER_TWINS: [(Rule, &str); 1] = [(Rule::EventUnread, "event-unread-async")];
+const OTHER_TWINS: [(Rule, &str); 2] =
+    [(Rule::AtomicMixed, "atomic-mixed-xrc"), (Rule::EventUnread, "event-unread-async")];
 
 fn main() -> ExitCode {
     let of_rules = Rule::ALL.iter().map(|rule| (*rule, rule.name()));

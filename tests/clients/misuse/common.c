@@ -43,6 +43,12 @@ void make_side(struct side *side, struct options options) {
     make_qp(side, options);
 }
 
+static struct ibv_qp *create_target(struct ibv_xrcd *domain) {
+    struct ibv_qp_init_attr_ex init = {
+        .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain};
+    return ibv_create_qp_ex(context, &init);
+}
+
 void make_qp(struct side *side, struct options options) {
     struct ibv_qp_init_attr init = {
         .send_cq = side->cq,
@@ -55,7 +61,7 @@ void make_qp(struct side *side, struct options options) {
                 .max_recv_sge = 2,
                 .max_inline_data = options.max_inline_data},
     };
-    side->qp = ibv_create_qp(side->pd, &init);
+    side->qp = options.domain ? create_target(options.domain) : ibv_create_qp(side->pd, &init);
     check(side->qp, "ibv_create_qp");
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
     attr.qp_access_flags = options.qp_access ? options.qp_access
@@ -95,10 +101,12 @@ void connect_side(struct side *side, struct side *peer, struct options options,
     int rtr = IBV_QP_STATE, rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if (side->qp->qp_type != IBV_QPT_UD)
         rtr |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-    if (side->qp->qp_type == IBV_QPT_RC) {
+    if (side->qp->qp_type == IBV_QPT_RC || side->qp->qp_type == IBV_QPT_XRC_RECV) {
         rtr |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-        rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+        rts |= IBV_QP_TIMEOUT;
     }
+    if (side->qp->qp_type == IBV_QPT_RC || side->qp->qp_type == IBV_QPT_XRC_SEND)
+        rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
     step(side, attr, IBV_QPS_RTR, rtr, change);
     step(side, attr, IBV_QPS_RTS, rts, change);
 }
@@ -172,7 +180,8 @@ void done(struct side *side) {
 
 int main(int argc, char **argv) {
     const struct misuse *tables[] = {beginner_cases, connect_cases, connection_cases, event_cases,
-                                     failure_cases,  life_cases,    memory_cases,     queue_cases};
+                                     failure_cases,  life_cases,    memory_cases,     queue_cases,
+                                     xrc_cases};
     bool lists = argc == 2 && !strcmp(argv[1], "list");
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         for (const struct misuse *misuse = tables[i]; misuse->rule; misuse++) {

@@ -22,6 +22,7 @@ struct options {
     int min_rnr_timer, timeout, retry_cnt, rnr_retry;
     int max_rd_atomic, max_dest_rd_atomic;
     bool no_events; // no completion channel
+    struct ibv_xrcd *domain; // of the target that IBV_QPT_XRC_RECV is
 };
 
 struct side {
@@ -45,7 +46,7 @@ struct misuse {
 
 // Each file has one, ended by a case without a rule.
 extern const struct misuse beginner_cases[], connect_cases[], connection_cases[], event_cases[], failure_cases[],
-    life_cases[], memory_cases[], queue_cases[];
+    life_cases[], memory_cases[], queue_cases[], xrc_cases[];
 
 // Ends the program with a message unless it holds.
 void check(bool holds, const char *what);
