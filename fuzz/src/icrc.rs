@@ -1,7 +1,7 @@
 //! The ICRC against another implementation of the same CRC, fed by the letter of the specification.
 
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
-use roxe_wire::{Gid, NetHeader, UDP_PORT, icrc};
+use roxe_wire::{Gid, NetHeader, ROCE_PORT, icrc};
 
 /// The other implementation.
 const ORACLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
@@ -74,7 +74,7 @@ fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
         digest.update(&grh);
     }
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;
-    for word in [net.src_port, UDP_PORT, udp_len, 0xffff] {
+    for word in [net.src_port, ROCE_PORT, udp_len, 0xffff] {
         digest.update(&word.to_be_bytes());
     }
     digest.update(&covered[..4]);

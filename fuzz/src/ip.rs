@@ -14,7 +14,7 @@ pub fn ip(data: &[u8]) {
     let mut again = [0; 40 + 8];
     let (ip, udp) = again.split_at_mut(header.len());
     ip.copy_from_slice(header);
-    udp[..4].copy_from_slice(&[net.src_port.to_be_bytes(), roxe_wire::UDP_PORT.to_be_bytes()].concat());
+    udp[..4].copy_from_slice(&[net.src_port.to_be_bytes(), roxe_wire::ROCE_PORT.to_be_bytes()].concat());
     // Only the payload is missing: its length is in both headers.
     udp[4..6].copy_from_slice(&((8 + payload.len()) as u16).to_be_bytes());
     let mut packet = again[..header.len() + 8].to_vec();

@@ -143,7 +143,7 @@ fn seal(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
 /// The whole IPv4 packet around a datagram.
 fn ip_of(net: &NetHeader, datagram: &[u8]) -> Vec<u8> {
     let mut ip = net.to_grh(datagram.len())[20..].to_vec();
-    for word in [net.src_port, roxe_wire::UDP_PORT, (8 + datagram.len()) as u16, 0] {
+    for word in [net.src_port, roxe_wire::ROCE_PORT, (8 + datagram.len()) as u16, 0] {
         ip.extend_from_slice(&word.to_be_bytes());
     }
     ip.extend_from_slice(datagram);

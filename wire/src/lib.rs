@@ -69,7 +69,7 @@ pub use ext::{
     Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, NakCode, Placement, Reth, Selectivity, Syndrome, XrcEth,
 };
 pub use kind::{Kind, Request, Response, SendTail, UcRequest};
-pub use net::{ECN, NetHeader, UDP_PORT};
+pub use net::{ECN, NetHeader, ROCE_PORT};
 pub use num::{Gid, LKey, MAX_PAYLOAD, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use opcode::{Opcode, Operation};
 pub use packet::{Form, Header, Packet, PacketReader};

@@ -9,7 +9,7 @@ use crate::num::Gid;
 use core::net::IpAddr;
 
 /// The UDP destination port of every RoCEv2 packet, in both directions.
-pub const UDP_PORT: u16 = 4791;
+pub const ROCE_PORT: u16 = 4791;
 
 /// The network header of one received or sent packet. IPv4 or IPv6 follows from `dst`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl NetHeader {
     /// The UDP header without a checksum, as RoCEv2 packets are sent.
     pub(crate) fn udp_header(&self, udp_payload_len: usize) -> [u8; UDP_LEN] {
         let [s0, s1] = self.src_port.to_be_bytes();
-        let [d0, d1] = UDP_PORT.to_be_bytes();
+        let [d0, d1] = ROCE_PORT.to_be_bytes();
         let [len_high, len_low] = wire_length(UDP_LEN, udp_payload_len);
         [s0, s1, d0, d1, len_high, len_low, 0, 0]
     }
@@ -213,7 +213,7 @@ fn parse_udp(datagram: &[u8]) -> Result<(u16, &[u8]), ParseError> {
     let mut rest = Reader(datagram);
     let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
     // clause: UDP-PORT
-    if dst_port != UDP_PORT {
+    if dst_port != ROCE_PORT {
         return Err(ParseError::NotRoce);
     }
     let len = usize::from(len).checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;

@@ -17,7 +17,7 @@ use roxe_provider::wire::cm::{
     Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId,
     gsi_header,
 };
-use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
+use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, ROCE_PORT, icrc};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -25,7 +25,6 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const ROCE_PORT: u16 = 4791;
 const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);

@@ -9,7 +9,7 @@ mod common;
 use common::peer::program;
 use common::*;
 use parking_lot::Mutex;
-use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
+use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, ROCE_PORT, Request, SendTail, icrc};
 use roxe_provider::{Av, Qp, Service};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// "Congestion experienced", with a DSCP (RFC 3168 §5).
 const CE: u8 = 0x68 | 0b11;
-/// RoCEv2's UDP port.
-const PORT: u16 = 4791;
-
 /// Held by a test: the process of one ends beside the other, and what its sockets have received for
 /// that may be lost. Nothing repeats a notification.
 static ONE_TEST: Mutex<()> = Mutex::new(());
@@ -147,11 +144,11 @@ impl Forger {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
         socket.set_reuse_port(true).unwrap();
         let at = |address, port| SockAddr::from(SocketAddrV4::new(address, port));
-        socket.bind(&at(address, PORT)).unwrap();
+        socket.bind(&at(address, ROCE_PORT)).unwrap();
         // What is connected with somebody else takes nothing that comes for the device.
         socket.connect(&at(Ipv4Addr::new(127, 0, 0, 99), 1)).unwrap();
         let (src, dst) = (Gid::from(address), Gid::from(Ipv4Addr::LOCALHOST));
-        Self { socket: socket.into(), net: NetHeader { src, dst, src_port: PORT, ..NetHeader::default() } }
+        Self { socket: socket.into(), net: NetHeader { src, dst, src_port: ROCE_PORT, ..NetHeader::default() } }
     }
 
     /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's
@@ -162,6 +159,6 @@ impl Forger {
         header.emit(0, &mut bytes[..len]).unwrap();
         icrc::seal(&self.net, &mut bytes);
         SockRef::from(&self.socket).set_tos_v4(traffic_class.into()).unwrap();
-        self.socket.send_to(&bytes, (Ipv4Addr::LOCALHOST, PORT)).unwrap();
+        self.socket.send_to(&bytes, (Ipv4Addr::LOCALHOST, ROCE_PORT)).unwrap();
     }
 }

@@ -5,15 +5,14 @@ mod common;
 
 use common::*;
 use roxe_provider::wire::{
-    Aeth, Bth, Deth, Gid, Header, Kind, Msn, NakCode, NetHeader, PathMtu, Pkey, Psn, Qkey, Qpn, RKey, Request,
-    Response, Reth, SendTail, Syndrome, icrc,
+    Aeth, Bth, Deth, Gid, Header, Kind, Msn, NakCode, NetHeader, PathMtu, Pkey, Psn, Qkey, Qpn, RKey, ROCE_PORT,
+    Request, Response, Reth, SendTail, Syndrome, icrc,
 };
 use roxe_provider::{AttrMask, Qp, QpAttr, QpState, SendOp, Service, Sge};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const ROCE_PORT: u16 = 4791;
 const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);

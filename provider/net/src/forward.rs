@@ -234,7 +234,7 @@ pub fn check(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_wire::NakCode;
+    use roxe_wire::{NakCode, ROCE_PORT};
     use std::net::Ipv4Addr;
 
     const ID: XrcRequestId = XrcRequestId { target: Qpn::new(0xab_cdef), epoch: u64::MAX - 2, seq: 7 };
@@ -252,7 +252,7 @@ mod tests {
             first_index: 63,
             src,
             dst,
-            src_port: 4791,
+            src_port: ROCE_PORT,
             traffic_class: 0x68,
             hop_limit: 63,
             sealed: true,

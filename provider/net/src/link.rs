@@ -9,11 +9,9 @@
 //!
 //! Touches nothing.
 
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use std::os::fd::RawFd;
 
-/// UDP port of RoCEv2, host order (IANA).
-pub const ROCE_PORT: u16 = 4791;
 /// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 −
 /// 8).
 pub const MAX_BYTES: usize = 65_507;

@@ -5,10 +5,9 @@
 //! share the port, and an error would come out of the next call for whatever peer. Nothing here
 //! waits, or runs while packets are answered. Touches a socket.
 
-use crate::link::ROCE_PORT;
 use crate::sys;
 use crate::udp::{bare_socket, socket_addr};
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use socket2::Socket;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

@@ -6,9 +6,8 @@
 //! from the RoCE port only. Touches nothing.
 
 use crate::bpf::{AND, DROP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
-use crate::link::ROCE_PORT;
 use libc::sock_filter;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Where the network header is, and in it the source address, in a program whose other offsets are

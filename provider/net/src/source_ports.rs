@@ -11,11 +11,11 @@
 //! packet of another user the kernel is told to drop such packets itself (`source_filter`), and
 //! left alone again when it has dropped nothing for `PERIOD`. Touches the program of the socket.
 
-use crate::link::{ROCE_PORT, RxMeta};
+use crate::link::RxMeta;
 use crate::source_filter;
 use crate::udp::UdpLink;
 use roxe_transport::time::Instant;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};

@@ -36,7 +36,7 @@
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
 use crate::forward::Frame;
-use crate::link::{ROCE_PORT, RxMeta};
+use crate::link::RxMeta;
 use crate::named::{NamedSocket, Probe};
 use crate::service::AddressPart;
 use crate::slot::{self, Slot, SlotSocket};
@@ -45,7 +45,7 @@ use crate::udp_table::count_bound;
 use libc::sock_filter;
 use roxe_base::random;
 use roxe_transport::time::Instant;
-use roxe_wire::{Gid, NetHeader};
+use roxe_wire::{Gid, NetHeader, ROCE_PORT};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

@@ -12,14 +12,14 @@ mod tests;
 
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
-use crate::link::{HOP_LIMIT, ROCE_PORT, RxMeta, SendError, Taken};
+use crate::link::{HOP_LIMIT, RxMeta, SendError, Taken};
 use crate::rx_retention::RxRetention;
 use crate::segments::Segments;
 use crate::sys;
 use crate::sys::SendRoom;
 use crate::tx_queue::{Run, TxQueue};
 use libc::c_int;
-use roxe_wire::{Gid, NetHeader, Qpn};
+use roxe_wire::{Gid, NetHeader, Qpn, ROCE_PORT};
 use socket::{BUFFER, can_segment, name_of};
 pub(crate) use socket::{bare_socket, socket_addr};
 use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};

@@ -1,8 +1,7 @@
 //! What `/proc/net/udp` and `/proc/net/udp6` say of the RoCE port: how many sockets have it at an
 //! address, and whose they are. Touches these files.
 
-use crate::link::ROCE_PORT;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use std::fs;
 use std::io;
 use std::net::IpAddr;

@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Both queue pairs.
 const QPN: Qpn = Qpn::new(17);
 /// The port that the ICRC is made for; the sockets have others, which it does not matter to.
-const PORT: u16 = roxe_wire::UDP_PORT;
+const PORT: u16 = roxe_wire::ROCE_PORT;
 
 /// Gigabytes per second of messages of `size` bytes.
 pub(crate) fn stream(site: &Site, size: usize, mtu: usize, time: Duration) -> io::Result<f64> {

@@ -20,7 +20,7 @@ use answers::{all_completed, hex, number, runs, segments, state};
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, to_hex};
-use roxe_wire::{Gid, UDP_PORT};
+use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
@@ -115,7 +115,7 @@ impl AgentCard {
                 near: pair,
                 first_near: 0,
                 guid: guid(),
-                near_port: UDP_PORT,
+                near_port: ROCE_PORT,
                 jitter: JITTER,
                 max_mtu,
                 max_datagram,

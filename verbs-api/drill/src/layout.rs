@@ -202,7 +202,7 @@ pub(crate) fn icrc(net: &NetHeader, packet: &[u8]) -> [u8; ICRC_LEN] {
         bytes.extend(net.dst.0);
     }
     bytes.extend(net.src_port.to_be_bytes());
-    bytes.extend(roxe_wire::UDP_PORT.to_be_bytes());
+    bytes.extend(roxe_wire::ROCE_PORT.to_be_bytes());
     bytes.extend(udp_len.to_be_bytes());
     bytes.extend([0xff, 0xff]);
     let start = bytes.len();

@@ -1,9 +1,9 @@
 //! The options and addresses of the sockets of a link through the network.
 
-use crate::link::{HOP_LIMIT, ROCE_PORT};
+use crate::link::HOP_LIMIT;
 use crate::sys::{self, Name};
 use libc::c_int;
-use roxe_wire::Gid;
+use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};

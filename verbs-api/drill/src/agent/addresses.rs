@@ -1,6 +1,6 @@
 //! Which addresses the near side has. Touches sockets, to learn the way to a card.
 
-use roxe_wire::{Gid, UDP_PORT};
+use roxe_wire::{Gid, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -25,7 +25,7 @@ pub(super) fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]
             let any: SocketAddr =
                 if ip.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
             let socket = UdpSocket::bind(any)?;
-            socket.connect((ip, UDP_PORT))?;
+            socket.connect((ip, ROCE_PORT))?;
             let near = socket.local_addr()?.ip();
             if near == ip {
                 return Err(io::Error::other("it is an address of this host; name another one for the near side"));

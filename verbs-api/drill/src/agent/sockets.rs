@@ -2,7 +2,7 @@
 //! clock.
 
 use crate::mad;
-use roxe_wire::{Gid, NetHeader, UDP_PORT};
+use roxe_wire::{Gid, NetHeader, ROCE_PORT};
 use socket2::SockRef;
 use std::collections::BTreeMap;
 use std::io;
@@ -95,7 +95,7 @@ impl Sockets {
         {
             options.set_multicast_if_v4(&from)?;
         }
-        near.socket.send_to(bytes, (net.dst.to_ip(), UDP_PORT))?;
+        near.socket.send_to(bytes, (net.dst.to_ip(), ROCE_PORT))?;
         Ok(())
     }
 

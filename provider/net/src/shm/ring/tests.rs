@@ -3,9 +3,9 @@
 use super::super::memory::Word;
 use super::record::{ALIGN, HEADER_LEN, LINE, RecordHeader};
 use super::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, Writer, check_ring, record_len};
-use crate::link::{ROCE_PORT, RxMeta};
+use crate::link::RxMeta;
 use roxe_transport::cx::TxRoom;
-use roxe_wire::icrc;
+use roxe_wire::{ROCE_PORT, icrc};
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
