@@ -277,7 +277,7 @@ fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usi
     match link.send(to, bytes, segment) {
         Ok(Taken::Sent) => counters.count_sent(count as u64, bytes.len() as u64),
         Ok(Taken::Queued) => {}
-        Err(SendError::QueueFull | SendError::Full(_)) => counters.tx_queue_full.add(count as u64),
+        Err(SendError::QueueFull | SendError::Full) => counters.tx_queue_full.add(count as u64),
         Err(SendError::Lost) => counters.send_errors.add(count as u64),
         Err(SendError::NoSegments) => {
             counters.segments_refused.add(1);

@@ -71,15 +71,15 @@ impl FrameSender {
         if !sys::carries_ethernet(&socket).map_err(|e| explain(&e))? {
             return Err(Error::new(libc::EOPNOTSUPP, "the network interface does not carry Ethernet frames"));
         }
-        Ok(Self { socket, queue: Arc::new(TxQueue::new(Arc::clone(room))) })
+        let queue = Arc::new(TxQueue::new(socket.as_raw_fd(), room));
+        Ok(Self { socket, queue })
     }
 
     /// Hands the first few of `frames` to the system and returns how many; an error is about the
     /// first one.
     pub fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, SendError> {
-        let socket = self.socket.as_raw_fd();
-        sys::send(socket, frames).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => SendError::Full(socket),
+        sys::send(self.socket.as_raw_fd(), frames).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => SendError::Full,
             _ => SendError::Lost,
         })
     }

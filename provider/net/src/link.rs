@@ -10,7 +10,6 @@
 //! Touches nothing.
 
 use roxe_wire::{Gid, ROCE_PORT};
-use std::os::fd::RawFd;
 
 /// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 −
 /// 8).
@@ -88,8 +87,8 @@ pub enum SendError {
     /// The link did not take several packets at once. They go one by one:
     /// [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) says so for a while.
     NoSegments,
-    /// The send buffer of this socket is full.
-    Full(RawFd),
+    /// The send buffer is full.
+    Full,
     /// The send buffer and the queue behind it ([`crate::tx_queue`]) are full: the packets are
     /// dropped.
     QueueFull,

@@ -14,6 +14,7 @@ use crate::sys::SendRoom;
 use roxe_base::lock::{Mutex, rank};
 use roxe_wire::{NetHeader, Qpn};
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,7 +45,7 @@ pub struct TxQueue {
     has_runs: AtomicBool,
     state: Mutex<rank::TxQueue, State>,
     /// Watches the socket while its send buffer is full.
-    room: Option<Arc<SendRoom>>,
+    room: Option<(Arc<SendRoom>, RawFd)>,
 }
 
 #[derive(Debug, Default)]
@@ -60,9 +61,9 @@ struct State {
 }
 
 impl TxQueue {
-    /// For a socket whose room `room` tells of.
-    pub(crate) fn new(room: Arc<SendRoom>) -> Self {
-        Self { room: Some(room), ..Self::default() }
+    /// For `socket`, whose room `room` tells of.
+    pub(crate) fn new(socket: RawFd, room: &Arc<SendRoom>) -> Self {
+        Self { room: Some((Arc::clone(room), socket)), ..Self::default() }
     }
 
     /// Whether nothing waits.
@@ -81,7 +82,7 @@ impl TxQueue {
     ) -> Result<Taken, SendError> {
         if self.is_empty() {
             match send(&run, bytes) {
-                Err(SendError::Full(_)) => {}
+                Err(SendError::Full) => {}
                 other => return other.map(|()| Taken::Sent),
             }
         }
@@ -103,7 +104,7 @@ impl TxQueue {
             // There may be room by now; if not, the socket must be watched before anything is
             // queued.
             match send(&run, bytes) {
-                Err(SendError::Full(fd)) => self.watch(fd)?,
+                Err(SendError::Full) => self.watch()?,
                 other => return other.map(|()| Taken::Sent),
             }
         }
@@ -113,9 +114,9 @@ impl TxQueue {
         Ok(Taken::Queued)
     }
 
-    fn watch(&self, fd: i32) -> Result<(), SendError> {
+    fn watch(&self) -> Result<(), SendError> {
         match &self.room {
-            Some(room) => room.watch(fd).map_err(|_| SendError::Lost),
+            Some((room, socket)) => room.watch(*socket).map_err(|_| SendError::Lost),
             None => Ok(()),
         }
     }
@@ -132,8 +133,8 @@ impl TxQueue {
         let mut state = self.state.lock();
         while let Some((run, bytes)) = state.runs.front() {
             let mut result = send(run, bytes);
-            if let Err(SendError::Full(fd)) = result {
-                match self.watch(fd) {
+            if let Err(SendError::Full) = result {
+                match self.watch() {
                     Ok(()) => return Vec::new(),
                     // A socket that is not watched would never be drained.
                     Err(lost) => result = Err(lost),
@@ -195,7 +196,7 @@ mod tests {
 
     impl Wire {
         fn send(&self, _: &Run, bytes: &[u8]) -> Result<(), SendError> {
-            let left = self.room.get().checked_sub(1).ok_or(SendError::Full(-1))?;
+            let left = self.room.get().checked_sub(1).ok_or(SendError::Full)?;
             self.room.set(left);
             self.sent.borrow_mut().push(bytes[0]);
             Ok(())

@@ -125,7 +125,7 @@ impl UdpLink {
 
     /// This link, whose send buffer `room` watches.
     pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
-        Self { queue: Arc::new(TxQueue::new(Arc::clone(room))), ..self }
+        Self { queue: Arc::new(TxQueue::new(self.fd(), room)), ..self }
     }
 
     /// What waits for room in the send buffer.
@@ -231,7 +231,7 @@ impl UdpLink {
             };
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN) => return Err(SendError::Full(self.fd())),
+                Some(libc::EAGAIN) => return Err(SendError::Full),
                 // What kernels and drivers answer that cannot segment (no support, or no checksum
                 // offload).
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {

@@ -21,7 +21,7 @@ impl Batch {
                     at += count;
                     continue;
                 }
-                Ok(0) | Err(SendError::Full(_)) => queue(link, frames.next(), counters),
+                Ok(0) | Err(SendError::Full) => queue(link, frames.next(), counters),
                 Err(_) => counters.send_errors.add(1),
             }
             at += 1;
