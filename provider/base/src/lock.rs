@@ -248,13 +248,21 @@ pub trait Lockable: Sync {
     unsafe fn take_back(&self);
 }
 
+/// Takes `lock` as [`Lockable::lock_raw`] does, and answers what `look` found under it.
+pub fn lock_raw_and_look<R: Rank, T, V>(lock: &RwLock<R, T>, look: impl FnOnce(&T) -> V) -> V {
+    let guard = held::beside_others(|| lock.write());
+    let found = look(&guard);
+    std::mem::forget(guard);
+    found
+}
+
 impl<R: Rank, T: Send> Lockable for Mutex<R, T> {
     fn level(&self) -> u16 {
         R::LEVEL
     }
 
     fn lock_raw(&self) {
-        held::beside_others(|| std::mem::forget(self.lock()));
+        std::mem::forget(held::beside_others(|| self.lock()));
     }
 
     unsafe fn unlock_raw(&self) {
@@ -276,7 +284,7 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
     }
 
     fn lock_raw(&self) {
-        held::beside_others(|| std::mem::forget(self.write()));
+        std::mem::forget(held::beside_others(|| self.write()));
     }
 
     unsafe fn unlock_raw(&self) {

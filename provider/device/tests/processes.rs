@@ -73,6 +73,7 @@ impl Puppet {
             "take" => self.take(number(1)),
             "counters" => self.counters(),
             "rings" => self.rings(),
+            "thread" => in_a_thread(),
             "fork" => self.fork(),
             "exit" => std::process::exit(0),
             "idle" => idle().to_string(),
@@ -257,6 +258,20 @@ impl Puppet {
         std::mem::forget(qps);
         count.to_string()
     }
+}
+
+/// A message between two queue pairs of another thread, which has an engine of its own where there
+/// are two processors. The queue pairs stay.
+fn in_a_thread() -> String {
+    let work = || {
+        let node = Node::open();
+        let (from, to) = pair(&node, &node, Service::Rc, 0, PathMtu::Mtu1024);
+        post(&from, 1, write_to(&node, 8192), node.sge(0, 64));
+        assert_eq!(node.wait(1)[0].status, WcStatus::Success);
+        std::mem::forget((node, from, to));
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+    "1".into()
 }
 
 fn post_try(qp: &Qp, op: SendOp, node: &Node) -> Result<(), (usize, roxe_provider::PostError)> {
@@ -752,6 +767,15 @@ fn the_child_of_a_fork_works_and_leaves_the_parent_alone() {
     assert_eq!(a.ask("fork"), [0, 20]);
     assert_eq!(a.ask("write 10 100000"), [10]);
     assert_eq!(b.ask("write 10 100000"), [10]);
+}
+
+#[test]
+fn a_process_whose_threads_have_engines_of_their_own_may_fork() {
+    let (mut a, mut b) = (Peer::start("rc", &[]), Peer::start("rc", &[]));
+    join(&mut a, &mut b);
+    assert_eq!(a.ask("thread"), [1]);
+    assert_eq!(a.ask("fork"), [0, 20]);
+    assert_eq!((a.ask("thread"), b.ask("write 10 100000")), (vec![1], vec![10]));
 }
 
 /// Packets of one process are in one file, and that one is whole.

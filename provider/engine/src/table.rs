@@ -7,7 +7,7 @@
 //! Finding a QP is a scan over the few slots and one index.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
-use roxe_base::lock::{Lockable, RwLock, rank};
+use roxe_base::lock::{Lockable, RwLock, lock_raw_and_look, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
 use roxe_net::slot::{QPNS_PER_SLOT, Slot};
@@ -188,10 +188,7 @@ impl QpTable {
     /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
-        let slots = self.slots.write();
-        let qps = slots.iter().flat_map(Owned::qps).map(Arc::clone).collect();
-        std::mem::forget(slots);
-        qps
+        lock_raw_and_look(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())
     }
 
     /// The lock of the list of slots, for the fork handlers.

@@ -106,10 +106,11 @@ fn forget_at(address: usize) {
 }
 
 /// Takes a lock with `lock`, although another one of its rank may be held.
-pub(super) fn beside_others(lock: impl FnOnce()) {
+pub(super) fn beside_others<G>(lock: impl FnOnce() -> G) -> G {
     let _ = BESIDE_OTHERS.try_with(|beside| beside.set(true));
-    lock();
+    let guard = lock();
     let _ = BESIDE_OTHERS.try_with(|beside| beside.set(false));
+    guard
 }
 
 /// Notes a lock that has no raw lock inside, for as long as this lives.
