@@ -135,8 +135,11 @@ fn every_reason_why_a_packet_is_dropped_is_counted() {
 
     let ud = node.qp(Service::Ud);
     activate(&ud);
+    assert_eq!(counter(&node.context, "early_dropped"), 0);
+    // Both have waited for a receive.
     reason("qkey", &|| peer.send(&ud, 0, datagram_with(Qkey(1))));
     reason("no_receive", &|| peer.send(&ud, 0, datagram_with(QKEY)));
+    assert_eq!(counter(&node.context, "early_dropped"), 2);
     post_recv(&ud, 1, Sge { lkey: roxe_provider::wire::LKey(0xdead), ..node.sge(0, 256) });
     reason("local_protection", &|| peer.send(&ud, 0, datagram_with(QKEY)));
 

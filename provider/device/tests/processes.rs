@@ -196,7 +196,7 @@ impl Puppet {
     /// sent.
     fn counters(&mut self) -> String {
         let names = ["forwarded", "received_packets", "icrc_errors", "sent_packets", "received_bytes", "sent_bytes"];
-        let names = names.into_iter().chain(["packet_seq_err"]);
+        let names = names.into_iter().chain(["packet_seq_err", "early_dropped"]);
         names.map(|name| counter(&self.node.context, name).to_string()).collect::<Vec<_>>().join(" ")
     }
 
@@ -559,17 +559,18 @@ fn forwards() {
 }
 
 /// Processes whose first packets go over another process, and the next ones do not: they do not
-/// steer themselves, others that join do.
+/// steer themselves, others that join do. Where one that forwards has no processor for as long as a
+/// packet waits for what it has overtaken, that one is sent again.
 #[test]
 fn nothing_is_sent_again_because_packets_overtook_each_other() {
     if !namespace::is_inside() {
         let name = "nothing_is_sent_again_because_packets_overtook_each_other";
         return namespace::run(name, "ip link set lo up", "lo");
     }
-    let (mut pairs, mut forwarded) = (0, 0);
-    while pairs < 10 || forwarded == 0 {
+    let (mut pairs, mut in_time) = (0, 0);
+    while pairs < 10 || in_time == 0 {
         pairs += 1;
-        assert!(pairs <= 200, "nothing went over another process");
+        assert!(pairs <= 200, "nothing went over another process, or all of it too late");
         let [mut a, mut b] = [(); 2].map(|()| Peer::start("rc", &[BY_UDP, ("ROXE_STEERING", "off")]));
         join(&mut a, &mut b);
         let len = 1 << 16;
@@ -579,10 +580,10 @@ fn nothing_is_sent_again_because_packets_overtook_each_other() {
         let mut others = [(); 2].map(|()| Peer::start("rc", &[BY_UDP]));
         others.iter_mut().for_each(|other| _ = describe(other));
         assert_eq!((a.hear().as_str(), b.ask(&format!("check 100 {len}"))), ("100", vec![1]));
-        for counted in [a.ask("counters"), b.ask("counters")] {
-            forwarded += counted[0];
-            assert_eq!(counted[6], 0, "packet_seq_err, with {} forwarded", counted[0]);
-        }
+        let [a, b] = [a.ask("counters"), b.ask("counters")];
+        let (forwarded, naks, too_late) = (a[0] + b[0], a[6], b[7]);
+        assert!(naks == 0 || too_late > 0, "{naks} sequence errors with {forwarded} packets forwarded in time");
+        in_time += if naks == 0 { forwarded } else { 0 };
     }
     namespace::done();
 }

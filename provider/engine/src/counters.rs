@@ -85,6 +85,9 @@ counters! {
     pub icrc_errors,
     /// Packets for a queue pair that does not exist.
     pub unknown_qp,
+    /// Those of the dropped packets that had waited before, for a receive or for packets that they
+    /// had overtaken.
+    pub early_dropped,
     /// Packets from an address of this host and a port that is not of this user; and, while the
     /// system drops those before they are received, all datagrams that it drops: it has one number
     /// for them.

@@ -187,6 +187,9 @@ impl QpCore {
         let mut credits = Credits::default();
         early.hand_over(machine, &mut host, |machine, early, result| {
             let packet = early.packet();
+            if result.is_err() {
+                self.engine().counters().early_dropped.add(1);
+            }
             self.count_packet(result, machine, None, (&early.net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
