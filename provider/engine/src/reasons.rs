@@ -11,6 +11,7 @@ use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_check::explain::explains;
+use roxe_net::named;
 use roxe_net::runtime_dir::common_dir;
 use roxe_net::slot::Slot;
 use roxe_wire::Qpn;
@@ -53,8 +54,14 @@ fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
     let folder = common_dir()?.join("reasons");
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => Err(cause),
-        _ => Ok(folder.join(format!("{ifindex}-{:03x}", slot.get()))),
+        _ => Ok(folder.join(format!("{}{:03x}", names_of(ifindex)?, slot.get()))),
     }
+}
+
+/// How the names of all files begin that are of this interface. Other network namespaces have the
+/// same folder, numbers of interfaces and slots.
+fn names_of(ifindex: u32) -> io::Result<String> {
+    Ok(format!("{:x}-{ifindex}-", named::namespace()?))
 }
 
 /// This process has taken `slot`, and its peers may ask for reasons.
@@ -131,9 +138,9 @@ fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String
 /// Why a process of this host has refused to connect to `qpn`, for a reason that its program does
 /// not know.
 pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
-    let (folder, about) = (common_dir().ok()?.join("reasons"), refused(qpn));
+    let (folder, about, names) = (common_dir().ok()?.join("reasons"), refused(qpn), names_of(ifindex).ok()?);
     let files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
-    let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&format!("{ifindex}-")));
+    let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&names));
     let reason = |text: String| {
         let mut lines = text.lines().filter_map(|line| line.split_once(' ')).filter(|(of, _)| *of == about);
         lines.next_back().map(|(_, reason)| reason.to_owned())
@@ -193,17 +200,23 @@ pub fn abandon() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
     use std::time::SystemTime;
+
+    /// An interface that is not there, and which other processes that run these tests do not name.
+    fn nowhere(number: u32) -> u32 {
+        0x4000_0000 | std::process::id() << 4 | number
+    }
 
     #[test]
     fn a_queue_pair_of_nobody_is_said_to_be_nobodys() {
-        let said = of(0xffff, Qpn::new(0x123_456));
+        let said = of(nowhere(0), Qpn::new(0x123_456));
         assert!(said.len() == 1 && said[0].contains("no process") && said[0].contains("0x123456"), "{said:?}");
     }
 
     #[test]
     fn a_process_is_seen_to_be_alive_by_its_lock_and_its_last_reasons_are_told() {
-        let (ifindex, slot) = (0xfffe, Slot::new(0x321));
+        let (ifindex, slot) = (nowhere(1), Slot::new(0x321));
         let Own { path, mut file, .. } = open(ifindex, slot).unwrap();
         for number in 0..5 {
             writeln!(file, "{:x} reason {number}", slot.qpn(7).get()).unwrap();
@@ -218,9 +231,46 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
+    /// The same name as another process in a namespace of its own, as root: that of this test,
+    /// which is started again there.
+    #[test]
+    fn a_process_of_another_network_namespace_neither_takes_the_file_nor_is_asked() {
+        const INSIDE: &str = "ROXE_TEST_INTERFACE";
+        let slot = Slot::new(0x324);
+        if let Ok(ifindex) = std::env::var(INSIDE) {
+            let ifindex = ifindex.parse().unwrap();
+            assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("no process"));
+            assert_eq!(of_refusal(ifindex, slot.qpn(7)), None);
+            fs::remove_file(open(ifindex, slot).unwrap().path).unwrap();
+            return;
+        }
+        let unshare = || {
+            let mut command = Command::new("unshare");
+            command.arg("--net");
+            command
+        };
+        if !unshare().arg("true").status().is_ok_and(|status| status.success()) {
+            eprintln!("skipped: a network namespace takes root");
+            return;
+        }
+        let Own { path, mut file, .. } = open(nowhere(3), slot).unwrap();
+        writeln!(file, "{} the backlog is full", refused(slot.qpn(7))).unwrap();
+        let name = std::thread::current().name().unwrap().to_owned();
+        let inside = unshare()
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", &name, "--nocapture"])
+            .env(INSIDE, nowhere(3).to_string())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&inside.stdout);
+        assert!(inside.status.success() && said.contains("1 passed"), "{said}");
+        assert_eq!(of_refusal(nowhere(3), slot.qpn(7)).as_deref(), Some("the backlog is full"));
+        fs::remove_file(path).unwrap();
+    }
+
     #[test]
     fn who_was_killed_long_ago_is_forgotten_and_who_lives_is_not() {
-        let ifindex = 0xfffd;
+        let ifindex = nowhere(2);
         let [alive, killed] = [0x322, 0x323].map(|slot| open(ifindex, Slot::new(slot)).unwrap());
         let said = |slot: u16| of(ifindex, Slot::new(slot).qpn(7));
         drop(killed.file);

@@ -82,6 +82,11 @@ impl Space {
     }
 }
 
+/// Which network namespace this thread is in.
+pub fn namespace() -> io::Result<u64> {
+    Ok(namespace_of(&datagram_socket()?))
+}
+
 /// Which network namespace a socket is in: its cookie (Linux 5.14), or the inode that stands for
 /// that of this thread.
 fn namespace_of(socket: &Socket) -> u64 {
