@@ -5,7 +5,7 @@ use super::key_faults::{Attempt, By, explain, remote, rights};
 use super::observer::Observer;
 use super::windows::Windows;
 use crate::event::{Event, Made};
-use crate::id_map::{IdMap, IdSet};
+use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
@@ -23,10 +23,11 @@ pub(super) struct Keys {
     /// What a peer's request met. It counts once the request is refused for it: one that comes
     /// again may find that the region is gone, as the program may have seen its completion.
     met: IdMap<ObjectId, Report>,
-    /// Requests whose region went away, by queue and `wr_id`: they are reported already.
-    cut: IdSet<(ObjectId, u64)>,
-    /// What is to be said of regions that are about to go, and which requests that cuts.
-    going: IdMap<ObjectId, (Report, Vec<(ObjectId, u64)>)>,
+    /// Requests whose region goes, by queue and `wr_id`, and which that is: they are reported with
+    /// it.
+    cut: IdMap<(ObjectId, u64), ObjectId>,
+    /// What is to be said of regions that are about to go, once they are gone.
+    going: IdMap<ObjectId, Report>,
 }
 
 impl Observer for Keys {
@@ -48,19 +49,18 @@ impl Observer for Keys {
             }
             Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
             Event::DestroyBegun(id) => {
-                if let Some(going) = self.deregister(id, stack, world) {
-                    self.going.insert(id, going);
+                if let Some(report) = self.deregister(id, stack, world) {
+                    self.going.insert(id, report);
                 }
             }
             Event::DestroyRefused(id, _) => {
-                for request in self.going.remove(&id).map(|(_, cut)| cut).into_iter().flatten() {
-                    self.cut.remove(&request);
-                }
+                self.going.remove(&id);
+                self.cut.retain(|_, region| *region != id);
             }
             Event::Destroyed(id) => {
-                reports.extend(self.going.remove(&id).map(|(report, _)| report));
+                reports.extend(self.going.remove(&id));
                 self.met.remove(&id);
-                self.cut.retain(|(queue, _)| *queue != id);
+                self.cut.retain(|(queue, _), _| *queue != id);
             }
             _ => {}
         }
@@ -80,7 +80,7 @@ impl Keys {
         let pair = world.qp(qp).filter(|pair| pair.service != Service::XrcTgt)?;
         let queue = world.queue_of(qp, side);
         let work = world.outstanding(side, queue).find(|work| !work.completed && work.sges == sges);
-        if work.is_some_and(|work| self.cut.contains(&(queue, work.wr_id))) {
+        if work.is_some_and(|work| self.cut.contains_key(&(queue, work.wr_id))) {
             return None;
         }
         let pd = match world.object(queue).map(|known| known.made) {
@@ -108,27 +108,27 @@ impl Keys {
         explain(&attempt, &self.windows, world)
     }
 
-    /// A region is about to go: what is to be said once it is gone, and the requests that use it.
-    /// Later they may have completed without it. Sends without a completion do not count: the
-    /// program may know by other means that they are done.
-    fn deregister(&mut self, mr: ObjectId, stack: &Stack, world: &World) -> Option<(Report, Vec<(ObjectId, u64)>)> {
+    /// A region is about to go: what is to be said once it is gone, when the requests that use it
+    /// may have completed without it. Sends without a completion do not count: the program may know
+    /// by other means that they are done.
+    fn deregister(&mut self, mr: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
         let Made::Mr(memory) = world.object(mr)?.made else { return None };
         let names = |work: &Work| work.sges.iter().any(|sge| sge.length > 0 && sge.lkey.0 == memory.lkey);
         let is_open = |work: &Work| !work.completed && work.signaled && names(work);
         let open: Vec<_> = world.all_outstanding().filter(|(_, work)| is_open(work)).collect();
         let open: Vec<_> = open.into_iter().filter(|(queue, _)| is_served(*queue, world)).collect();
         let (queue, first) = *open.first()?;
-        let cut: Vec<_> = open.iter().map(|(queue, work)| (*queue, work.wr_id)).collect();
-        self.cut.extend(&cut);
+        self.cut.extend(open.iter().map(|(queue, work)| ((*queue, work.wr_id), mr)));
         let (count, what) = (open.len(), first.operation());
         let sentence = format!("The {} was deregistered while {count} outstanding requests use it.", world.name(mr));
-        let report = Report::new(Rule::MemoryGoneInFlight, sentence)
-            .fact("queue", world.name(queue))
-            .fact("first request", format!("{what}, wr_id {}", first.wr_id))
-            .at("deregistered", stack)
-            .at("posted at", &first.posted)
-            .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first.");
-        Some((report, cut))
+        Some(
+            Report::new(Rule::MemoryGoneInFlight, sentence)
+                .fact("queue", world.name(queue))
+                .fact("first request", format!("{what}, wr_id {}", first.wr_id))
+                .at("deregistered", stack)
+                .at("posted at", &first.posted)
+                .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
+        )
     }
 }
 
