@@ -284,7 +284,7 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
     }
 
     fn lock_raw(&self) {
-        std::mem::forget(held::beside_others(|| self.write()));
+        lock_raw_and_look(self, |_| ());
     }
 
     unsafe fn unlock_raw(&self) {
