@@ -13,7 +13,7 @@ use roxe_engine::flow_control::{Key, Pool};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
-use roxe_memory::region::Reach;
+use roxe_memory::region::{PdId, Reach};
 use roxe_memory::regions::Regions;
 use roxe_memory::table::MemoryTable;
 use roxe_net::rcvbuf_cost;
@@ -116,6 +116,14 @@ impl<'a> QpHost<'a> {
         }
     }
 
+    /// Where the lists of receives are looked up that a shared queue of this queue pair gave;
+    /// everything else where [`QpHost::memory`] says.
+    #[inline]
+    pub(super) fn shared_domain(&self, side: Side) -> Option<PdId> {
+        // clause: SRQ-DOMAIN
+        self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id())
+    }
+
     /// Copies with `copy` from or to the regions there, which are held from then on.
     #[inline]
     fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
@@ -216,8 +224,7 @@ impl Memory for QpHost<'_> {
         {
             return done;
         }
-        // clause: SRQ-DOMAIN
-        let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let shared = self.shared_domain(side);
         let done = match data {
             RxPayload::Bytes(data) => {
                 self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))

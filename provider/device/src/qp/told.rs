@@ -10,8 +10,6 @@ use super::host::QpHost;
 use crate::mr::note_use;
 use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
-use roxe_memory::region::Reach;
-use roxe_memory::regions::Regions;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, MemError, Side};
 use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
@@ -79,11 +77,9 @@ impl QpHost<'_> {
         {
             tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
         }
-        let shared = qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let shared = self.shared_domain(side);
         for sge in sges {
-            let find =
-                |regions: &Regions<'_>, own: Reach| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE);
-            let place = self.look(find);
+            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE));
             if let Ok(addr) = place {
                 tell(|| Event::Written { addr, len: sge.length.into() });
             }

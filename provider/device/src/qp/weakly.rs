@@ -42,7 +42,7 @@ impl QpHost<'_> {
         if is_checking() {
             self.note_scatter(side, sges, offset);
         }
-        let shared = self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id());
+        let shared = self.shared_domain(side);
         let find = |this: &mut Self| {
             this.look(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
         };
