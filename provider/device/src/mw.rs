@@ -57,8 +57,9 @@ impl Mw {
     pub fn deallocate(&self) {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {
-            self.pd.context().memory().remove_window(self.key);
+            // Whoever finds the key dead finds the window gone.
             self.tracked.end();
+            self.pd.context().memory().remove_window(self.key);
             drop(uses);
         }
     }
