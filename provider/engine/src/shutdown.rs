@@ -78,8 +78,7 @@ mod tests {
     use crate::testing::private_engine_at;
     use roxe_net::forward::Frame;
     use roxe_net::slot::SlotSocket;
-    use roxe_wire::ROCE_PORT;
-    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, icrc};
+    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, ROCE_PORT, icrc};
     use std::net::Ipv4Addr;
 
     #[test]
