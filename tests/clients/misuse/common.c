@@ -157,6 +157,7 @@ int post_send(struct side *side, uint64_t wr_id, enum ibv_wr_opcode opcode, int 
         wr.wr.rdma.remote_addr = (uintptr_t)peer->memory;
         wr.wr.rdma.rkey = peer->mr->rkey;
     }
+    wr.qp_type.xrc.remote_srqn = peer->srqn;
     return ibv_post_send(side->qp, &wr, &bad);
 }
 
@@ -180,8 +181,7 @@ void done(struct side *side) {
 
 int main(int argc, char **argv) {
     const struct misuse *tables[] = {beginner_cases, connect_cases, connection_cases, event_cases,
-                                     failure_cases,  life_cases,    memory_cases,     queue_cases,
-                                     xrc_cases};
+                                     failure_cases,  life_cases,    memory_cases,     queue_cases};
     bool lists = argc == 2 && !strcmp(argv[1], "list");
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         for (const struct misuse *misuse = tables[i]; misuse->rule; misuse++) {

@@ -1,5 +1,6 @@
 // Keys, and memory that the card works with.
 #include "misuse.h"
+#include <fcntl.h>
 #include <unistd.h>
 
 // Posts a WRITE whose keys and addresses are given, and waits for its completion.
@@ -213,9 +214,59 @@ static void atomic_mixed(bool wrong) {
     close_sides(sides);
 }
 
+// The receives of an XRC target.
+static struct ibv_srq *make_srq(struct side *side, struct ibv_xrcd *domain) {
+    struct ibv_srq_init_attr_ex init = {
+        .attr = {.max_wr = 16, .max_sge = 1},
+        .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_PD,
+        .srq_type = IBV_SRQT_XRC,
+        .pd = side->pd,
+        .xrcd = domain,
+        .cq = side->cq,
+    };
+    struct ibv_srq *srq = ibv_create_srq_ex(context, &init);
+    check(srq, "ibv_create_srq_ex");
+    return srq;
+}
+
+// A counter is set back while a peer counts: by its owner, or by a message of that peer.
+static void atomic_mixed_xrc(bool wrong) {
+    struct side sides[2];
+    open_context();
+    struct ibv_xrcd_init_attr init = {
+        .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+    struct ibv_xrcd *domain = ibv_open_xrcd(context, &init);
+    check(domain, "ibv_open_xrcd");
+    make_side(&sides[0], (struct options){.type = IBV_QPT_XRC_SEND});
+    make_side(&sides[1], (struct options){.type = IBV_QPT_XRC_RECV, .domain = domain});
+    for (int i = 0; i < 2; i++)
+        connect_side(&sides[i], &sides[1 - i], (struct options){0}, NULL);
+    struct ibv_srq *srq = make_srq(&sides[1], domain);
+    check(!ibv_get_srq_num(srq, &sides[1].srqn), "ibv_get_srq_num");
+    for (int i = 0; i < 2; i++)
+        count(sides, 128 * (i + 1));
+    for (int i = 0; i < 2; i++) {
+        unsigned offset = wrong || !i ? 4096 : 0;
+        struct ibv_sge sge = {(uintptr_t)sides[1].memory + offset, 64, sides[1].mr->lkey};
+        struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
+        check(!ibv_post_srq_recv(srq, &wr, &bad), "ibv_post_srq_recv");
+        done(&sides[0]);
+        done(&sides[0]);
+        done(&sides[1]);
+        if (wrong)
+            *(volatile uint64_t *)sides[1].memory = 100;
+    }
+    check(!ibv_destroy_srq(srq), "ibv_destroy_srq");
+    check(!ibv_destroy_qp(sides[1].qp), "ibv_destroy_qp");
+    sides[1].qp = NULL;
+    check(!ibv_close_xrcd(domain), "ibv_close_xrcd");
+    close_sides(sides);
+}
+
 const struct misuse memory_cases[] = {
     {"remote-overlap", remote_overlap},
     {"atomic-mixed", atomic_mixed},
+    {"atomic-mixed-xrc", atomic_mixed_xrc},
     {"key-confused", key_confused},
     {"key-of-other-pd", key_of_other_pd},
     {"key-stale", key_stale},

@@ -31,6 +31,7 @@ struct side {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
+    uint32_t srqn; // of the shared queue that messages over XRC to this side name
     unsigned char *memory; // MEMORY bytes, the whole region
 };
 
@@ -46,7 +47,7 @@ struct misuse {
 
 // Each file has one, ended by a case without a rule.
 extern const struct misuse beginner_cases[], connect_cases[], connection_cases[], event_cases[], failure_cases[],
-    life_cases[], memory_cases[], queue_cases[], xrc_cases[];
+    life_cases[], memory_cases[], queue_cases[];
 
 // Ends the program with a message unless it holds.
 void check(bool holds, const char *what);
