@@ -28,7 +28,7 @@ use roxe_engine::further;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_engine::reasons;
-use roxe_net::runtime_dir;
+use roxe_net::{local_port, runtime_dir};
 use std::cell::Cell;
 use std::sync::{Arc, Once};
 
@@ -115,7 +115,7 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([interface_change::lock() as &dyn Lockable, runtime_dir::lock()])
+        .chain([interface_change::lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });

@@ -11,13 +11,14 @@ use common::ends::*;
 use common::namespace;
 use common::peer::{MARK, Peer, ROLE};
 use common::*;
+use roxe_net::udp::BareLink;
 use roxe_provider::cm::{EventKind, Id, IdOption, Path, PortSpace, RejReason, connections};
 use roxe_provider::wire::cm::{
     Answered, Apr, AprStatus, CommId, Drep, Dreq, Guid, Info, IpCmHeader, IpPair, Lap, Mad, Message, Mra, PrivateData,
     Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId,
     gsi_header,
 };
-use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, ROCE_PORT, icrc};
+use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -41,15 +42,18 @@ const STAYS: &str = "ROXE_TEST_STAYS";
 /// Whoever sends packets to the process, and hears its answers.
 struct Hostile {
     socket: UdpSocket,
+    link: BareLink,
     net: NetHeader,
 }
 
 impl Hostile {
     fn at(address: Ipv4Addr) -> Self {
-        let socket = UdpSocket::bind((address, ROCE_PORT)).unwrap();
+        let link = bare_peer(address);
+        let socket = UdpSocket::from(link.receiver.try_clone().unwrap());
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let net = NetHeader { src: address.into(), dst: VICTIM.into(), src_port: ROCE_PORT, ..NetHeader::default() };
-        Self { socket, net }
+        let net =
+            NetHeader { src: address.into(), dst: VICTIM.into(), src_port: link.source_port(), ..NetHeader::default() };
+        Self { socket, link, net }
     }
 
     /// Sends a packet of any kind. Its IPv4 identification is the kernel's business; the ICRC is
@@ -59,7 +63,7 @@ impl Hostile {
         let mut bytes = vec![0; len + icrc::LEN];
         header.emit(payload.len(), &mut bytes[..len]).unwrap().copy_from_slice(payload);
         icrc::seal(&self.net, &mut bytes);
-        self.socket.send_to(&bytes, (VICTIM, ROCE_PORT)).unwrap();
+        self.link.sender().send_to(&bytes, &victim()).unwrap();
     }
 
     fn send(&self, message: impl Into<Message>) {

@@ -9,10 +9,11 @@ mod common;
 use common::peer::program;
 use common::*;
 use parking_lot::Mutex;
-use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, ROCE_PORT, Request, SendTail, icrc};
+use roxe_net::udp::LocalSender;
+use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
 use roxe_provider::{Av, Qp, Service};
-use socket2::{Domain, SockAddr, SockRef, Socket, Type};
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::Ipv4Addr;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -132,23 +133,19 @@ fn bth(to: &Qp, psn: u32) -> Bth {
     Bth { pkey: Pkey::DEFAULT, ..Bth::new(to.qpn(), Psn::new(psn)) }
 }
 
-/// A socket that sends what no queue pair would, to the device on 127.0.0.1.
+/// Sends what no queue pair would, to the device on 127.0.0.1.
 struct Forger {
-    socket: UdpSocket,
+    link: LocalSender,
     net: NetHeader,
 }
 
 impl Forger {
-    /// From the RoCE port, which it shares with the device if that has this address.
+    /// From an address that the device may have, too.
     fn at(address: Ipv4Addr) -> Self {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-        socket.set_reuse_port(true).unwrap();
-        let at = |address, port| SockAddr::from(SocketAddrV4::new(address, port));
-        socket.bind(&at(address, ROCE_PORT)).unwrap();
-        // What is connected with somebody else takes nothing that comes for the device.
-        socket.connect(&at(Ipv4Addr::new(127, 0, 0, 99), 1)).unwrap();
+        let link = LocalSender::open(address.into(), 0).unwrap();
         let (src, dst) = (Gid::from(address), Gid::from(Ipv4Addr::LOCALHOST));
-        Self { socket: socket.into(), net: NetHeader { src, dst, src_port: ROCE_PORT, ..NetHeader::default() } }
+        let net = NetHeader { src, dst, src_port: link.port(), ..NetHeader::default() };
+        Self { link, net }
     }
 
     /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's
@@ -158,7 +155,7 @@ impl Forger {
         let len = bytes.len() - icrc::LEN;
         header.emit(0, &mut bytes[..len]).unwrap();
         icrc::seal(&self.net, &mut bytes);
-        SockRef::from(&self.socket).set_tos_v4(traffic_class.into()).unwrap();
-        self.socket.send_to(&bytes, (Ipv4Addr::LOCALHOST, ROCE_PORT)).unwrap();
+        self.link.socket().set_tos_v4(traffic_class.into()).unwrap();
+        self.link.socket().send_to(&bytes, &victim()).unwrap();
     }
 }

@@ -4,12 +4,13 @@
 mod common;
 
 use common::*;
+use roxe_net::udp::BareLink;
 use roxe_provider::wire::{
-    Aeth, Bth, Deth, Gid, Header, Kind, Msn, NakCode, NetHeader, PathMtu, Pkey, Psn, Qkey, Qpn, RKey, ROCE_PORT,
-    Request, Response, Reth, SendTail, Syndrome, icrc,
+    Aeth, Bth, Deth, Gid, Header, Kind, Msn, NakCode, NetHeader, PathMtu, Pkey, Psn, Qkey, Qpn, RKey, Request,
+    Response, Reth, SendTail, Syndrome, icrc,
 };
 use roxe_provider::{AttrMask, Qp, QpAttr, QpState, SendOp, Service, Sge};
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,15 +22,16 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const FIRST: u32 = 77;
 
 struct Sender {
-    socket: UdpSocket,
+    link: BareLink,
     net: NetHeader,
 }
 
 impl Sender {
     fn at(address: Ipv4Addr) -> Self {
-        let socket = UdpSocket::bind((address, ROCE_PORT)).unwrap();
-        let net = NetHeader { src: address.into(), dst: VICTIM.into(), src_port: ROCE_PORT, ..NetHeader::default() };
-        Self { socket, net }
+        let link = bare_peer(address);
+        let net =
+            NetHeader { src: address.into(), dst: VICTIM.into(), src_port: link.source_port(), ..NetHeader::default() };
+        Self { link, net }
     }
 
     fn sealed(&self, header: &Header, payload: &[u8]) -> Vec<u8> {
@@ -41,7 +43,7 @@ impl Sender {
     }
 
     fn send_bytes(&self, bytes: &[u8]) {
-        self.socket.send_to(bytes, (VICTIM, ROCE_PORT)).unwrap();
+        self.link.sender().send_to(bytes, &victim()).unwrap();
     }
 
     fn send(&self, qp: &Qp, psn: u32, kind: Kind) {

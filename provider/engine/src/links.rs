@@ -30,6 +30,11 @@ impl Links {
         self.udp.read().iter().find(|link| link.gid() == gid).map(Arc::clone)
     }
 
+    /// Whether packets to `dst` may arrive at this host. Those to a group arrive here, too.
+    pub(crate) fn reaches_this_host(&self, dst: Gid) -> bool {
+        dst.is_multicast() || dst.to_ip().is_loopback() || self.host_addresses.read().contains(&dst)
+    }
+
     /// Changes when the lists do.
     #[inline]
     pub(crate) fn version(&self) -> u32 {

@@ -104,7 +104,8 @@ impl Engine {
             sources.links.clone_from(&self.links.udp.read());
             sources.links_version = version;
             state.locals = sources.links.iter().map(|link| link.gid()).collect();
-            state.source_ports.set_host(&self.links.host_addresses.read());
+            let local_port = sources.links.first().map_or(0, |link| link.local_port());
+            state.source_ports.set_host(&self.links.host_addresses.read(), local_port);
         }
     }
 
@@ -124,7 +125,7 @@ impl Engine {
                 }
             };
             let bytes = buf.get(..meta.len).unwrap_or_default();
-            if !state.source_ports.admit(&meta) {
+            if !state.source_ports.admit(&meta, now) {
                 self.keep_out(state, link, &meta, bytes, now);
                 continue;
             }

@@ -78,7 +78,7 @@ mod tests {
     use crate::testing::private_engine_at;
     use roxe_net::forward::Frame;
     use roxe_net::slot::SlotSocket;
-    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, ROCE_PORT, icrc};
+    use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, icrc};
     use std::net::Ipv4Addr;
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         let mut packet = vec![0; header.padded_len(0) + icrc::LEN];
         header.emit(0, &mut packet[..header.padded_len(0)]).unwrap();
         let link = engine.links.get(HERE.into()).unwrap();
-        let here = NetHeader { dst: HERE.into(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
+        let here = NetHeader { dst: HERE.into(), src_port: link.local_port(), hop_limit: 64, ..NetHeader::default() };
         // Somebody else of this process is about to receive, and then has nothing to do.
         let held = engine.rx.lock();
         link.send(&here, &packet, packet.len()).unwrap();

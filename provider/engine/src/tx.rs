@@ -201,7 +201,7 @@ impl Batch {
         while let Some(av) = self.av(at) {
             // clause: PATH-SOURCE
             at = match find_link(fabric, av.sgid, cached) {
-                Some(link) => self.send_from(at, link, &av, fabric.counters()),
+                Some(link) => self.send_from(at, link, &header(fabric, link, &av), fabric.counters()),
                 None => at + 1,
             };
         }
@@ -215,11 +215,10 @@ impl Batch {
     }
 
     /// Sends the run that starts with packet `at` and returns where the next one starts.
-    fn send_from(&mut self, at: usize, link: &UdpLink, av: &Av, counters: &Counters) -> usize {
-        let run = self.run_from(at, link.max_segments(av.dgid));
-        let net = header(link, av);
-        self.seal(run.clone(), &net);
-        if self.send_run(run.clone(), link, &net, counters) {
+    fn send_from(&mut self, at: usize, link: &UdpLink, net: &NetHeader, counters: &Counters) -> usize {
+        let run = self.run_from(at, link.max_segments(net.dst));
+        self.seal(run.clone(), net);
+        if self.send_run(run.clone(), link, net, counters) {
             return run.end;
         }
         // The link takes them one by one.
@@ -299,11 +298,11 @@ fn find_link<'c>(fabric: &Fabric, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>
 }
 
 /// The headers around the packets of a run.
-fn header(link: &UdpLink, av: &Av) -> NetHeader {
+fn header(fabric: &Fabric, link: &UdpLink, av: &Av) -> NetHeader {
     NetHeader {
         src: link.gid(),
         dst: av.dgid,
-        src_port: ROCE_PORT,
+        src_port: if fabric.links.reaches_this_host(av.dgid) { link.local_port() } else { ROCE_PORT },
         traffic_class: av.traffic_class,
         hop_limit: av.hop_limit,
         ..NetHeader::default()
@@ -435,12 +434,12 @@ mod tests {
         let mut batch = Batch::new();
         let to_av = av(4);
         (0..3).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         let mut at = 0;
         while at < batch.packets.len() {
-            at = batch.send_from(at, &from, &to_av, &Counters::default());
+            at = batch.send_from(at, &from, &net, &Counters::default());
         }
         let mut buf = vec![0; 65_536];
-        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         for _ in 0..3 {
             let meta = to.recv(&mut buf).unwrap().unwrap();
             assert!(icrc::verify(&net, &buf[..meta.len]));
@@ -455,13 +454,13 @@ mod tests {
         let to_av = av(9);
         (0..3).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
         from.forbid_segments();
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         let mut at = 0;
         while at < batch.packets.len() {
-            at = batch.send_from(at, &from, &to_av, &counters);
+            at = batch.send_from(at, &from, &net, &counters);
         }
         assert_eq!([&counters.segments_refused, &counters.send_errors].map(|counter| counter.get()), [1, 0]);
         let mut buf = vec![0; 65_536];
-        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         for _ in 0..3 {
             let meta = to.recv(&mut buf).unwrap().unwrap();
             assert!(meta.len == 104 && icrc::verify(&net, &buf[..meta.len]));
@@ -475,14 +474,14 @@ mod tests {
         let mut batch = Batch::new();
         let to_av = av(6);
         (0..4).for_each(|_| push(&mut batch, &to_av, 0x1000, 100));
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         let mut at = 0;
         while at < batch.packets.len() {
-            at = batch.send_from(at, &from, &to_av, &Counters::default());
+            at = batch.send_from(at, &from, &net, &Counters::default());
         }
         let mut buf = vec![0; 65_536];
         let meta = to.recv(&mut buf).unwrap().unwrap();
         assert_eq!((meta.len, meta.segment), (416, 104));
-        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
         for (ident, packet) in (0..).zip(buf[..416].chunks(104)) {
             assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
         }

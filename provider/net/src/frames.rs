@@ -71,7 +71,7 @@ impl FrameSender {
         if !sys::carries_ethernet(&socket).map_err(|e| explain(&e))? {
             return Err(Error::new(libc::EOPNOTSUPP, "the network interface does not carry Ethernet frames"));
         }
-        let queue = Arc::new(TxQueue::new(socket.as_raw_fd(), room));
+        let queue = Arc::new(TxQueue::new(room));
         Ok(Self { socket, queue })
     }
 
@@ -86,7 +86,12 @@ impl FrameSender {
 
     /// Sends one frame when there is room, behind those that wait.
     pub fn send_later(&self, frame: &[u8]) -> Result<Taken, SendError> {
-        self.queue.send(FRAME, frame, |_, frame| self.send(std::iter::once(frame)).map(drop))
+        self.queue.send(
+            FRAME,
+            frame,
+            |_| self.socket.as_raw_fd(),
+            |_, frame| self.send(std::iter::once(frame)).map(drop),
+        )
     }
 
     /// What waits for room in the send buffer.
@@ -97,7 +102,7 @@ impl FrameSender {
     /// Sends what waits, as far as there is room, and says of each frame what came of it. The queue
     /// pairs that waited, once nothing is left.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
-        self.queue.drain(|_, frame| self.send(std::iter::once(frame)).map(drop), report)
+        self.queue.drain(|_| self.socket.as_raw_fd(), |_, frame| self.send(std::iter::once(frame)).map(drop), report)
     }
 }
 

@@ -17,8 +17,9 @@
 //! - [`forward`]: frames that processes of one host send to each other's mailboxes
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
+//! - [`local_port`]: the source port that only this user has, for packets between addresses of this host
 //! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
-//!   who has which port
+//!   whose port 4791 of an address is
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
 //! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
@@ -51,6 +52,7 @@ pub mod frames;
 pub mod group;
 pub mod link;
 pub mod link_events;
+pub mod local_port;
 pub mod named;
 pub mod probe;
 pub mod rcvbuf_cost;

@@ -45,7 +45,7 @@ use crate::udp_table::count_bound;
 use libc::sock_filter;
 use roxe_base::random;
 use roxe_transport::time::Instant;
-use roxe_wire::{Gid, NetHeader, ROCE_PORT};
+use roxe_wire::{Gid, NetHeader};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -311,7 +311,7 @@ impl Session {
 
     /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
     fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
-        let to = NetHeader { dst: link.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        let to = NetHeader { dst: link.gid(), src_port: link.local_port(), ..NetHeader::default() };
         let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
         let next = self.asked..end;
         for index in next.clone() {
@@ -411,7 +411,8 @@ pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> Option<bool>
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
         return None;
     };
-    if meta.src != meta.dst || meta.src_port != ROCE_PORT {
+    // Only this user sends from the own address (`source_ports`).
+    if meta.src != meta.dst {
         return None;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
@@ -471,6 +472,7 @@ fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)], other: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_wire::ROCE_PORT;
     use std::net::Ipv4Addr;
 
     /// Runs `program` on `packet` as the kernel would.

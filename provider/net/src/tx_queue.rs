@@ -44,8 +44,8 @@ pub struct TxQueue {
     /// Changed under the lock only.
     has_runs: AtomicBool,
     state: Mutex<rank::TxQueue, State>,
-    /// Watches the socket while its send buffer is full.
-    room: Option<(Arc<SendRoom>, RawFd)>,
+    /// Watches a socket while its send buffer is full.
+    room: Option<Arc<SendRoom>>,
 }
 
 #[derive(Debug, Default)]
@@ -61,9 +61,9 @@ struct State {
 }
 
 impl TxQueue {
-    /// For `socket`, whose room `room` tells of.
-    pub(crate) fn new(socket: RawFd, room: &Arc<SendRoom>) -> Self {
-        Self { room: Some((Arc::clone(room), socket)), ..Self::default() }
+    /// For sockets whose room `room` tells of.
+    pub(crate) fn new(room: &Arc<SendRoom>) -> Self {
+        Self { room: Some(Arc::clone(room)), ..Self::default() }
     }
 
     /// Whether nothing waits.
@@ -73,11 +73,13 @@ impl TxQueue {
     }
 
     /// Sends a run by `send`, which does not wait, or puts it behind those that wait for room.
+    /// `socket` is the one that `send` uses for a run.
     #[inline]
     pub(crate) fn send(
         &self,
         run: Run,
         bytes: &[u8],
+        socket: impl Fn(&Run) -> RawFd,
         send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
     ) -> Result<Taken, SendError> {
         if self.is_empty() {
@@ -86,7 +88,7 @@ impl TxQueue {
                 other => return other.map(|()| Taken::Sent),
             }
         }
-        self.put(run, bytes, send)
+        self.put(run, bytes, socket, send)
     }
 
     #[cold]
@@ -94,6 +96,7 @@ impl TxQueue {
         &self,
         run: Run,
         bytes: &[u8],
+        socket: impl Fn(&Run) -> RawFd,
         send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
     ) -> Result<Taken, SendError> {
         let mut state = self.state.lock();
@@ -104,7 +107,7 @@ impl TxQueue {
             // There may be room by now; if not, the socket must be watched before anything is
             // queued.
             match send(&run, bytes) {
-                Err(SendError::Full) => self.watch()?,
+                Err(SendError::Full) => self.watch(socket(&run))?,
                 other => return other.map(|()| Taken::Sent),
             }
         }
@@ -114,9 +117,9 @@ impl TxQueue {
         Ok(Taken::Queued)
     }
 
-    fn watch(&self) -> Result<(), SendError> {
+    fn watch(&self, socket: RawFd) -> Result<(), SendError> {
         match &self.room {
-            Some((room, socket)) => room.watch(*socket).map_err(|_| SendError::Lost),
+            Some(room) => room.watch(socket).map_err(|_| SendError::Lost),
             None => Ok(()),
         }
     }
@@ -127,6 +130,7 @@ impl TxQueue {
     /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
     pub(crate) fn drain(
         &self,
+        socket: impl Fn(&Run) -> RawFd,
         send: impl Fn(&Run, &[u8]) -> Result<(), SendError>,
         mut report: impl FnMut(&Run, usize, Result<(), SendError>),
     ) -> Vec<Qpn> {
@@ -134,7 +138,7 @@ impl TxQueue {
         while let Some((run, bytes)) = state.runs.front() {
             let mut result = send(run, bytes);
             if let Err(SendError::Full) = result {
-                match self.watch() {
+                match self.watch(socket(run)) {
                     Ok(()) => return Vec::new(),
                     // A socket that is not watched would never be drained.
                     Err(lost) => result = Err(lost),
@@ -204,12 +208,13 @@ mod tests {
     }
 
     fn send(queue: &TxQueue, wire: &Wire, what: u8) -> Result<Taken, SendError> {
-        queue.send(RUN, &[what; 8], |run, bytes| wire.send(run, bytes))
+        queue.send(RUN, &[what; 8], |_| -1, |run, bytes| wire.send(run, bytes))
     }
 
     fn drain(queue: &TxQueue, wire: &Wire) -> (Vec<Qpn>, u64) {
         let mut packets = 0;
         let ready = queue.drain(
+            |_| -1,
             |run, bytes| wire.send(run, bytes),
             |run, len, result| packets += result.map_or(0, |()| run.packets(len)),
         );
@@ -268,6 +273,7 @@ mod tests {
         send(&queue, &wire, 1).unwrap();
         let mut lost = 0;
         queue.drain(
+            |_| -1,
             |_, _| Err(SendError::Lost),
             |run, len, result| {
                 lost += if result.is_err() { run.packets(len) } else { 0 };

@@ -10,9 +10,11 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
+use crate::bpf::DROP;
 use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
 use crate::link::{HOP_LIMIT, RxMeta, SendError, Taken};
+use crate::local_port::LocalPort;
 use crate::rx_retention::RxRetention;
 use crate::segments::Segments;
 use crate::sys;
@@ -29,10 +31,45 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Where packets to addresses of this host leave from: a socket at the local port of this user.
+#[derive(Debug)]
+pub struct LocalSender {
+    socket: Socket,
+    port: Arc<LocalPort>,
+}
+
+impl LocalSender {
+    /// From the address `gid` of the interface `ifindex`.
+    ///
+    /// # Errors
+    /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL`: the address is not of this host.
+    pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
+        let port = LocalPort::get()?;
+        let mut address = socket_addr(gid, ifindex);
+        address.set_port(port.number());
+        let socket = bare_socket(address, ifindex, BUFFER)?;
+        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
+        socket.bind(&SockAddr::from(address))?;
+        Ok(Self { socket, port })
+    }
+
+    /// The socket, which receives nothing.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// The port that it sends from.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+}
+
 /// One local address of a device.
 #[derive(Debug)]
 pub struct UdpLink {
     socket: Socket,
+    /// `None` for a group, from which nothing is sent.
+    local: Option<LocalSender>,
     gid: Gid,
     is_v4: bool,
     /// Interface index, the zone of link-local IPv6 addresses.
@@ -49,16 +86,39 @@ pub struct UdpLink {
     queue: Arc<TxQueue>,
 }
 
-/// A socket on the RoCE port of `gid`, an address of this host, whose IPv4 packets leave with DF
-/// and identification 0: for who makes whole packets.
-///
-/// # Errors
-/// `EADDRINUSE`: another user has the port there; `EADDRNOTAVAIL`: the address is not of this host.
-pub fn bare_link(gid: Gid) -> io::Result<Socket> {
-    let address = socket_addr(gid, 0);
-    let socket = bare_socket(address, 0, BUFFER)?;
-    socket.bind(&SockAddr::from(address))?;
-    Ok(socket)
+/// The sockets of an endpoint that makes whole packets itself, at an address of this host. IPv4
+/// packets leave with DF and identification 0.
+#[derive(Debug)]
+pub struct BareLink {
+    /// Receives at the RoCE port.
+    pub receiver: Socket,
+    /// `None`: the peer is on another host.
+    local: Option<LocalSender>,
+}
+
+impl BareLink {
+    /// At `gid`, to send to `peer`: from the local port if that is an address of this host.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this host.
+    pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
+        let address = socket_addr(gid, 0);
+        let receiver = bare_socket(address, 0, BUFFER)?;
+        receiver.bind(&SockAddr::from(address))?;
+        let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
+        let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
+        Ok(Self { receiver, local })
+    }
+
+    /// The socket to send to the peer with.
+    pub fn sender(&self) -> &Socket {
+        self.local.as_ref().map_or(&self.receiver, LocalSender::socket)
+    }
+
+    /// The source port of what [`BareLink::sender`] sends.
+    pub fn source_port(&self) -> u16 {
+        self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
+    }
 }
 
 /// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP
@@ -79,6 +139,11 @@ impl UdpLink {
     /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program
     /// that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
+        let link = Self::bind(gid, ifindex, gso, gro)?;
+        Ok(Self { local: Some(LocalSender::open(gid, ifindex)?), ..link })
+    }
+
+    fn bind(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let address = socket_addr(gid, ifindex);
         let socket = bare_socket(address, ifindex, BUFFER)?;
         if gro {
@@ -92,6 +157,7 @@ impl UdpLink {
             drops: Drops::default(),
             rx_retention: RxRetention::default(),
             socket,
+            local: None,
             gid,
             is_v4: address.is_ipv4(),
             scope: ifindex,
@@ -106,7 +172,7 @@ impl UdpLink {
     /// a packet. Nothing is sent from here.
     // clause: UD-MULTICAST
     pub fn join(group: Gid, ifindex: u32, gro: bool) -> io::Result<Self> {
-        let link = Self::open(group, ifindex, false, gro)?;
+        let link = Self::bind(group, ifindex, false, gro)?;
         match group.to_ip() {
             IpAddr::V4(ip) => link.socket.join_multicast_v4_n(&ip, &InterfaceIndexOrAddress::Index(ifindex))?,
             IpAddr::V6(ip) => link.socket.join_multicast_v6(&ip, ifindex)?,
@@ -125,7 +191,7 @@ impl UdpLink {
 
     /// This link, whose send buffer `room` watches.
     pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
-        Self { queue: Arc::new(TxQueue::new(self.fd(), room)), ..self }
+        Self { queue: Arc::new(TxQueue::new(room)), ..self }
     }
 
     /// What waits for room in the send buffer.
@@ -136,12 +202,26 @@ impl UdpLink {
     /// Sends what waits, as far as there is room, and says of each run what came of it. The queue
     /// pairs that waited, once nothing is left.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
-        self.queue.drain(|run, bytes| self.send_now(run, bytes), report)
+        self.queue.drain(|run| self.sender_of(run), |run, bytes| self.send_now(run, bytes), report)
     }
 
     /// The local address; the group's, if it was joined.
     pub fn gid(&self) -> Gid {
         self.gid
+    }
+
+    /// The source port of packets to addresses of this host; of a group, which sends none, the RoCE
+    /// port.
+    #[inline]
+    pub fn local_port(&self) -> u16 {
+        self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
+    }
+
+    /// The socket that sends from the source port of `run`.
+    #[inline]
+    fn sender_of(&self, run: &Run) -> RawFd {
+        let local = self.local.as_ref().filter(|_| run.to.is_some_and(|to| to.src_port != ROCE_PORT));
+        local.map_or(&self.socket, |local| &local.socket).as_raw_fd()
     }
 
     /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own
@@ -223,7 +303,7 @@ impl UdpLink {
         let mut control = Control::new();
         self.describe(to, segment, &mut control);
         loop {
-            let Err(cause) = sys::send(self.fd(), &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
+            let Err(cause) = sys::send(self.sender_of(run), &name, [bytes, &[]], &control, libc::MSG_DONTWAIT) else {
                 if segment.is_some() {
                     self.segments.note_taken(to.dst);
                 }
@@ -314,10 +394,12 @@ impl UdpLink {
 
     /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most
     /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. They go where
-    /// `to` says, from the RoCE port of this address. Never waits.
+    /// `to` says, from the port of this address that `to` names: the RoCE port or the local port.
+    /// Never waits.
     #[inline]
     pub fn send(&self, to: &NetHeader, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
-        self.queue.send(Run { to: Some(*to), segment }, bytes, |run, bytes| self.send_now(run, bytes))
+        let run = Run { to: Some(*to), segment };
+        self.queue.send(run, bytes, |run| self.sender_of(run), |run, bytes| self.send_now(run, bytes))
     }
 
     /// Most packets of the next send to `dst`. Ask once for each send.

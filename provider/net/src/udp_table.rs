@@ -23,6 +23,12 @@ pub fn user_of_port(gid: Gid) -> Option<u32> {
     users(&read(gid).ok()?, &[local(gid), format!("{any}:{ROCE_PORT:04X}")]).next()
 }
 
+/// Returns true if the RoCE port of `gid` belongs to another user of this host.
+pub(super) fn is_card_of_other_user(gid: Gid) -> bool {
+    let own = roxe_base::privilege::effective_uid();
+    read(gid).is_ok_and(|table| users(&table, &[local(gid)]).any(|uid| uid != own))
+}
+
 fn read(gid: Gid) -> io::Result<String> {
     fs::read_to_string(if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" })
 }

@@ -20,7 +20,7 @@ use answers::{all_completed, hex, number, runs, segments, state};
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, to_hex};
-use roxe_wire::{Gid, ROCE_PORT};
+use roxe_wire::Gid;
 use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
@@ -100,8 +100,9 @@ impl AgentCard {
         for ipv4 in [true, false] {
             let fits = |gid: &&Gid| gid.is_ipv4() == ipv4 && !is_link_local(**gid);
             let Some(address) = addresses.iter().find(fits).copied() else { continue };
-            let bound = near_addresses(address, near).and_then(|pair| self.sockets.bind(pair));
-            let (pair, max_datagram) = match bound.and_then(|pair| Ok((pair, max_payload(pair[0], address)?))) {
+            let bound = near_addresses(address, near).and_then(|pair| self.sockets.bind(pair, address));
+            let measured = bound.and_then(|(pair, port)| Ok((pair, port, max_payload(pair[0], address)?)));
+            let (pair, near_port, max_datagram) = match measured {
                 Ok(opened) => opened,
                 Err(error) => {
                     trouble = format!("no address here for {}: {error}", address.to_ip());
@@ -115,7 +116,7 @@ impl AgentCard {
                 near: pair,
                 first_near: 0,
                 guid: guid(),
-                near_port: ROCE_PORT,
+                near_port,
                 jitter: JITTER,
                 max_mtu,
                 max_datagram,

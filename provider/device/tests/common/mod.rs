@@ -7,11 +7,14 @@ pub(crate) mod ids;
 pub(crate) mod namespace;
 pub(crate) mod peer;
 
-use roxe_provider::wire::{Gid, PathMtu, Psn, Qkey, Qpn, RKey};
+use roxe_net::udp::BareLink;
+use roxe_provider::wire::{Gid, PathMtu, Psn, Qkey, Qpn, RKey, ROCE_PORT};
 use roxe_provider::{
     Access, AhAttr, AttrMask, Av, Context, Cq, CqInit, Cqe, Error, Mr, Pd, Qp, QpAttr, QpCaps, QpInit, QpState,
     RecvRequest, SendData, SendFlags, SendOp, SendRequest, Service, Sge, Srq, UdDest, devices,
 };
+use socket2::SockAddr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +25,16 @@ pub(crate) const LEN: usize = 4 << 20;
 /// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long
 /// for a processor.
 const ACK_TIMEOUT: u8 = 16;
+
+/// A peer that makes its packets itself, at an address of the loopback interface.
+pub(crate) fn bare_peer(address: Ipv4Addr) -> BareLink {
+    BareLink::open(address.into(), Ipv4Addr::LOCALHOST.into()).unwrap()
+}
+
+/// The RoCE port of the loopback device.
+pub(crate) fn victim() -> SockAddr {
+    SocketAddrV4::new(Ipv4Addr::LOCALHOST, ROCE_PORT).into()
+}
 
 /// One opening of the loopback device, with a registered buffer.
 pub(crate) struct Node {

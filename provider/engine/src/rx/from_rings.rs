@@ -82,10 +82,12 @@ impl Engine {
     /// after it was checked; but of long packets the payload is only copied to where it belongs.
     #[inline]
     fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
-        let Record { meta, bytes, joined } = record;
-        if joined > 1 {
+        if record.joined > 1 {
             return self.take_joined(record, buf, state, now);
         }
+        // As over the socket, which is what a sealed packet was sealed for.
+        let meta = RxMeta { src_port: state.source_ports.local_port(), ..record.meta };
+        let bytes = record.bytes;
         self.counters().received_by_ring.add_alone(meta.packets());
         if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
             return;

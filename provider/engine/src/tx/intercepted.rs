@@ -95,7 +95,7 @@ impl Exit<'_> {
     /// the next one starts.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
         let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link, av.dgid)));
-        let net = header(link, av);
+        let net = header(self.fabric, link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
         for (index, at) in (0..).zip(run.clone()) {
@@ -123,7 +123,7 @@ impl Exit<'_> {
     /// Carries out a verdict on packet `at`, which goes alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
         interceptor::count(self.fabric.counters(), &verdict);
-        let net = interceptor::marked(header(link, av), &verdict);
+        let net = interceptor::marked(header(self.fabric, link, av), &verdict);
         batch.seal(at..at + 1, &net);
         if verdict.drop || verdict.corrupt.is_some() {
             self.take_credit_back(&net, batch.packet(at));

@@ -2,11 +2,11 @@
 //! clock.
 
 use crate::mad;
+use roxe_net::udp::BareLink;
 use roxe_wire::{Gid, NetHeader, ROCE_PORT};
-use socket2::SockRef;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Queue pair numbers of the near side that one case may use; the next case has others, so that
@@ -20,10 +20,19 @@ const MAX_DATAGRAM: usize = 9000;
 /// How long one of several sockets is waited for at a time.
 const TURN: Duration = Duration::from_micros(500);
 
-/// A socket, and the TOS that it sends with.
+/// The sockets of an address, and the TOS that it sends with.
 struct Near {
-    socket: UdpSocket,
+    receiver: UdpSocket,
+    link: BareLink,
     tos: u8,
+}
+
+impl Near {
+    /// At `address`, towards `card`.
+    fn open(address: Gid, card: Gid) -> io::Result<Self> {
+        let link = BareLink::open(address, card)?;
+        Ok(Self { receiver: link.receiver.try_clone()?.into(), link, tos: 0 })
+    }
 }
 
 /// All sockets by address, and which of them the current case listens to.
@@ -41,18 +50,20 @@ pub(super) struct Sockets {
 type Received = (NetHeader, Vec<u8>);
 
 impl Sockets {
-    /// Opens a socket for the near side, and one for the stranger if there is an address for it.
-    pub(super) fn bind(&mut self, [near, stranger]: [Gid; 2]) -> io::Result<[Gid; 2]> {
-        let open = |address| Ok::<_, io::Error>(Near { socket: roxe_net::udp::bare_link(address)?.into(), tos: 0 });
-        self.all.insert(near.0, open(near)?);
+    /// Opens sockets for the near side, and for the stranger if there is an address for it, to send
+    /// to `card`. Returns the addresses that could be opened, and the port that they send from.
+    pub(super) fn bind(&mut self, [near, stranger]: [Gid; 2], card: Gid) -> io::Result<([Gid; 2], u16)> {
+        let opened = Near::open(near, card)?;
+        let port = opened.link.source_port();
+        self.all.insert(near.0, opened);
         if stranger.is_zero() {
-            return Ok([near, stranger]);
+            return Ok(([near, stranger], port));
         }
-        match open(stranger) {
-            Ok(socket) => self.all.insert(stranger.0, socket),
-            Err(_) => return Ok([near, Gid::default()]),
+        match Near::open(stranger, card) {
+            Ok(opened) => self.all.insert(stranger.0, opened),
+            Err(_) => return Ok(([near, Gid::default()], port)),
         };
-        Ok([near, stranger])
+        Ok(([near, stranger], port))
     }
 
     /// A case begins, between these addresses and the card: what has come before is nobody's.
@@ -75,12 +86,12 @@ impl Sockets {
     }
 
     fn socket(&self, gid: Gid) -> io::Result<&UdpSocket> {
-        self.all.get(&gid.0).map(|near| &near.socket).ok_or_else(no_socket)
+        self.all.get(&gid.0).map(|near| &near.receiver).ok_or_else(no_socket)
     }
 
     pub(super) fn send(&mut self, net: &NetHeader, bytes: &[u8]) -> io::Result<()> {
         let near = self.all.get_mut(&net.src.0).ok_or_else(no_socket)?;
-        let options = SockRef::from(&near.socket);
+        let options = near.link.sender();
         if near.tos != net.traffic_class {
             let tos = u32::from(net.traffic_class);
             if net.is_ipv4() {
@@ -95,7 +106,7 @@ impl Sockets {
         {
             options.set_multicast_if_v4(&from)?;
         }
-        near.socket.send_to(bytes, (net.dst.to_ip(), ROCE_PORT))?;
+        near.link.sender().send_to(bytes, &SocketAddr::new(net.dst.to_ip(), ROCE_PORT).into())?;
         Ok(())
     }
 
