@@ -8,16 +8,19 @@ use crate::counters::Counters;
 use crate::flow_control::{Flows, Key, Receiver};
 use crate::interceptor::{Held, Interceptor, MAX_HELD};
 use crate::links::Links;
-use crate::rings::Rings;
+use crate::poller::Woken;
+use crate::rings::{Rings, Route, size_of_next};
 use crate::scheduler::{Ready, Scheduler, Task};
 use crate::xrc_messages::{MAX_XRC_MESSAGES, XrcMessage, XrcMessages};
 use roxe_base::cancel::uncancelled;
 use roxe_base::config::Config;
+use roxe_net::shm::OwnRing;
 use roxe_net::slot::{self, Slot};
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, Qpn};
+use std::io;
 use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -67,7 +70,7 @@ impl Fabric {
             config,
             links: Links::default(),
             flows: Flows::new(flag(Ready::QUEUE_PAIRS), flag(Ready::CREDITS)),
-            rings: Rings::new(config.rings, flag(Ready::RINGS_WANTED), flag(Ready::RINGS_FULL)),
+            rings: Rings::new(config.rings, [Ready::RINGS_WANTED, Ready::RINGS_FULL, Ready::RINGS_AWAITED].map(flag)),
             interceptor,
             xrc_messages: XrcMessages::new(flag(Ready::XRC_MESSAGES)),
             scheduler,
@@ -140,13 +143,33 @@ impl Fabric {
         }
     }
 
-    /// The ring for packets to `to` behind `av`, if there is one by now: only between addresses of
-    /// this device.
+    /// How packets to `to` behind `av` go: through rings only between addresses of this device.
     // clause: PATH-SOURCE
-    pub(crate) fn find_ring(&self, av: &Av, to: Qpn) -> Option<crate::rings::SharedSender> {
+    pub(crate) fn find_ring(&self, av: &Av, to: Qpn) -> Route {
         let slot = Slot::of(to);
         let is_local = slot.can_be_owned() && self.link(av.dgid).is_some() && self.link(av.sgid).is_some();
-        if is_local { self.rings.find(slot) } else { None }
+        if !is_local {
+            return Route::Socket;
+        }
+        match self.rings.find(slot) {
+            Route::Own => {
+                uncancelled(|| self.open_own_ring(slot));
+                self.rings.find(slot)
+            }
+            route => route,
+        }
+    }
+
+    /// The ring of this engine to itself.
+    #[cold]
+    fn open_own_ring(&self, slot: Slot) {
+        self.rings.open_own(slot, || {
+            let poller = self.poller().map_err(io::Error::other)?;
+            let size = size_of_next().ok_or(io::ErrorKind::QuotaExceeded)?;
+            OwnRing::new(size, poller.doorbell(), |line| poller.watch_for(Woken::Line, line))
+        });
+        // If the background thread sleeps now, it does not know of the ring.
+        self.kick();
     }
 
     /// Whether who looked for rings at `version` knows all there are, and uses them.

@@ -1,16 +1,12 @@
 //! How rings come to be, are read, and end: offers, acceptances, room that others wait for,
 //! processes that died.
 //!
-//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket.
-//! Whoever receives next offers one ([`roxe_net::shm`]); when the other process has accepted it,
-//! packets to that slot go there, from the next visit to each queue pair on. A young ring is only
-//! read when the sockets are empty, so nothing overtakes what went before. Rings end under the
-//! receive lock.
+//! What waits for a ring, and what does not: [`crate::rings`]. Rings end under the receive lock.
 
 use crate::engine::Engine;
 use crate::flow_control::Receiver;
 use crate::poller::{Poller, Woken};
-use crate::rings::{ASK_AGAIN, MAX_RINGS, Out, Sender, SharedSender};
+use crate::rings::{MAX_RINGS, Sender, SharedSender, size_of_next};
 use crate::rx::YOUNG;
 use crate::rx_state::{RxState, Sources};
 use crate::scheduler::Ready;
@@ -24,11 +20,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-/// Beyond this many that the process writes, they are small.
-const FEW: usize = 16;
-/// The same for one whose mailbox was full.
-const BUSY: Duration = Duration::from_millis(5);
 /// Queue pairs that are served at a time when a ring has room again. Thousands may wait, and if all
 /// were served most would find it full once more.
 const TURNS: usize = 64;
@@ -37,21 +28,19 @@ impl Engine {
     /// Offers the rings that somebody wants.
     pub(crate) fn offer_rings(&self, state: &RxState, now: Instant) {
         for slot in self.rings.wanted() {
-            let what = match uncancelled(|| self.offer_ring(state, slot)) {
-                Ok(Offer { writer, control, .. }) => Out::Offered(writer, control),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Out::Refused(now.after(BUSY)),
-                Err(_) => Out::Refused(now.after(ASK_AGAIN)),
-            };
-            self.rings.set(slot, what, now);
+            let offer = uncancelled(|| self.offer_ring(state, slot));
+            self.flows.push_ready(self.rings.note_offer(slot, offer, now).into_iter());
         }
     }
 
+    /// Looks whether rings that queue pairs wait for were accepted, and ends waits that are due.
+    pub(crate) fn tend_awaited(&self, now: Instant) {
+        self.tend_out();
+        self.flows.push_ready(self.rings.end_awaiting(now).into_iter());
+    }
+
     fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
-        let size = match shm::written() {
-            0..FEW => shm::SIZE,
-            FEW..MAX_RINGS => shm::SMALL,
-            _ => return Err(io::ErrorKind::QuotaExceeded.into()),
-        };
+        let size = size_of_next().ok_or(io::ErrorKind::QuotaExceeded)?;
         let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
         poller.watch_for(Woken::Line, offer.control.fd())?;
@@ -104,11 +93,11 @@ impl Engine {
 
     fn tend_out(&self) {
         let mut changed = Vec::new();
-        let mut gone = Vec::new();
+        let (mut ready, mut gone) = (Vec::new(), Vec::new());
         let mut out = self.rings.out.lock();
         for (slot, what) in out.iter_mut() {
             // One event may stand for both of what a line can say.
-            changed.extend((0..2).map_while(|_| what.hear(&mut gone)).map(|receiver| (*slot, receiver)));
+            changed.extend((0..2).map_while(|_| what.hear(&mut ready, &mut gone)).map(|receiver| (*slot, receiver)));
         }
         self.rings.note_answers(&out);
         if !changed.is_empty() {
@@ -126,6 +115,7 @@ impl Engine {
         for (slot, receiver) in &changed {
             self.flows.set_receiver(*slot, *receiver);
         }
+        self.flows.push_ready(ready.into_iter());
     }
 
     /// Reads what is left of rings whose writers are gone, and forgets them.

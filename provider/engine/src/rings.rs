@@ -1,10 +1,13 @@
 //! Rings to and from other processes of this host: who has one, how they come to be, and how they
 //! end.
 //!
-//! A queue pair that sends to a slot of this host asks for a ring and goes on by the socket.
-//! Whoever receives next offers one ([`roxe_net::shm`]); when the other process has accepted it,
-//! packets to that slot go there, from the next visit to each queue pair on. A young ring is only
-//! read when the sockets are empty, so nothing overtakes what went before.
+//! The first request of a queue pair for a slot of this host asks for a ring and waits until it is
+//! agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other process accepts
+//! or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the socket until it
+//! does. Answers (acknowledgements, data of READs) never wait: the process that sends them may end
+//! as soon as its program has seen what they acknowledge. The ring to a slot of this engine is made
+//! at once. A young ring is only read when the sockets are empty, so nothing overtakes what went
+//! before.
 //!
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made
 //! room. Rings end under the receive lock.
@@ -13,11 +16,12 @@ use crate::flow_control::Receiver;
 use roxe_base::clock;
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
-use roxe_net::shm::{ControlSocket, Doorbell, Inbound, PeerEvent, Writer};
+use roxe_net::shm::{self, ControlSocket, Doorbell, Inbound, Offer, OwnRing, PeerEvent, Writer};
 use roxe_net::slot::Slot;
 use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -25,8 +29,23 @@ use std::time::Duration;
 /// Rings of one process in each direction, whichever of its engines has them; with more peers than
 /// that, the others are reached by the socket. Each costs two descriptors and the memory of a ring.
 pub(crate) const MAX_RINGS: usize = 128;
+/// Beyond this many that the process writes, rings are small.
+const FEW: usize = 16;
 /// How soon a process that did not want a ring, or was not there, is asked again.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The same for one whose mailbox was full.
+const BUSY: Duration = Duration::from_millis(5);
+/// How long requests wait for a process to accept a ring: it may be stopped, or have no processor.
+const AGREEMENT: Duration = Duration::from_millis(200);
+
+/// Bytes of data of the next ring that this process writes; `None`: it has as many as it may have.
+pub(crate) fn size_of_next() -> Option<usize> {
+    match shm::written() {
+        0..FEW => Some(shm::SIZE),
+        FEW..MAX_RINGS => Some(shm::SMALL),
+        _ => None,
+    }
+}
 
 /// The writing half of a ring, shared by the queue pairs that send to one process.
 #[derive(Debug, Default)]
@@ -87,17 +106,40 @@ impl Sender {
     }
 }
 
+/// Queue pairs that send nothing to a slot before its ring is agreed.
+#[derive(Debug)]
+pub(crate) struct Awaiting {
+    /// When they go on by the socket.
+    until: Instant,
+    qpns: Vec<Qpn>,
+}
+
 /// What there is towards one slot.
 #[derive(Debug)]
 pub(crate) enum Out {
-    /// Somebody asked for a ring.
-    Wanted,
+    /// The slot is one of this engine, which has sent nothing to itself yet.
+    Own,
+    /// A queue pair asked for a ring.
+    Wanted(Option<Awaiting>),
     /// It was offered.
-    Offered(Writer, ControlSocket),
+    Offered(Writer, ControlSocket, Option<Awaiting>),
     /// It is read.
     Ready(SharedSender, ControlSocket),
     /// Not before this time.
     Refused(Instant),
+}
+
+/// How packets to a slot go.
+#[derive(Debug)]
+pub(crate) enum Route {
+    /// Through this ring.
+    Ring(SharedSender),
+    /// Requests wait for the ring that is being agreed, answers go by the socket.
+    Awaited,
+    /// By the socket.
+    Socket,
+    /// Through the ring of this engine to itself, which has to be made.
+    Own,
 }
 
 /// All rings of an engine.
@@ -114,6 +156,7 @@ pub(crate) struct Rings {
     /// Rings that somebody waits for.
     pub(crate) full: Mutex<rank::RingsFull, Vec<SharedSender>>,
     pub(crate) has_full: ReadyFlag,
+    has_awaiting: ReadyFlag,
     /// Whether the background thread sleeps, and nobody else looks for room.
     pub(crate) sleeps: AtomicBool,
     pub(crate) answers: Answers,
@@ -153,9 +196,9 @@ impl Answers {
 }
 
 impl Rings {
-    /// With the flags for rings that are wanted and for rings that are full.
-    pub(crate) fn new(is_on: bool, has_wanted: ReadyFlag, has_full: ReadyFlag) -> Self {
-        Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, ..Self::default() }
+    /// With the flags for rings that are wanted, are full, and are awaited.
+    pub(crate) fn new(is_on: bool, [has_wanted, has_full, has_awaiting]: [ReadyFlag; 3]) -> Self {
+        Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, has_awaiting, ..Self::default() }
     }
 
     /// What [`crate::fabric::Fabric::find_ring`] says may be different when this changes. Never 0.
@@ -169,42 +212,127 @@ impl Rings {
         self.is_on && matches!(self.out.lock().get(&slot), Some(Out::Ready(..)))
     }
 
-    /// The ring to `slot`. Without one, it is noted that somebody wants it.
-    pub(crate) fn find(&self, slot: Slot) -> Option<SharedSender> {
+    /// How packets to `slot` go. If there is no ring, one is asked for.
+    pub(crate) fn find(&self, slot: Slot) -> Route {
         let mut out = self.out.lock();
         if out.len() >= MAX_RINGS {
             out.retain(|_, what| !matches!(what, Out::Refused(until) if *until <= clock::now()));
         }
-        match out.get(&slot) {
-            Some(Out::Ready(sender, _)) => return Some(Arc::clone(sender)),
-            Some(Out::Wanted | Out::Offered(..)) => return None,
-            Some(Out::Refused(until)) if *until > clock::now() => return None,
-            None if out.len() >= MAX_RINGS => return None,
-            Some(Out::Refused(_)) | None => {}
-        }
-        out.insert(slot, Out::Wanted);
+        let awaiting = match out.get(&slot) {
+            Some(Out::Ready(sender, _)) => return Route::Ring(Arc::clone(sender)),
+            Some(Out::Own) => return Route::Own,
+            Some(Out::Wanted(awaiting) | Out::Offered(_, _, awaiting)) => {
+                return if awaiting.is_some() { Route::Awaited } else { Route::Socket };
+            }
+            Some(Out::Refused(until)) if *until > clock::now() => return Route::Socket,
+            None if out.len() >= MAX_RINGS => return Route::Socket,
+            // A process that has refused would hold up its peers each time that it is asked.
+            Some(Out::Refused(_)) => None,
+            None => Some(Awaiting { until: clock::now().after(AGREEMENT), qpns: Vec::new() }),
+        };
+        let route = if awaiting.is_some() { Route::Awaited } else { Route::Socket };
+        out.insert(slot, Out::Wanted(awaiting));
         self.has_wanted.set();
-        None
+        route
     }
 
-    /// The slots to which somebody wants a ring.
+    /// Registers `qpn` to be served when it is decided how packets to `slot` go. Returns false if
+    /// that is decided by now.
+    pub(crate) fn await_ring(&self, slot: Slot, qpn: Qpn) -> bool {
+        let mut out = self.out.lock();
+        let Some(Out::Wanted(Some(awaiting)) | Out::Offered(_, _, Some(awaiting))) = out.get_mut(&slot) else {
+            return false;
+        };
+        if !awaiting.qpns.contains(&qpn) {
+            awaiting.qpns.push(qpn);
+        }
+        self.has_awaiting.set();
+        true
+    }
+
+    /// Ends all waiting that was due at `now`: these queue pairs go on by the socket.
+    pub(crate) fn end_awaiting(&self, now: Instant) -> Vec<Qpn> {
+        let mut ended = Vec::new();
+        for what in self.out.lock().values_mut() {
+            if let Out::Wanted(awaiting) | Out::Offered(_, _, awaiting) = what
+                && let Some(over) = awaiting.take_if(|awaiting| awaiting.until <= now)
+            {
+                ended.extend(over.qpns);
+            }
+        }
+        ended
+    }
+
+    /// When the first wait for a ring ends. Clears the flag if there is none.
+    pub(crate) fn awaited_until(&self) -> Option<Instant> {
+        if !self.has_awaiting.is_set() {
+            return None;
+        }
+        let out = self.out.lock();
+        let until = out.values().filter_map(|what| match what {
+            Out::Wanted(Some(awaiting)) | Out::Offered(_, _, Some(awaiting)) if !awaiting.qpns.is_empty() => {
+                Some(awaiting.until)
+            }
+            _ => None,
+        });
+        let until = until.min();
+        self.has_awaiting.set_to(until.is_some());
+        until
+    }
+
+    /// The slots to which a ring is wanted.
     pub(crate) fn wanted(&self) -> Vec<Slot> {
         self.has_wanted.clear();
         let out = self.out.lock();
-        out.iter().filter(|(_, what)| matches!(what, Out::Wanted)).map(|(slot, _)| *slot).collect()
+        out.iter().filter(|(_, what)| matches!(what, Out::Wanted(_))).map(|(slot, _)| *slot).collect()
+    }
+
+    /// The ring that is wanted to `slot` was offered, or why not. Returns the queue pairs that go on
+    /// by the socket.
+    pub(crate) fn note_offer(&self, slot: Slot, offer: io::Result<Offer>, now: Instant) -> Vec<Qpn> {
+        let mut out = self.out.lock();
+        let Some(Out::Wanted(awaiting)) = out.get_mut(&slot) else { return Vec::new() };
+        let awaiting = awaiting.take();
+        let is_full = offer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        let (what, ended) = match offer {
+            Ok(Offer { writer, control, .. }) => {
+                self.answers.expect(now);
+                (Out::Offered(writer, control, awaiting), None)
+            }
+            Err(_) if is_full && awaiting.is_some() => {
+                self.has_wanted.set();
+                (Out::Wanted(awaiting), None)
+            }
+            Err(_) => (Out::Refused(now.after(if is_full { BUSY } else { ASK_AGAIN })), awaiting),
+        };
+        out.insert(slot, what);
+        ended.map(|awaiting| awaiting.qpns).unwrap_or_default()
+    }
+
+    /// Notes that `slot` is one of this engine.
+    pub(crate) fn add_own(&self, slot: Slot) {
+        self.out.lock().insert(slot, Out::Own);
+    }
+
+    /// Makes the ring to `slot`, which is one of this engine, by `make`.
+    pub(crate) fn open_own(&self, slot: Slot, make: impl FnOnce() -> io::Result<OwnRing>) {
+        let mut out = self.out.lock();
+        let Some(what @ Out::Own) = out.get_mut(&slot) else { return };
+        *what = match make() {
+            Ok(OwnRing { writer, control, doorbell, inbound }) => {
+                self.inbound.write().push(Arc::new(inbound));
+                self.inbound_version.fetch_add(1, Ordering::Release);
+                self.version.fetch_add(2, Ordering::Release);
+                let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
+                Out::Ready(Arc::new(Mutex::new(sender)), control)
+            }
+            Err(_) => Out::Refused(clock::now().after(ASK_AGAIN)),
+        };
     }
 
     /// Whether this ring is still read.
     pub(crate) fn reads(&self, ring: &Arc<Inbound>) -> bool {
         self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
-    }
-
-    pub(crate) fn set(&self, slot: Slot, what: Out, now: Instant) {
-        let mut out = self.out.lock();
-        if matches!(what, Out::Offered(..)) {
-            self.answers.expect(now);
-        }
-        out.insert(slot, what);
     }
 
     /// `out` was looked at: what is offered still.
@@ -278,40 +406,41 @@ impl Rings {
 }
 
 impl Out {
-    /// What its line says: how packets get there from now on. A ring that is not read any more is
-    /// put into `gone`, for the caller to close once it has let go of the list.
-    pub(crate) fn hear(&mut self, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
-        let (Self::Offered(_, control) | Self::Ready(_, control)) = self else { return None };
-        match control.poll() {
-            PeerEvent::Nothing => None,
-            PeerEvent::Accepted(doorbell) => {
-                self.accept(doorbell);
+    /// Takes what its line says: how packets get there from now on. Queue pairs that waited for that
+    /// are added to `ready`. A ring that is not read any more is put into `gone`, for the caller to
+    /// close once it has let go of the list.
+    pub(crate) fn hear(&mut self, ready: &mut Vec<Qpn>, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
+        let (Self::Offered(_, control, _) | Self::Ready(_, control)) = self else { return None };
+        let event = control.poll();
+        if matches!(event, PeerEvent::Nothing) {
+            return None;
+        }
+        let before = std::mem::replace(self, Self::Refused(clock::now().after(ASK_AGAIN)));
+        if let Self::Offered(_, _, Some(awaiting)) = &before {
+            ready.extend(&awaiting.qpns);
+        }
+        match (event, before) {
+            (PeerEvent::Accepted(doorbell), Self::Offered(writer, control, _)) => {
+                let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
+                *self = Self::Ready(Arc::new(Mutex::new(sender)), control);
                 Some(Receiver::Ring)
             }
-            PeerEvent::Gone => {
-                let refused = Self::Refused(clock::now().after(ASK_AGAIN));
-                gone.extend(std::mem::replace(self, refused).into_ring());
+            (PeerEvent::Accepted(_), before) => {
+                *self = before;
+                Some(Receiver::Ring)
+            }
+            (_, before) => {
+                gone.extend(before.into_ring());
                 Some(Receiver::Absent)
             }
         }
-    }
-
-    /// The offer was accepted.
-    fn accept(&mut self, doorbell: Doorbell) {
-        *self = match std::mem::replace(self, Self::Wanted) {
-            Self::Offered(writer, control) => {
-                let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
-                Self::Ready(Arc::new(Mutex::new(sender)), control)
-            }
-            other => other,
-        };
     }
 
     /// The ring that it had.
     fn into_ring(self) -> Option<SharedSender> {
         match self {
             Self::Ready(sender, _) => Some(sender),
-            Self::Wanted | Self::Offered(..) | Self::Refused(_) => None,
+            Self::Own | Self::Wanted(_) | Self::Offered(..) | Self::Refused(_) => None,
         }
     }
 }

@@ -42,12 +42,15 @@ bitflags! {
         const RINGS_WANTED = 1 << 4;
         /// Somebody waits for room in a ring.
         const RINGS_FULL = 1 << 5;
+        /// Queue pairs wait until a ring is agreed.
+        const RINGS_AWAITED = 1 << 6;
     }
 }
 
 impl Ready {
     /// What is sent to other processes by whoever has the receive side.
-    pub(crate) const FOR_PROCESSES: Self = Self::CREDITS.union(Self::XRC_MESSAGES).union(Self::RINGS_WANTED);
+    pub(crate) const FOR_PROCESSES: Self =
+        Self::CREDITS.union(Self::XRC_MESSAGES).union(Self::RINGS_WANTED).union(Self::RINGS_AWAITED);
 }
 
 /// Who is waiting for a time to come.

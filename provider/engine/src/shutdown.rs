@@ -24,6 +24,9 @@ impl Engine {
     /// here for them. Bounded in time.
     pub fn shut_down(&self) {
         if self.is_started() {
+            // What waits for a ring leaves by the socket now.
+            self.flows.push_ready(self.rings.end_awaiting(Instant(u64::MAX)).into_iter());
+            self.serve_ready(clock::now());
             // Our last packets, too, may have come to our own socket; peers get them before they
             // hear of the end.
             if let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {

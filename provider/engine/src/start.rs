@@ -175,6 +175,7 @@ impl Engine {
         poller.watch(socket.fd(), Watch::All).map_err(claim)?;
         reasons::begin(self.ifindex(), socket.slot());
         self.table.add_slot(socket.slot());
+        self.rings.add_own(socket.slot());
         rx.state.slots.push(socket);
         Ok(())
     }

@@ -126,7 +126,34 @@ impl Offer {
     }
 }
 
-/// A ring of another process that this one reads.
+/// Both halves of a ring from this process to itself.
+#[derive(Debug)]
+pub struct OwnRing {
+    /// The half that writes.
+    pub writer: Writer,
+    /// The connection of the writer to the reader.
+    pub control: ControlSocket,
+    /// Wakes the reader.
+    pub doorbell: Doorbell,
+    /// The half that reads.
+    pub inbound: Inbound,
+}
+
+impl OwnRing {
+    /// A new ring with `size` bytes of data; `doorbell` wakes this process, and `watch` adds control
+    /// sockets to what it waits on.
+    pub fn new(size: usize, doorbell: RawFd, watch: impl Fn(RawFd) -> io::Result<()>) -> io::Result<Self> {
+        let Offer { writer, control, memory, far_end } = Offer::new(size)?;
+        watch(control.fd())?;
+        let inbound = Inbound::accept(size, vec![memory, far_end, sys::duplicate(doorbell)?], doorbell, watch)?;
+        match control.poll() {
+            PeerEvent::Accepted(doorbell) => Ok(Self { writer, control, doorbell, inbound }),
+            PeerEvent::Nothing | PeerEvent::Gone => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+/// A ring that this process reads.
 #[derive(Debug)]
 pub struct Inbound {
     /// The packets.

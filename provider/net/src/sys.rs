@@ -280,6 +280,14 @@ pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
     fds.filter_map(|fd| Some(unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(fd.try_into().ok()?)) })).collect()
 }
 
+/// Another descriptor of the same file.
+pub(super) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let new = check(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) })?;
+    // SAFETY: just opened, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(new as RawFd) })
+}
+
 /// Adds one to an eventfd. Fails only near 2^64, and there is nobody to tell.
 pub fn wake(fd: RawFd) {
     let one = 1u64.to_ne_bytes();

@@ -1,11 +1,10 @@
 //! Rings whose other half the test holds in its hands.
 
 use super::*;
-use crate::rings::Rings;
+use crate::rings::{Out, Rings, Route};
 use crate::testing::private_engine;
 use roxe_base::config::config;
 use roxe_base::lock::Mutex;
-use roxe_base::ready::ReadyFlag;
 use roxe_net::shm::Heading;
 use roxe_net::shm::testing::{carry, keep};
 use roxe_net::slot::SlotSocket;
@@ -13,7 +12,7 @@ use roxe_transport::wr::Av;
 use roxe_wire::Qpn;
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
-use std::time;
+use std::time::{self, Duration};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A ring holds some of them.
@@ -81,7 +80,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
 
 #[test]
 fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
-    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
+    let rings = Rings::new(true, Default::default());
     let (ring, inbound) = ring();
     let mut sender = ring.lock();
     fill(&mut sender, |_| false);
@@ -104,7 +103,7 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
 
 #[test]
 fn only_a_thread_that_sleeps_is_told_of_room() {
-    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
+    let rings = Rings::new(true, Default::default());
     let (ring, inbound) = ring();
     let fill_and_wait = || {
         let mut sender = ring.lock();
@@ -131,24 +130,96 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
 
 #[test]
 fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() {
-    let rings = Rings::new(true, ReadyFlag::default(), ReadyFlag::default());
+    let rings = Rings::new(true, Default::default());
     let at = |us: u64| Instant(1_000_000_000 + us * 1000);
     assert!(!rings.answers.are_due(at(0)), "nothing is offered");
     let slot = Slot::of(Qpn::new(0x5000));
     let offer = Offer::new(shm::SIZE).unwrap();
     let poller = Poller::new().unwrap();
     let descriptors = carry(&offer.descriptors(poller.doorbell()));
-    rings.set(slot, Out::Offered(offer.writer, offer.control), at(0));
+    assert!(matches!(rings.find(slot), Route::Awaited));
+    assert!(rings.note_offer(slot, Ok(offer), at(0)).is_empty());
     let due: Vec<u64> = (0..1000).filter(|us| rings.answers.are_due(at(*us))).collect();
     assert_eq!(due, [20, 40, 80, 160, 320, 640]);
     rings.note_answers(&rings.out.lock());
     assert!(rings.answers.are_due(at(1_000_000)), "it is offered still");
     let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
     let mut out = rings.out.lock();
-    let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new()));
+    let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new(), &mut Vec::new()));
     assert_eq!(heard, Some(Receiver::Ring));
     rings.note_answers(&out);
     assert!(!rings.answers.are_due(at(100_000_000)));
+}
+
+const QPN: Qpn = Qpn::new(7);
+const SLOT: Slot = Slot::of(Qpn::new(0x5000));
+
+/// Rings of which one to [`SLOT`] is wanted, and [`QPN`] waits for it.
+fn awaited() -> Rings {
+    let rings = Rings::new(true, Default::default());
+    assert!(matches!(rings.find(SLOT), Route::Awaited));
+    assert!(rings.await_ring(SLOT, QPN) && rings.await_ring(SLOT, QPN));
+    assert_eq!(rings.wanted(), [SLOT]);
+    rings
+}
+
+#[test]
+fn awaited_ring_accepted_or_refused_serves_once() {
+    let poller = Poller::new().unwrap();
+    for accepts in [true, false] {
+        let (rings, offer) = (awaited(), Offer::new(shm::SMALL).unwrap());
+        let descriptors = carry(&offer.descriptors(poller.doorbell()));
+        // A refusal closes the descriptors.
+        let inbound = accepts
+            .then_some(descriptors)
+            .map(|descriptors| Inbound::accept(shm::SMALL, descriptors, poller.doorbell(), |_| Ok(())).unwrap());
+        assert!(rings.note_offer(SLOT, Ok(offer), Instant(0)).is_empty());
+        let mut served = Vec::new();
+        rings.out.lock().get_mut(&SLOT).unwrap().hear(&mut served, &mut Vec::new());
+        assert_eq!(served, [QPN]);
+        assert_eq!(matches!(rings.find(SLOT), Route::Ring(_)), accepts);
+        assert!(!rings.await_ring(SLOT, QPN), "it is decided");
+        assert_eq!(rings.awaited_until(), None);
+        drop(inbound);
+    }
+}
+
+#[test]
+fn awaited_ring_full_mailbox_is_offered_again() {
+    let rings = awaited();
+    assert!(rings.note_offer(SLOT, Err(io::ErrorKind::WouldBlock.into()), Instant(0)).is_empty());
+    assert!(rings.has_wanted.is_set() && matches!(rings.find(SLOT), Route::Awaited));
+    assert_eq!(rings.note_offer(SLOT, Err(io::ErrorKind::ConnectionRefused.into()), Instant(0)), [QPN]);
+    assert!(matches!(rings.find(SLOT), Route::Socket));
+}
+
+#[test]
+fn awaited_ring_without_answer_falls_back_and_may_come_later() {
+    let (rings, offer, poller) = (awaited(), Offer::new(shm::SMALL).unwrap(), Poller::new().unwrap());
+    let descriptors = carry(&offer.descriptors(poller.doorbell()));
+    rings.note_offer(SLOT, Ok(offer), Instant(0));
+    let until = rings.awaited_until().unwrap();
+    assert!(rings.end_awaiting(Instant(until.0 - 1)).is_empty());
+    assert_eq!(rings.end_awaiting(until), [QPN]);
+    assert!(matches!(rings.find(SLOT), Route::Socket));
+    let _inbound = Inbound::accept(shm::SMALL, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
+    rings.out.lock().get_mut(&SLOT).unwrap().hear(&mut Vec::new(), &mut Vec::new());
+    assert!(matches!(rings.find(SLOT), Route::Ring(_)));
+}
+
+#[test]
+fn own_slot_has_a_ring_from_the_first_packet() {
+    let engine = engine();
+    let slot = engine.slot().unwrap();
+    let here = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
+    let Route::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
+    let before = engine.counters().unknown_qp.get();
+    assert_eq!(fill(&mut ring.lock(), |count| count == 1), 1);
+    wait_for("the packet is not read", || {
+        engine.progress();
+        (engine.counters().malformed.get() + engine.counters().unknown_qp.get() > before).then_some(())
+    });
 }
 
 /// Looks until there is something.
@@ -177,9 +248,12 @@ impl Stranger {
     fn find_ring(&self, engine: &Engine) -> Option<SharedSender> {
         let here = Ipv4Addr::LOCALHOST.into();
         let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
-        let ring = engine.find_ring(&av, self.mailbox.slot().qpn(5));
+        let route = engine.find_ring(&av, self.mailbox.slot().qpn(5));
         engine.progress();
-        ring
+        match route {
+            Route::Ring(ring) => Some(ring),
+            _ => None,
+        }
     }
 
     /// Takes up the ring that `engine` offers when it wants to send.
@@ -286,7 +360,7 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     let (writer, control) = keep(offer);
     let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
     let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
-    engine.rings.set(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control), clock::now());
+    engine.rings.out.lock().insert(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control));
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, ..Av::default() };
     let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());
@@ -333,7 +407,7 @@ fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
     let engine = engine();
     // Nobody of this process receives.
     let rx = engine.rx.lock();
-    let _of_another: Vec<_> = (0..FEW).map(|_| Offer::new(shm::SMALL).unwrap()).collect();
+    let _of_another: Vec<_> = (0..16).map(|_| Offer::new(shm::SMALL).unwrap()).collect();
     let slot = rx.state.slots[0].slot();
     let _offer = engine.offer_ring(&rx.state, slot).unwrap();
     let mut buf = [0; 64];

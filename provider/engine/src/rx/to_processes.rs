@@ -57,6 +57,9 @@ impl Engine {
         if ready.contains(Ready::RINGS_WANTED) {
             self.offer_rings(state, now);
         }
+        if ready.contains(Ready::RINGS_AWAITED) {
+            self.tend_awaited(now);
+        }
         if state.source_ports.due().is_some_and(|due| due <= now) {
             // It may be the last to hold a socket, which is closed then.
             uncancelled(|| state.source_ports.renew_filters(now));
@@ -72,8 +75,9 @@ impl Engine {
                 break;
             }
         }
-        let waits = !state.forward_queue.is_empty() || self.flows.is_blocked();
-        self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(state.source_ports.due()).min());
+        let waits = !state.forward_queue.is_empty() || self.flows.is_blocked() || self.rings.has_wanted.is_set();
+        let later = state.source_ports.due().into_iter().chain(self.rings.awaited_until());
+        self.set_retry(waits.then(|| now.after(RETRY)).into_iter().chain(later).min());
     }
 
     /// Sends credits that became due outside of a visit to the sockets.

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::fabric::Fabric;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
-use crate::rings::Sender;
+use crate::rings::{Route, Sender};
 use crate::run::numbered;
 use roxe_base::clock;
 use roxe_net::link::hop_limit;
@@ -208,7 +208,13 @@ impl Fabric {
         packet_comment: &PacketComment,
     ) {
         let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
-        let ring = if self.rings.is_on { peek_qpn(bytes).and_then(|to| self.find_ring(&av, to)) } else { None };
+        let ring = match peek_qpn(bytes) {
+            Some(to) if self.rings.is_on => match self.find_ring(&av, to) {
+                Route::Ring(ring) => Some(ring),
+                Route::Awaited | Route::Socket | Route::Own => None,
+            },
+            _ => None,
+        };
         let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
             let mut exit =

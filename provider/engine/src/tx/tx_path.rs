@@ -8,7 +8,7 @@
 
 use super::{Batch, Copied};
 use crate::fabric::Fabric;
-use crate::rings::{Sender, SharedSender};
+use crate::rings::{Route, Sender, SharedSender};
 use roxe_base::lock::{ArcMutexGuard, rank};
 use roxe_net::frames::FrameSender;
 use roxe_net::link::hop_limit;
@@ -52,6 +52,8 @@ enum Wait {
         /// out.
         read: Option<u64>,
     },
+    /// Until a ring is agreed, which takes [`crate::rings`] a bounded time.
+    Agreement,
     Socket {
         queue: Arc<TxQueue>,
         /// How many runs had left from the queue when somebody looked last.
@@ -74,6 +76,7 @@ impl TxCache {
     pub fn link_moved(&mut self, fabric: &Fabric) -> bool {
         match &mut self.waits {
             None => false,
+            Some(Wait::Agreement) => true,
             Some(Wait::Ring { ring, read }) => {
                 let now = ring.lock().read_so_far();
                 std::mem::replace(read, now) != now
@@ -93,7 +96,7 @@ impl TxCache {
             match &self.waits {
                 Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
                 Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
-                None => {}
+                Some(Wait::Agreement) | None => {}
             }
         }
     }
@@ -108,14 +111,21 @@ impl TxCache {
         }
     }
 
-    /// The ring for packets to `to` behind `av`.
+    /// Looks up the ring for packets to `to` behind `av`. Returns true if it is being agreed, and
+    /// what may wait for it is to wait.
     #[inline]
-    fn ring(&mut self, fabric: &Fabric, av: &Av, to: Qpn) -> Option<&SharedSender> {
+    fn awaits_ring(&mut self, fabric: &Fabric, av: &Av, to: Qpn) -> bool {
         let key = (av.sgid, av.dgid, Slot::of(to));
-        if self.key != Some(key) {
-            (self.key, self.ring) = (Some(key), fabric.find_ring(av, to));
-        }
-        self.ring.as_ref()
+        self.key != Some(key) && self.look_up(fabric, key, av, to)
+    }
+
+    fn look_up(&mut self, fabric: &Fabric, key: (Gid, Gid, Slot), av: &Av, to: Qpn) -> bool {
+        (self.key, self.ring) = match fabric.find_ring(av, to) {
+            Route::Ring(ring) => (Some(key), Some(ring)),
+            Route::Socket | Route::Own => (Some(key), None),
+            Route::Awaited => (None, None),
+        };
+        self.key.is_none()
     }
 }
 
@@ -283,11 +293,19 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Takes the way for packets to `to` behind `av`; false if the batch has another.
+    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if the queue
+    /// pair has to wait until there is one. An answer does not wait.
     #[inline]
-    fn choose(&mut self, av: &Av, to: Qpn) -> bool {
-        let ring = self.cache.ring(self.fabric, av, to);
-        match (ring, &self.open) {
+    fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
+        if self.cache.awaits_ring(self.fabric, av, to) && !is_answer {
+            let has_built = self.open.is_some() || self.batch.as_ref().is_some_and(|batch| !batch.packets.is_empty());
+            // What was built leaves first; then this is asked again.
+            if has_built || self.await_ring(Slot::of(to)) {
+                return false;
+            }
+            self.cache.look_up(self.fabric, (av.sgid, av.dgid, Slot::of(to)), av, to);
+        }
+        match (self.cache.ring.as_ref(), &self.open) {
             (None, None) => true,
             (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
             (None, Some(_)) => false,
@@ -303,6 +321,19 @@ impl<'a> TxPath<'a> {
             }
             (Some(_), None) => false,
         }
+    }
+
+    /// Registers the queue pair for the ring to `slot`. Returns false if it is decided by now whether
+    /// there is one.
+    #[cold]
+    fn await_ring(&mut self, slot: Slot) -> bool {
+        self.is_blocked = self.fabric.rings.await_ring(slot, self.qpn);
+        if self.is_blocked {
+            self.cache.waits = Some(Wait::Agreement);
+            // A program that only posts leaves the agreement to the background thread.
+            self.fabric.kick();
+        }
+        self.is_blocked
     }
 
     /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after
@@ -342,7 +373,7 @@ impl<'a> TxPath<'a> {
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        if self.fabric.rings.is_on && !self.choose(av, to) {
+        if self.fabric.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
             return None;
         }
         let total = len + icrc::LEN;
