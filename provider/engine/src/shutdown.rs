@@ -44,23 +44,30 @@ impl Engine {
     pub(crate) fn close_sockets(&self) {
         if self.is_started() {
             let mut rx = self.rx.lock();
+            self.stop_receiving();
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             let deadline = clock::now().after(MAIL_LIMIT);
             while !rx.state.forward_queue.is_empty() && clock::now() < deadline {
                 thread::sleep(LOOK);
                 self.serve_processes(&mut rx.state, clock::now());
             }
-            // Once more, right before: what comes from now on until they are closed is lost.
+            // A packet for which the kernel had chosen our socket before it stopped may have come
+            // meanwhile.
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             rx.clear();
             self.links.clear();
         }
     }
 
+    fn stop_receiving(&self) {
+        self.links.udp.read().iter().for_each(|link| link.stop_receiving());
+    }
+
     /// Receives until nothing is left, and sends on what is for others until their mailboxes have
     /// taken it.
     fn deliver_mail(&self) {
         let deadline = clock::now().after(MAIL_LIMIT);
+        let mut is_last = false;
         while let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             self.end_waiting(&mut rx.state, Instant(u64::MAX), clock::now());
@@ -68,10 +75,14 @@ impl Engine {
             drop(rx);
             let waits = self.send_all_queued() || waits;
             self.run_cm();
-            if !waits || clock::now() >= deadline {
+            if waits && clock::now() < deadline {
+                thread::sleep(LOOK);
+            } else if std::mem::replace(&mut is_last, true) {
                 return;
+            } else {
+                // What arrives from here on would be lost: other processes get it.
+                self.stop_receiving();
             }
-            thread::sleep(LOOK);
         }
     }
 }

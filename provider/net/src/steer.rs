@@ -30,8 +30,10 @@
 //! the kernel's hash once anybody has answered, why who hears nothing from its peer has the numbers
 //! measured again, and why a session that stood still itself is thrown away. What no sender of this
 //! host waits for (a request of another host to a process that sends nothing itself) can still be
-//! held until a process joins. A process that ends takes with it what its socket holds: so it
-//! forwards that right before, and nobody has a queue pair before the first session is over.
+//! held until a process joins. A process that ends takes with it what its socket holds: so its
+//! socket leaves the group before it is closed (`UdpLink::stop_receiving`), and what it holds then is
+//! forwarded; nobody has a queue pair before the first session is over. Only a process that is killed
+//! takes packets along.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;

@@ -277,6 +277,17 @@ impl UdpLink {
         self.drops.set_filtered(false);
     }
 
+    /// From now on the kernel delivers nothing here, and the packets of this address go to the other
+    /// processes that share it; what has arrived can still be received. A socket that is closed
+    /// without this takes along what arrives between the last look and the end.
+    pub fn stop_receiving(&self) {
+        /// An index that no interface has. Binding to it takes the socket out of the group of the
+        /// port: the kernel hashes it anew.
+        const NO_INTERFACE: c_int = c_int::MAX;
+        // Kernels before 5.7 refuse this without privileges.
+        let _ = sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, NO_INTERFACE);
+    }
+
     /// Whether pollers should look here every time.
     pub fn is_hot(&self) -> bool {
         self.hot.load(Ordering::Relaxed)

@@ -136,6 +136,11 @@ pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
 
 /// Takes a connected queue pair to RTS towards `(dgid, dest)`.
 pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
+    connect_with(qp, av, dest, mtu, ACK_TIMEOUT);
+}
+
+/// Like [`connect`] with this ACK timeout; 0: nothing is retransmitted.
+pub(crate) fn connect_with(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu, timeout: u8) {
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let service = qp.service();
     let receives = matches!(service, Service::Rc | Service::XrcTgt);
@@ -157,7 +162,7 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     attr = QpAttr {
         state: QpState::Rts,
         sq_psn: Psn::new(77),
-        timeout: ACK_TIMEOUT,
+        timeout,
         retry_cnt: 7,
         rnr_retry: 7,
         max_rd_atomic: 4,

@@ -135,3 +135,20 @@ fn ipv6_carries_the_same() {
     // Another process on this machine owns the port too and got the packet instead; it counts and
     // drops it.
 }
+
+#[test]
+fn stop_receiving_keeps_queued_packets_and_takes_no_more() {
+    let (group, from) =
+        ([(); 2].map(|()| link(10, true, false)), [(); 64].map(|()| UdpSocket::bind("127.77.0.11:0").unwrap()));
+    let mut buf = vec![0; 65_536];
+    let send_all = || from.iter().for_each(|from| _ = from.send_to(&[7; 20], ("127.77.0.10", ROCE_PORT)).unwrap());
+    let mut count = |link: &UdpLink| std::iter::from_fn(|| link.recv(&mut buf).unwrap()).count();
+    send_all();
+    group[0].stop_receiving();
+    send_all();
+    let (stopped, other) = (count(&group[0]), count(&group[1]));
+    assert!(stopped > 0, "the kernel's hash has chosen both");
+    assert_eq!(stopped + other, 2 * from.len());
+    send_all();
+    assert_eq!((count(&group[0]), count(&group[1])), (0, from.len()));
+}

@@ -1,0 +1,191 @@
+//! Processes that open and close the device all the time, beside honest traffic: nothing is lost.
+//!
+//! Everything that is sent is sent once. RC has a timeout of 0, so a lost packet stops its queue
+//! pair for ever; UC and UD play ping-pong, which a lost message stops. `ROXE_TEST_CHURN_SECONDS`
+//! says how long each link is tried.
+
+mod common;
+
+use common::peer::{MARK, Peer, ROLE};
+use common::*;
+use roxe_provider::wire::{PathMtu, Qpn};
+use roxe_provider::{Av, Cqe, Qp, SendOp, Service, WcStatus};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const OPENERS: usize = 3;
+/// Queue pairs that an opener makes before it closes the device.
+const QPS: usize = 40;
+const PAIRS: usize = 20;
+const WRITES: u64 = 3;
+/// The `wr_id` of a receive.
+const RECEIVE: u64 = 1;
+/// How long a message may take before it counts as lost. A passing test never waits so long.
+const LOST: Duration = Duration::from_secs(20);
+
+/// Not a test of its own: a process that another test has started.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let service = match role.as_str() {
+        "uc" => Service::Uc,
+        "ud" => Service::Ud,
+        _ => Service::Rc,
+    };
+    let mut player: Option<Player> = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let answer = match words[0] {
+            "open" => open_and_close(Duration::from_secs(number(1))),
+            "pairs" => write_within_the_process(Duration::from_secs(number(1))),
+            "create" => player.insert(Player::new(service)).qp.qpn().get().into(),
+            "connect" => player.as_mut().unwrap().connect(Qpn::new(number(1) as u32)),
+            "serve" => player.as_ref().unwrap().serve(Duration::from_secs(number(1))),
+            "answer" => player.as_ref().unwrap().answer(),
+            other => panic!("unknown command {other}"),
+        };
+        println!("\n{MARK}{answer}");
+    }
+}
+
+/// Opens the device, makes queue pairs and closes it, again and again. Returns how many times.
+fn open_and_close(time: Duration) -> u64 {
+    let (start, mut times) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        let node = Node::open();
+        let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Rc)).collect();
+        drop((qps, node));
+        times += 1;
+    }
+    times
+}
+
+/// Makes pairs of queue pairs in this process, writes by each, and closes the device. Returns how
+/// many times.
+fn write_within_the_process(time: Duration) -> u64 {
+    let (start, mut times) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        let (a, b) = (Node::open(), Node::open());
+        let gid = a.context.gid(1, 0).unwrap();
+        let qps: Vec<_> = (0..PAIRS).map(|_| (a.qp(Service::Rc), b.qp(Service::Rc))).collect();
+        for (qa, qb) in &qps {
+            connect_with(qa, a.av(0, gid), qb.qpn(), PathMtu::Mtu1024, 0);
+            connect_with(qb, b.av(0, gid), qa.qpn(), PathMtu::Mtu1024, 0);
+            (0..WRITES).for_each(|n| post(qa, n, write_to(&b, 0), a.sge(0, 1)));
+        }
+        assert!(a.wait(PAIRS * WRITES as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
+        times += 1;
+    }
+    times
+}
+
+/// One side of a game of ping-pong between two processes.
+struct Player {
+    node: Node,
+    qp: Arc<Qp>,
+    service: Service,
+    peer: Qpn,
+}
+
+impl Player {
+    fn new(service: Service) -> Self {
+        let node = Node::open();
+        let qp = node.qp(service);
+        Self { node, qp, service, peer: Qpn::default() }
+    }
+
+    fn connect(&mut self, peer: Qpn) -> u64 {
+        self.peer = peer;
+        match self.service {
+            Service::Ud => activate(&self.qp),
+            _ => connect_with(&self.qp, self.av(), peer, PathMtu::Mtu1024, 0),
+        }
+        (0..8).for_each(|_| self.post_receive());
+        1
+    }
+
+    fn av(&self) -> Av {
+        self.node.av(0, self.node.context.gid(1, 0).unwrap())
+    }
+
+    fn post_receive(&self) {
+        post_recv(&self.qp, RECEIVE, self.node.sge(4096, 4096));
+    }
+
+    fn send(&self) {
+        let sge = [self.node.sge(0, 64)];
+        let send = match self.service {
+            Service::Ud => datagram(0, self.av(), self.peer, &sge),
+            _ => request(0, SendOp::Send, &sge),
+        };
+        self.qp.post_send(&[send]).unwrap();
+    }
+
+    /// Sends a message and waits for the answer, for so long. Returns how many times.
+    fn serve(&self, time: Duration) -> u64 {
+        let (start, mut rounds) = (Instant::now(), 0);
+        while start.elapsed() < time {
+            self.send();
+            self.receive();
+            rounds += 1;
+        }
+        rounds
+    }
+
+    /// Answers each message until the process is ended.
+    fn answer(&self) -> ! {
+        loop {
+            self.receive();
+            self.send();
+        }
+    }
+
+    fn receive(&self) {
+        let (start, mut received) = (Instant::now(), false);
+        while !received {
+            let took = |cqe: &Cqe| {
+                assert_eq!(cqe.status, WcStatus::Success);
+                received |= cqe.wr_id == RECEIVE;
+            };
+            self.node.cq.poll(1, took).unwrap();
+            let counters = || self.node.context.counters();
+            assert!(start.elapsed() < LOST, "{:?}: a message is lost; {:?}", self.service, counters());
+        }
+        self.post_receive();
+    }
+}
+
+fn nothing_is_lost(link: &str) {
+    let seconds = std::env::var("ROXE_TEST_CHURN_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5u64);
+    let knobs = [("ROXE_LINK", link)];
+    let mut players: Vec<_> = ["rc", "uc", "ud"].map(|role| [(); 2].map(|()| Peer::start(role, &knobs))).into();
+    for [a, b] in &mut players {
+        let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
+        assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+    }
+    let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
+    let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
+    openers.iter_mut().for_each(|peer| peer.tell(&format!("open {seconds}")));
+    pairs.iter_mut().for_each(|peer| peer.tell(&format!("pairs {seconds}")));
+    for [a, b] in &mut players {
+        b.tell("answer");
+        a.tell(&format!("serve {seconds}"));
+    }
+    let count = |peer: &mut Peer| peer.hear().parse::<u64>().unwrap();
+    let played: Vec<_> = players.iter_mut().map(|[a, _]| count(a)).collect();
+    let [opened, written] = [&mut openers, &mut pairs].map(|peers| peers.iter_mut().map(count).sum::<u64>());
+    println!("link {link}: {played:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
+    assert!(played.iter().all(|played| *played > 0) && opened > 0 && written > 0);
+}
+
+#[test]
+fn churn_loses_nothing_through_rings() {
+    nothing_is_lost("auto");
+}
+
+#[test]
+fn churn_loses_nothing_over_udp() {
+    nothing_is_lost("udp");
+}
