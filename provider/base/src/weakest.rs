@@ -35,7 +35,7 @@ bitflags! {
         const RECEIVES = 1 << 6;
         /// Packets are lost and repeated.
         const LOSS = 1 << 7;
-        /// Acknowledgements wait.
+        /// Acknowledgements wait, and leave behind requests that were posted later.
         const ACKS = 1 << 8;
         /// Numbers and keys are drawn by the seed, and used again as soon as they are free.
         const NUMBERS = 1 << 9;

@@ -7,10 +7,10 @@
 mod common;
 
 use common::peer::{MARK, Peer, ROLE};
+use common::player::Player;
 use common::*;
 use roxe_provider::wire::{PathMtu, Qpn};
-use roxe_provider::{Av, Cqe, Qp, SendOp, Service, WcStatus};
-use std::sync::Arc;
+use roxe_provider::{Service, WcStatus};
 use std::time::{Duration, Instant};
 
 const OPENERS: usize = 3;
@@ -18,10 +18,6 @@ const OPENERS: usize = 3;
 const QPS: usize = 40;
 const PAIRS: usize = 20;
 const WRITES: u64 = 3;
-/// The `wr_id` of a receive.
-const RECEIVE: u64 = 1;
-/// How long a message may take before it counts as lost. A passing test never waits so long.
-const LOST: Duration = Duration::from_secs(20);
 
 /// Not a test of its own: a process that another test has started.
 #[test]
@@ -42,7 +38,8 @@ fn peer() {
             "pairs" => write_within_the_process(Duration::from_secs(number(1))),
             "create" => player.insert(Player::new(service)).qp.qpn().get().into(),
             "connect" => player.as_mut().unwrap().connect(Qpn::new(number(1) as u32)),
-            "serve" => player.as_ref().unwrap().serve(Duration::from_secs(number(1))),
+            "serve" => player.as_ref().unwrap().serve_for(Duration::from_secs(number(1))),
+            "overtaken" => player.as_ref().unwrap().overtaken(number(1)),
             "answer" => player.as_ref().unwrap().answer(),
             other => panic!("unknown command {other}"),
         };
@@ -81,82 +78,6 @@ fn write_within_the_process(time: Duration) -> u64 {
     times
 }
 
-/// One side of a game of ping-pong between two processes.
-struct Player {
-    node: Node,
-    qp: Arc<Qp>,
-    service: Service,
-    peer: Qpn,
-}
-
-impl Player {
-    fn new(service: Service) -> Self {
-        let node = Node::open();
-        let qp = node.qp(service);
-        Self { node, qp, service, peer: Qpn::default() }
-    }
-
-    fn connect(&mut self, peer: Qpn) -> u64 {
-        self.peer = peer;
-        match self.service {
-            Service::Ud => activate(&self.qp),
-            _ => connect_with(&self.qp, self.av(), peer, PathMtu::Mtu1024, 0),
-        }
-        (0..8).for_each(|_| self.post_receive());
-        1
-    }
-
-    fn av(&self) -> Av {
-        self.node.av(0, self.node.context.gid(1, 0).unwrap())
-    }
-
-    fn post_receive(&self) {
-        post_recv(&self.qp, RECEIVE, self.node.sge(4096, 4096));
-    }
-
-    fn send(&self) {
-        let sge = [self.node.sge(0, 64)];
-        let send = match self.service {
-            Service::Ud => datagram(0, self.av(), self.peer, &sge),
-            _ => request(0, SendOp::Send, &sge),
-        };
-        self.qp.post_send(&[send]).unwrap();
-    }
-
-    /// Sends a message and waits for the answer, for so long. Returns how many times.
-    fn serve(&self, time: Duration) -> u64 {
-        let (start, mut rounds) = (Instant::now(), 0);
-        while start.elapsed() < time {
-            self.send();
-            self.receive();
-            rounds += 1;
-        }
-        rounds
-    }
-
-    /// Answers each message until the process is ended.
-    fn answer(&self) -> ! {
-        loop {
-            self.receive();
-            self.send();
-        }
-    }
-
-    fn receive(&self) {
-        let (start, mut received) = (Instant::now(), false);
-        while !received {
-            let took = |cqe: &Cqe| {
-                assert_eq!(cqe.status, WcStatus::Success);
-                received |= cqe.wr_id == RECEIVE;
-            };
-            self.node.cq.poll(1, took).unwrap();
-            let counters = || self.node.context.counters();
-            assert!(start.elapsed() < LOST, "{:?}: a message is lost; {:?}", self.service, counters());
-        }
-        self.post_receive();
-    }
-}
-
 fn nothing_is_lost(link: &str) {
     let seconds = std::env::var("ROXE_TEST_CHURN_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5u64);
     let knobs = [("ROXE_LINK", link)];
@@ -188,4 +109,30 @@ fn churn_loses_nothing_through_rings() {
 #[test]
 fn churn_loses_nothing_over_udp() {
     nothing_is_lost("udp");
+}
+
+/// Ping-pong with the default card: how many of 1,000 answers were received before the send that
+/// they answer was complete.
+fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
+    let knobs = [&[("ROXE_LINK", link)], knobs].concat();
+    let [mut a, mut b] = [(); 2].map(|()| Peer::start("rc", &knobs));
+    let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
+    assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+    b.tell("answer");
+    a.ask("overtaken 1000")[0]
+}
+
+// clause: ACK-BEFORE-REQUESTS
+#[test]
+fn answer_is_received_after_its_send_completes() {
+    for link in ["auto", "udp"] {
+        let overtaken = overtaken_sends(link, &[]);
+        assert!(overtaken < 10, "link {link}: {overtaken} of 1000");
+    }
+}
+
+#[test]
+fn answer_may_overtake_ack_on_weakest_card() {
+    let overtaken = overtaken_sends("udp", &[("ROXE_WEAKEST", "acks")]);
+    assert!(overtaken > 10, "{overtaken} of 1000");
 }

@@ -3,11 +3,12 @@
 //!
 //! Touches nothing.
 
+use roxe_base::weakest::{self, Weakness};
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::link::RxMeta;
 use roxe_wire::icrc::{self, Sealer};
-use roxe_wire::{Bth, Gid, Header, NetHeader, Packet};
+use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 
 /// Some packets to one queue pair out of one receive.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +27,35 @@ impl<'a> Run<'a> {
         self.meta.packets_in(self.bytes.len())
     }
 
-    /// The packets with their indices.
+    /// The packets with their indices. A shorter acknowledgement at the end comes first: its sender
+    /// could not put it in front of longer packets of the same run. The weakest legal card takes
+    /// packets as they lie.
     pub fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        let (rest, ack) = self.split_ack();
+        let number = move |at: usize| self.index.saturating_add(at as u16);
         // A receive has no more than 2^16 bytes.
-        let indexed = self.bytes.chunks(self.meta.segment).enumerate();
-        indexed.map(move |(at, packet)| (self.index.saturating_add(at as u16), packet))
+        let indexed = rest.chunks(self.meta.segment).enumerate();
+        let ack = ack.map(|ack| (number(rest.len() / self.meta.segment), ack));
+        ack.into_iter().chain(indexed.map(move |(at, packet)| (number(at), packet)))
     }
+
+    /// The bytes of all packets but an acknowledgement at the end that comes first.
+    #[inline]
+    fn split_ack(&self) -> (&'a [u8], Option<&'a [u8]>) {
+        let bytes = self.bytes;
+        // Nearly always there is one packet, for which a division would take longer than the rest.
+        if bytes.len() <= self.meta.segment {
+            return (bytes, None);
+        }
+        let (rest, last) = bytes.split_at(bytes.len() - bytes.len() % self.meta.segment);
+        if is_ack(last) && !weakest::has(Weakness::ACKS) { (rest, Some(last)) } else { (bytes, None) }
+    }
+}
+
+/// Returns true if `packet` is an acknowledgement.
+#[inline]
+pub(crate) fn is_ack(packet: &[u8]) -> bool {
+    packet.first() == Some(&(Operation::Acknowledge as u8))
 }
 
 /// Which IPv4 identification the next packet probably has. Senders like us number the packets of a

@@ -15,6 +15,7 @@ pub use tx_path::{TxCache, TxPath};
 
 use crate::counters::Counters;
 use crate::fabric::Fabric;
+use crate::run::is_ack;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, SendError, Taken};
@@ -33,6 +34,9 @@ use std::sync::Arc;
 /// messages.
 const BUFFER: usize = 2 * MAX_BYTES;
 const MAX_PACKETS: usize = 2 * MAX_SEGMENTS;
+/// Most bytes that are moved to put an acknowledgement behind them. Moving more costs as much as a
+/// system call.
+const MAX_TURNED: usize = 8 << 10;
 
 /// A payload that was summed up while it was copied into a packet.
 #[derive(Clone, Copy, Debug)]
@@ -201,7 +205,13 @@ impl Batch {
         while let Some(av) = self.av(at) {
             // clause: PATH-SOURCE
             at = match find_link(fabric, av.sgid, cached) {
-                Some(link) => self.send_from(at, link, &header(fabric, link, &av), fabric.counters()),
+                Some(link) => {
+                    let net = header(fabric, link, &av);
+                    if net.src_port != ROCE_PORT {
+                        self.put_ack_last(at);
+                    }
+                    self.send_from(at, link, &net, fabric.counters())
+                }
                 None => at + 1,
             };
         }
@@ -223,6 +233,34 @@ impl Batch {
         }
         // The link takes them one by one.
         at
+    }
+
+    /// If packet `at` is an acknowledgement in front of longer packets of one size, puts it behind
+    /// them: only the last packet of a run may be shorter, and so all leave with one system call. The
+    /// receiver, which is roxe on this host, takes it first all the same ([`Run::packets`]).
+    ///
+    /// [`Run::packets`]: crate::run::Run::packets
+    fn put_ack_last(&mut self, at: usize) {
+        let Some([ack, first, ..]) = self.packets.get(at..) else { return };
+        let (ack_start, ack_len, len) = (ack.start, ack.len, first.len);
+        let is_alike = |entry: &Entry| entry.len == len && entry.av == ack.av && entry.owner == ack.owner;
+        let alike = self.packets.iter().skip(at + 1).take_while(|entry| is_alike(entry)).take(MAX_SEGMENTS - 1);
+        let count = alike.count().min(MAX_TURNED / len.max(1));
+        if count == 0 || len <= ack_len || !is_ack(self.bytes_of(at..at + 1)) {
+            return;
+        }
+        let end = ack_start + ack_len + count * len;
+        if let (Some(bytes), Some(entries)) =
+            (self.bytes.get_mut(ack_start..end), self.packets.get_mut(at..=at + count))
+        {
+            bytes.rotate_left(ack_len);
+            entries.rotate_left(1);
+            let mut start = ack_start;
+            for entry in entries {
+                entry.start = start;
+                start += entry.len;
+            }
+        }
     }
 
     /// The longest run that starts with packet `at`.
@@ -319,6 +357,7 @@ pub(crate) fn peek_qpn(packet: &[u8]) -> Option<Qpn> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::Run;
     use roxe_transport::cx::TxReason;
     use std::net::Ipv4Addr;
 
@@ -464,6 +503,40 @@ mod tests {
         for _ in 0..3 {
             let meta = to.recv(&mut buf).unwrap().unwrap();
             assert!(meta.len == 104 && icrc::verify(&net, &buf[..meta.len]));
+        }
+    }
+
+    #[test]
+    fn ack_before_requests_leaves_in_one_run() {
+        let open = |last| UdpLink::open(av(last).dgid, 1, true, true).unwrap();
+        let (from, to) = (open(10), open(11));
+        let mut batch = Batch::new();
+        let to_av = av(11);
+        batch.room(&to_av, QPN, 16, &NOTE).unwrap().copy_from_slice(&[0x11; 16]);
+        (1..=3).for_each(|n| batch.room(&to_av, QPN, 100, &NOTE).unwrap().fill(n));
+        let net = NetHeader { src: from.gid(), dst: to.gid(), src_port: ROCE_PORT, ..NetHeader::default() };
+        batch.put_ack_last(0);
+        assert_eq!(batch.send_from(0, &from, &net, &Counters::default()), 4);
+        let mut buf = vec![0; 65_536];
+        let meta = to.recv(&mut buf).unwrap().unwrap();
+        let run = Run { meta: &meta, bytes: &buf[..meta.len], index: 0 };
+        let order: Vec<_> = run.packets().map(|(index, packet)| (index, packet[0], packet.len())).collect();
+        assert_eq!(order, [(3, 0x11, 20), (0, 1, 104), (1, 2, 104), (2, 3, 104)]);
+        for (ident, packet) in run.packets() {
+            assert!(icrc::verify(&NetHeader { ident, ..net }, packet), "{ident}");
+        }
+    }
+
+    #[test]
+    fn ack_that_does_not_fit_the_run_stays_first() {
+        let to_av = av(12);
+        // A shorter request, one for another process, and data that is not an acknowledgement.
+        for (first, len, qpn) in [(0x11, 12, QPN), (0x11, 100, Qpn::new(0x5000)), (0x04, 100, QPN)] {
+            let mut batch = Batch::new();
+            batch.room(&to_av, QPN, 16, &NOTE).unwrap().fill(first);
+            batch.room(&to_av, qpn, len, &NOTE).unwrap().fill(9);
+            batch.put_ack_last(0);
+            assert_eq!(batch.bytes_of(0..1), [&[first; 16][..], &[0; 4]].concat());
         }
     }
 

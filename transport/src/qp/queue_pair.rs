@@ -30,7 +30,9 @@ pub struct Qp {
     pub(super) responder: Responder,
     /// Work was posted in a state that flushes it; the next `poll_transmit` does.
     flush_due: bool,
-    /// The acknowledgement has let one batch of requests go first.
+    /// An acknowledgement lets one batch of requests go first.
+    acks_last: bool,
+    /// It has done so.
     ack_has_waited: bool,
 }
 
@@ -43,6 +45,7 @@ impl Qp {
             responder: Responder::new(&config),
             shared: Shared::new(config),
             flush_due: false,
+            acks_last: false,
             ack_has_waited: false,
         }
     }
@@ -335,9 +338,14 @@ impl Qp {
         self.settle(host);
     }
 
-    /// Writes into `tx` what may be sent now, answers to the peer first. A lone acknowledgement
-    /// lets one batch of requests go before it: it is shorter than they are, and a host that sends
-    /// runs of packets whose last may be shorter then sends both at once.
+    /// If `acks_last`, a lone acknowledgement leaves behind one batch of requests from now on. Both
+    /// orders are legal; programs should not depend on either.
+    pub fn set_acks_last(&mut self, acks_last: bool) {
+        self.acks_last = acks_last;
+    }
+
+    /// Writes into `tx` what may be sent now, answers to the peer first: programs expect that a send
+    /// completes before the answer to it is received, as it does on hardware.
     ///
     /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is
     /// returned; the host calls again when there is room.
@@ -346,8 +354,9 @@ impl Qp {
         if self.shared.congestion.notice_due && self.notify(tx) == TxState::BatchFull {
             return TxState::BatchFull;
         }
-        // clause: ACK-BEHIND-REQUESTS
-        let ack_waits = !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
+        // clause: ACK-BEFORE-REQUESTS
+        let ack_waits =
+            self.acks_last && !core::mem::take(&mut self.ack_has_waited) && self.responder.replies.is_only_ack();
         if ack_waits {
             self.ack_has_waited = self.send_requests(host, tx) == TxState::BatchFull;
             return if self.ack_has_waited { TxState::BatchFull } else { self.send_answers(host, tx) };

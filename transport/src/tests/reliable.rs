@@ -498,8 +498,9 @@ fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
 
 /// What one visit of B sends that has been sent a request and has `posted` writes of one packet to
 /// send.
-fn order_at_b(batch: usize, posted: u32) -> Vec<Kind> {
+fn order_at_b(batch: usize, posted: u32, acks_last: bool) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
+    p.ends[B as usize].qp.set_acks_last(acks_last);
     let (mr, src) = (blank(&mut p, B, 64), filled(&mut p, B, 64));
     let reth = Reth { va: mr.addr, rkey: mr.rkey(), dma_len: 4 };
     p.inject(B, &request(B, 100, Request::WriteOnly(reth, None)), b"abcd");
@@ -510,14 +511,24 @@ fn order_at_b(batch: usize, posted: u32) -> Vec<Kind> {
     sent(&p, B).into_iter().map(|(kind, _)| kind).collect()
 }
 
-/// One shorter packet behind equal ones travels with them; what a peer waits for must not wait for
-/// all we have.
-// clause: ACK-BEHIND-REQUESTS
+// clause: ACK-BEFORE-REQUESTS
 #[test]
-fn a_lone_acknowledgement_lets_one_batch_of_requests_go_first() {
+fn lone_ack_leaves_before_requests() {
+    let is_ack = |kind: &Kind| matches!(kind, Kind::RcResponse(Response::Ack(_)));
+    for (batch, posted) in [(64, 0), (64, 1), (64, 5), (4, 10)] {
+        let kinds = order_at_b(batch, posted, false);
+        assert_eq!(kinds.iter().position(is_ack), Some(0), "{posted} requests in batches of {batch}");
+        assert_eq!(kinds.len() as u32, posted + 1);
+    }
+}
+
+/// What a peer waits for must not wait for everything that there is to send.
+// clause: ACK-BEFORE-REQUESTS
+#[test]
+fn lone_ack_set_last_lets_one_batch_go_first() {
     let is_ack = |kind: &Kind| matches!(kind, Kind::RcResponse(Response::Ack(_)));
     for (batch, posted, place) in [(64, 0, 0), (64, 1, 1), (64, 5, 5), (4, 3, 3), (4, 4, 4), (4, 10, 4)] {
-        let kinds = order_at_b(batch, posted);
+        let kinds = order_at_b(batch, posted, true);
         assert_eq!(kinds.iter().position(is_ack), Some(place), "{posted} requests in batches of {batch}");
         assert_eq!(kinds.len() as u32, posted + 1);
     }

@@ -394,7 +394,7 @@ fn settle(alice: &End, bob: &End) {
 
 /// The acknowledgement of a message may wait for its answer; it comes all the same when there is
 /// none. No retransmission asks for it: the timeout of the queue pairs is off.
-// clause: ACK-BEHIND-REQUESTS
+// clause: ACK-BEFORE-REQUESTS
 #[test]
 fn a_message_that_gets_no_answer_any_more_is_acknowledged() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();

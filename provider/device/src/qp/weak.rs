@@ -66,6 +66,11 @@ impl Weak {
         }
     }
 
+    /// Returns true if an acknowledgement leaves behind the requests that are there.
+    pub(super) fn puts_acks_last(&mut self) -> bool {
+        has(Weakness::ACKS) && self.acks.one_in(2)
+    }
+
     /// Whether an acknowledgement that would leave alone waits for another look.
     pub(super) fn holds_ack(&mut self) -> bool {
         if !self.placement.is_settled(Side::Recv) {

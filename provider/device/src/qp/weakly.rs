@@ -196,6 +196,7 @@ impl QpCore {
             }
             weak.placement.settle(Side::Recv);
             weak.acknowledged();
+            machine.set_acks_last(weak.puts_acks_last());
         }
         inner.is_usual = true;
         let report = self.transmit(inner, now);

@@ -66,7 +66,7 @@ impl DelayedAck {
     /// A request came that wants an acknowledgement. Until when that may wait for the program's
     /// answer; `None`: it shall not.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
-        // clause: ACK-BEHIND-REQUESTS
+        // clause: ACK-BEFORE-REQUESTS
         // Two without an answer between them are no ping-pong.
         if self.asked.replace(now).is_some() {
             self.lose(MISS);
@@ -118,7 +118,7 @@ mod tests {
         (delayed_ack, now)
     }
 
-    // clause: ACK-BEHIND-REQUESTS
+    // clause: ACK-BEFORE-REQUESTS
     #[test]
     fn an_acknowledgement_waits_after_enough_quick_answers() {
         let (mut delayed_ack, now) = settled();

@@ -1,0 +1,113 @@
+//! Ping-pong between two processes: each message is sent once, and none is retransmitted.
+
+use super::*;
+use roxe_provider::WcStatus;
+use roxe_provider::wire::{PathMtu, Qpn};
+use std::cell::Cell;
+
+/// The `wr_id` of a receive.
+const RECEIVE: u64 = 1;
+/// How long a message may take before it counts as lost. A passing test never waits so long.
+const LOST: Duration = Duration::from_secs(20);
+
+/// One side of a game of ping-pong between two processes.
+pub(crate) struct Player {
+    node: Node,
+    pub(crate) qp: Arc<Qp>,
+    service: Service,
+    peer: Qpn,
+    /// Sends that are complete.
+    completed: Cell<u64>,
+}
+
+impl Player {
+    pub(crate) fn new(service: Service) -> Self {
+        let node = Node::open();
+        let qp = node.qp(service);
+        Self { node, qp, service, peer: Qpn::default(), completed: Cell::new(0) }
+    }
+
+    pub(crate) fn connect(&mut self, peer: Qpn) -> u64 {
+        self.peer = peer;
+        match self.service {
+            Service::Ud => activate(&self.qp),
+            _ => connect_with(&self.qp, self.av(), peer, PathMtu::Mtu1024, 0),
+        }
+        (0..8).for_each(|_| self.post_receive());
+        1
+    }
+
+    fn av(&self) -> Av {
+        self.node.av(0, self.node.context.gid(1, 0).unwrap())
+    }
+
+    fn post_receive(&self) {
+        post_recv(&self.qp, RECEIVE, self.node.sge(4096, 4096));
+    }
+
+    fn send(&self) {
+        let sge = [self.node.sge(0, 64)];
+        let send = match self.service {
+            Service::Ud => datagram(0, self.av(), self.peer, &sge),
+            _ => request(0, SendOp::Send, &sge),
+        };
+        self.qp.post_send(&[send]).unwrap();
+    }
+
+    /// Sends a message and waits for the answer, for so long. Returns how many times.
+    pub(crate) fn serve_for(&self, time: Duration) -> u64 {
+        let (start, mut rounds) = (Instant::now(), 0);
+        while start.elapsed() < time {
+            self.send();
+            self.receive();
+            rounds += 1;
+        }
+        rounds
+    }
+
+    /// Answers each message until the process is ended.
+    pub(crate) fn answer(&self) -> ! {
+        loop {
+            self.receive();
+            self.send();
+        }
+    }
+
+    /// Plays so many rounds. Returns how often the answer was received before the completion of the
+    /// send that it answers.
+    pub(crate) fn overtaken(&self, rounds: u64) -> u64 {
+        let mut overtaken = 0;
+        for round in 1..=rounds {
+            self.send();
+            self.receive();
+            overtaken += u64::from(self.completed.get() < round);
+            // Completions that were late are not counted twice.
+            while self.completed.get() < round {
+                self.poll();
+            }
+        }
+        overtaken
+    }
+
+    /// Waits for a message.
+    fn receive(&self) {
+        let start = Instant::now();
+        while !self.poll() {
+            let counters = || self.node.context.counters();
+            assert!(start.elapsed() < LOST, "{:?}: a message is lost; {:?}", self.service, counters());
+        }
+        self.post_receive();
+    }
+
+    /// Takes one completion. Returns true if a message was received.
+    fn poll(&self) -> bool {
+        let mut received = false;
+        let take = |cqe: &Cqe| {
+            assert_eq!(cqe.status, WcStatus::Success);
+            received = cqe.wr_id == RECEIVE;
+            self.completed.set(self.completed.get() + u64::from(!received));
+        };
+        self.node.cq.poll(1, take).unwrap();
+        received
+    }
+}
