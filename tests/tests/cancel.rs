@@ -1,5 +1,6 @@
-//! The program `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep and
-//! make objects end whole, and others go on. With the link of one host and with sockets.
+//! The programs in `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep and
+//! make objects end whole, and others go on, with the link of one host and with sockets; a process
+//! whose first thread ends before the others ends with the last of them.
 //!
 //! `cargo test -p roxe-tests --test cancel -- WORD...` runs the checks whose name contains a word.
 
@@ -15,15 +16,27 @@ const ROUNDS: &str = "300";
 
 fn main() -> ExitCode {
     let cells = ["auto", "udp"].map(|link| ["spins", "waits", "makes"].map(|work| (link, work)));
-    report::main(cells.concat().into_iter().map(|(link, work)| check(link, work)).collect())
+    let cells = cells.concat().into_iter();
+    let cancelled =
+        cells.map(|(link, work)| check(format!("cancelled where it {work}, link {link}"), "cancel", link, work));
+    let ended = ["first", "later"].map(|opener| {
+        check(
+            format!("the process ends though main has left by pthread_exit, opened {opener}"),
+            "main_ends",
+            "auto",
+            opener,
+        )
+    });
+    report::main(cancelled.chain(ended).collect())
 }
 
-fn check(link: &'static str, work: &'static str) -> Check {
-    Check::new(format!("cancelled where it {work}, link {link}"), move || {
+fn check(name: String, program: &'static str, link: &'static str, work: &'static str) -> Check {
+    Check::new(name, move || {
         if let Some(why) = cc::missing() {
             return Verdict::Skipped(why);
         }
-        let compiled = Compiled::new("gcc", "cancel/cancel.c", &["ibverbs"], &format!("cancel-{link}-{work}"));
+        let source = format!("cancel/{program}.c");
+        let compiled = Compiled::new("gcc", &source, &["ibverbs", "pthread"], &format!("{program}-{link}-{work}"));
         compiled.map_or_else(Verdict::Failed, |compiled| judge(&compiled.program, link, work))
     })
 }

@@ -51,6 +51,8 @@ pub mod instruments;
 pub mod limits;
 #[allow(unsafe_code)]
 pub mod lock;
+#[allow(unsafe_code)]
+pub mod own_threads;
 pub mod private_file;
 #[allow(unsafe_code)]
 pub mod privilege;

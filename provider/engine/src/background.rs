@@ -23,6 +23,7 @@ use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
+use roxe_base::own_threads::OwnThread;
 use roxe_check::trace;
 use roxe_net::runtime_dir;
 use roxe_transport::time::Instant;
@@ -69,11 +70,16 @@ pub(crate) fn prepare() {
     Batch::put_back(Batch::take());
 }
 
-/// The body of the thread; ends when nobody uses the engine any more.
+/// The body of the thread; ends when the engine is no longer used, or no thread of the program is left.
 pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
+    let own = OwnThread::begin();
     let (mut woken, mut experience) = (Woken::Other, Experience::default());
     while let Some(sleep) = thread.turn(|| Some(engine.upgrade()?.wake_up(thread.poller(), woken, &mut experience))) {
-        woken = thread.poller().sleep(sleep.watch, sleep.until, sleep.now);
+        let look = own.look_again_after().map(|after| sleep.now.after(after));
+        woken = thread.poller().sleep(sleep.watch, sleep.until.into_iter().chain(look).min(), sleep.now);
+        if own.is_left_over() {
+            break;
+        }
     }
     trace::write_out();
 }

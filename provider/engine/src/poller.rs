@@ -6,6 +6,7 @@
 
 use libc::c_int;
 use roxe_base::clock::timespec;
+use roxe_base::own_threads::Wake;
 use roxe_net::SendRoom;
 use roxe_transport::time::Instant;
 use std::io;
@@ -103,7 +104,10 @@ impl Poller {
 
     /// Wakes the thread, or keeps it from going to sleep the next time.
     pub(crate) fn kick(&self) {
-        roxe_net::wake(self.kick);
+        // The number of a closed descriptor may be that of a file of the program by now.
+        if !self.closed.load(Ordering::Relaxed) {
+            roxe_net::wake(self.kick);
+        }
     }
 
     /// What another process writes to when it wants to wake the thread.
@@ -158,6 +162,12 @@ impl Poller {
         let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
         // SAFETY: reads `spec`; no old value is wanted.
         unsafe { libc::timerfd_settime(self.timer, 0, &raw const spec, std::ptr::null_mut()) };
+    }
+}
+
+impl Wake for Poller {
+    fn wake(&self) {
+        self.kick();
     }
 }
 

@@ -10,6 +10,7 @@ use crate::thread::{TO_COME, TO_GO, Thread};
 use crate::{background, notice, reasons};
 use roxe_base::clock;
 use roxe_base::error::Error;
+use roxe_base::own_threads::{Wake, started_by_caller};
 use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::SlotSocket;
 use roxe_net::status::StatusSocket;
@@ -114,6 +115,8 @@ impl Engine {
             .map_err(|e| Error::os("cannot start the background thread", &e))?;
         *ears = Some(Ears { link_events: link_events.ok(), status });
         let poller = Arc::clone(thread.poller());
+        let started: Arc<dyn Wake> = Arc::clone(&poller) as _;
+        started_by_caller(Arc::downgrade(&started));
         *self.thread.write() = Some(thread);
         Ok(poller)
     }

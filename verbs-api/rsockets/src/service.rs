@@ -3,6 +3,7 @@
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
+use roxe_provider::own_threads::{OwnThread, Wake, started_by_caller};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
@@ -27,7 +28,7 @@ static SERVICE: Mutex<crate::lock::Service, Service> = Mutex::new(Service { memb
 struct Service {
     members: Vec<Weak<dyn Serviced>>,
     /// The thread, and in which process: it does not outlive a fork.
-    running: Option<(u32, Waker)>,
+    running: Option<(u32, Arc<Waker>)>,
 }
 
 /// Lets the thread look after `socket` from now on.
@@ -42,9 +43,11 @@ pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     match &service.running {
         Some((pid, waker)) if *pid == std::process::id() => waker.wake(),
         _ => {
-            let waker = Waker::new()?;
-            let own = waker.clone();
+            let waker = Arc::new(Waker::new()?);
+            let own = Arc::clone(&waker);
             std::thread::Builder::new().name("roxe-rsocket".into()).spawn(move || run(&own))?;
+            let started: Arc<dyn Wake> = Arc::clone(&waker) as _;
+            started_by_caller(Arc::downgrade(&started));
             service.running = Some((std::process::id(), waker));
         }
     }
@@ -58,10 +61,17 @@ pub(crate) fn wake() {
     }
 }
 
+impl Wake for Waker {
+    fn wake(&self) {
+        Self::wake(self);
+    }
+}
+
 fn run(waker: &Waker) {
-    while let Some(members) = members() {
+    let own = OwnThread::begin();
+    while let Some(members) = members().filter(|_| !own.is_left_over()) {
         let mut fds = vec![wait::waiting_for(waker.fd())];
-        let mut deadline: Option<Instant> = None;
+        let mut deadline = own.look_again_after().map(|after| Instant::now() + after);
         for (fd, due) in members.iter().filter_map(|socket| socket.upgrade()?.wants_service()) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
