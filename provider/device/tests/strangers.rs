@@ -19,7 +19,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Write};
 use std::mem::zeroed;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -216,11 +216,15 @@ impl Puppet {
         match word {
             "create" => format!("{} {} {}", self.qp.qpn().get(), self.node.addr(0), self.node.mr.rkey().0),
             "connect" => {
-                let gid = self.node.context.gid(1, 0).unwrap();
+                let gid = match number(4) {
+                    0 => self.node.context.gid(1, 0).unwrap(),
+                    last => Ipv4Addr::new(127, 0, 0, last as u8).into(),
+                };
                 self.remote = Some(Window { addr: number(2), rkey: RKey(number(3) as u32) });
                 connect(&self.qp, self.node.av(0, gid), Qpn::new(number(1) as u32), PathMtu::Mtu4096);
                 "1".into()
             }
+            "gid" => self.node.context.gid(1, 0).unwrap().0[15].to_string(),
             "write" => self.write(Duration::from_secs(number(1))).to_string(),
             "post" => {
                 self.node.fill(0, MESSAGE, 7);
@@ -840,9 +844,48 @@ fn finds_the_port_taken() {
         return;
     }
     let place = Place::new();
-    let (_a, _b, _) = pair_of_victims(&place, "auto");
-    let text = said(&place.command("opens", attacker()).env(ROLE, "x").output().unwrap());
-    let expected = format!("UDP port 4791 of 127.0.0.1 belongs to user {}; stop", victim());
-    assert!(text.contains(&expected), "{text}");
+    // At all addresses, so that none is left for another user.
+    let _taken = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791)).unwrap();
+    let taken = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
+    taken.set_only_v6(true).unwrap();
+    // A host without IPv6 has no addresses of that family either.
+    let _ = taken.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 4791, 0, 0)));
+    let text = said(&place.command("opens", victim()).env(ROLE, "x").output().unwrap());
+    assert!(text.contains("UDP port 4791 of 127.0.0.1 belongs to user 0; stop"), "{text}");
+    done();
+}
+
+#[test]
+fn cards_of_two_users_exchange_data() {
+    run("two_users_exchange_data");
+}
+
+#[test]
+fn two_users_exchange_data() {
+    if !is_inside() {
+        return;
+    }
+    let place = Place::new();
+    for link in ["auto", "udp"] {
+        let users = [victim(), attacker()];
+        let mut pairs = users.map(|user| [(); 2].map(|()| place.peer(user, link)));
+        let made = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("create")));
+        let gids = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("gid")[0]));
+        assert_eq!(gids, [[1, 1], [2, 2]], "link {link}: the processes of a user agree on an address");
+        // The first of each user within the user, the second with that of the other user.
+        let connect = |of: &[u64], gid: u64| format!("connect {} {} {} {gid}", of[0], of[1], of[2]);
+        let [[a, b], [c, d]] = &mut pairs;
+        b.ask(&connect(&made[1][1], 2));
+        d.ask(&connect(&made[0][1], 1));
+        for peer in [&mut *b, &mut *d] {
+            assert!(peer.ask("write 1")[0] > 0, "link {link}: written and read back across users");
+            assert_eq!(peer.ask("refused"), [0]);
+        }
+        // A third process of each user finds the address that the others have.
+        drop((place.peer(users[0], link), a, c));
+        let mut late = place.peer(users[1], link);
+        late.ask("create");
+        assert_eq!(late.ask("gid"), [2], "link {link}");
+    }
     done();
 }

@@ -51,7 +51,7 @@ pub mod gsi;
 pub mod interceptor;
 mod links;
 mod multicast;
-mod notice;
+pub mod notice;
 pub mod poll_policy;
 #[allow(unsafe_code)]
 mod poller;

@@ -3,7 +3,8 @@
 use roxe_base::cancel::uncancelled;
 use std::fmt::Display;
 use std::io::Write;
+
 /// Tells the person who runs the program. A closed standard error is nobody to tell.
-pub(crate) fn tell(text: &dyn Display) {
+pub fn tell(text: &dyn Display) {
     let _ = uncancelled(|| writeln!(std::io::stderr(), "roxe: {text}"));
 }

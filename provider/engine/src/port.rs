@@ -7,6 +7,7 @@ use pnet_datalink::NetworkInterface;
 use roxe_base::config::{GidLayout, config};
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MSG_SIZE;
+use roxe_net::card_address;
 use roxe_wire::{Gid, PathMtu};
 use std::io;
 use std::net::IpAddr;
@@ -254,7 +255,7 @@ impl Port {
     /// The port over `netdev`.
     pub fn new(netdev: &Netdev) -> Self {
         let mut gids = GidTable::new(config().map(|config| config.gid_layout).unwrap_or_default());
-        gids.update(&netdev.addresses);
+        gids.update(&card_address::usable(&netdev.addresses));
         let (mac, mtu) = (netdev.mac, netdev.mtu);
         Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
     }
@@ -273,7 +274,7 @@ impl Port {
             Some(netdev) => {
                 (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
                 (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
-                self.gids.update(&netdev.addresses);
+                self.gids.update(&card_address::usable(&netdev.addresses));
             }
             None => {
                 (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);

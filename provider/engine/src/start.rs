@@ -16,7 +16,7 @@ use roxe_net::slot::SlotSocket;
 use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
-use roxe_net::udp_table::user_of_port;
+use roxe_net::udp_table::owner_of_port;
 use roxe_wire::Gid;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -208,10 +208,7 @@ pub(crate) fn explain(gid: Gid, cause: &io::Error) -> Error {
     let address = gid.to_ip();
     match cause.raw_os_error() {
         Some(errno @ libc::EADDRINUSE) => {
-            let whose = match user_of_port(gid) {
-                Some(uid) => format!("user {uid}"),
-                None => "another user, or a program that does not share it".to_owned(),
-            };
+            let whose = owner_of_port(gid).unwrap_or("another user, or a program that does not share it".to_owned());
             Error::host(
                 errno,
                 format!(

@@ -17,6 +17,7 @@
 //! - [`forward`]: frames that processes of one host send to each other's mailboxes
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
+//! - [`card_address`]: which addresses of an interface the card of this user has
 //! - [`local_port`]: the source port that only this user has, for packets between addresses of this host
 //! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
 //!   whose port 4791 of an address is
@@ -45,6 +46,7 @@
 #![deny(unsafe_code)]
 
 mod bpf;
+pub mod card_address;
 mod cmsg;
 pub mod drops;
 pub mod forward;

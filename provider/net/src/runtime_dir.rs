@@ -308,6 +308,11 @@ pub fn is_overflow_user() -> bool {
     roxe_base::privilege::effective_uid() == overflow_uid()
 }
 
+/// Returns true if the system shows `uid` for users that this user namespace does not map.
+pub(super) fn is_unmapped(uid: u32) -> bool {
+    uid == overflow_uid() && !is_mapped(uid)
+}
+
 fn overflow_uid() -> u32 {
     let text = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
     text.trim().parse().unwrap_or(OVERFLOW_UID)

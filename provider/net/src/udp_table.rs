@@ -1,6 +1,8 @@
 //! What `/proc/net/udp` and `/proc/net/udp6` say of the RoCE port: how many sockets have it at an
 //! address, and whose they are. Touches these files.
 
+use crate::runtime_dir;
+use roxe_base::privilege::effective_uid;
 use roxe_wire::{Gid, ROCE_PORT};
 use std::fs;
 use std::io;
@@ -17,16 +19,67 @@ pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     Ok(count)
 }
 
+/// The other user who has the RoCE port of `gid`, in words; `None`: it is free, or of this user.
+pub fn other_owner_of_port(gid: Gid) -> Option<String> {
+    owner_of_port(gid).filter(|_| RocePorts::read().is_of_other_user(gid))
+}
+
+/// The owner of the RoCE port of `gid`, in words; `None`: the system shows none.
+pub fn owner_of_port(gid: Gid) -> Option<String> {
+    let uid = user_of_port(gid)?;
+    // In a user namespace the system shows users that it does not map as one.
+    let is_unmapped = runtime_dir::is_unmapped(uid);
+    Some(if is_unmapped { "another user".to_owned() } else { format!("user {uid}") })
+}
+
 /// The user of a socket that is bound to the RoCE port of `gid`, or of all addresses.
-pub fn user_of_port(gid: Gid) -> Option<u32> {
-    let any = if gid.is_ipv4() { "0".repeat(8) } else { "0".repeat(32) };
-    users(&read(gid).ok()?, &[local(gid), format!("{any}:{ROCE_PORT:04X}")]).next()
+fn user_of_port(gid: Gid) -> Option<u32> {
+    users(&read(gid).ok()?, &[local(gid), any(gid)]).next()
 }
 
 /// Returns true if the RoCE port of `gid` belongs to another user of this host.
 pub(super) fn is_card_of_other_user(gid: Gid) -> bool {
-    let own = roxe_base::privilege::effective_uid();
-    read(gid).is_ok_and(|table| users(&table, &[local(gid)]).any(|uid| uid != own))
+    RocePorts::read().users(gid, false).any(|uid| uid != effective_uid())
+}
+
+/// The sockets of this network namespace, as both tables had them.
+#[derive(Debug)]
+pub(super) struct RocePorts {
+    tables: String,
+}
+
+impl RocePorts {
+    /// Reads the tables; where there are none, no port belongs to anybody.
+    pub(super) fn read() -> Self {
+        let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+        Self { tables: tables.concat() }
+    }
+
+    /// The users of the sockets at the port of `gid`, and of those at all addresses if `with_any`.
+    fn users(&self, gid: Gid, with_any: bool) -> impl Iterator<Item = u32> {
+        let locals = if with_any { vec![local(gid), any(gid)] } else { vec![local(gid)] };
+        users(&self.tables, &locals).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Returns true if another user has the port of `gid`.
+    pub(super) fn is_of_other_user(&self, gid: Gid) -> bool {
+        self.users(gid, true).any(|uid| uid != effective_uid())
+    }
+
+    /// Returns true if this user has the port of `gid`.
+    pub(super) fn is_of_this_user(&self, gid: Gid) -> bool {
+        self.users(gid, false).any(|uid| uid == effective_uid())
+    }
+
+    /// Returns true if nobody has the port of `gid`.
+    pub(super) fn is_free(&self, gid: Gid) -> bool {
+        self.users(gid, true).next().is_none()
+    }
+}
+
+/// How the table shows the RoCE port of all addresses of the family of `gid`.
+fn any(gid: Gid) -> String {
+    format!("{}:{ROCE_PORT:04X}", "0".repeat(if gid.is_ipv4() { 8 } else { 32 }))
 }
 
 fn read(gid: Gid) -> io::Result<String> {

@@ -9,13 +9,15 @@ use crate::devices::{devices, known_devices};
 use crate::fork;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
+use roxe_engine::notice;
 use roxe_engine::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
+use roxe_net::udp_table::other_owner_of_port;
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// A device, and an address of it.
 #[derive(Clone, Debug)]
@@ -62,9 +64,25 @@ impl DeviceAddr {
     }
 }
 
+/// Tells the person who runs the program, once, that connections to `gid` reach another user's card.
+fn tell_of_owner(gid: Gid, own: Gid) {
+    static TOLD: Once = Once::new();
+    if let Some(owner) = other_owner_of_port(gid) {
+        let (ip, own) = (gid.to_ip(), own.to_ip());
+        TOLD.call_once(|| notice::tell(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
+    }
+}
+
 /// Why no device has it.
 fn nowhere(gid: Gid) -> Error {
     let ip = gid.to_ip();
+    if let (Some(owner), Ok(own)) = (other_owner_of_port(gid), HostRoute::loopback(gid.is_ipv4())) {
+        let own = own.gid.to_ip();
+        return Error::new(
+            libc::EADDRINUSE,
+            format!("{ip} is the address of the card of {owner}; this user's card has {own}"),
+        );
+    }
     match UdpSocket::bind((ip, 0)) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             Error::new(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host"))
@@ -118,13 +136,31 @@ impl HostRoute {
         if to.ip().is_unspecified() {
             return Self::to_ourselves(source, to.is_ipv4());
         }
+        let is_chosen = source.is_none();
         let (source, hop_limit) = match source {
             // Groups are reached through the interface that has the address, whatever the routes
             // say.
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
             _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
-        Ok(Self { device_addr: DeviceAddr::of(source.into())?, source, destination: to.ip(), hop_limit })
+        let device_addr = DeviceAddr::of(source.into()).or_else(|error| match source {
+            // The card may have another address of the loopback interface.
+            _ if is_chosen && source.is_loopback() => {
+                let own = Self::loopback(source.is_ipv4())?;
+                tell_of_owner(to.ip().into(), own.gid);
+                Ok(own)
+            }
+            _ => Err(error),
+        })?;
+        let source = device_addr.gid.to_ip();
+        Ok(Self { device_addr, source, destination: to.ip(), hop_limit })
+    }
+
+    /// The address of the loopback interface that a card of this user has.
+    fn loopback(is_ipv4: bool) -> Result<DeviceAddr, Error> {
+        let is_it = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
+        let found = DeviceAddr::find(&devices()?, is_it)?;
+        found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of the loopback interface"))
     }
 
     /// From an address to itself.
