@@ -7,6 +7,7 @@
 use libc::c_int;
 use std::mem::size_of;
 use std::os::fd::RawFd;
+use std::time::{Duration, SystemTime};
 
 /// Bytes of control messages in one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
@@ -95,6 +96,13 @@ fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let data = rest.get(..len.checked_sub(HEADER)?)?;
     let behind = rest.get(data.len().next_multiple_of(WORD)..).unwrap_or_default();
     Some(((level, kind, data), behind))
+}
+
+/// The `struct timespec` in the data of a message, as time since 1970.
+pub(crate) fn time(data: &[u8]) -> Option<SystemTime> {
+    let (seconds, rest) = data.split_first_chunk()?;
+    let [seconds, nanos] = [*seconds, *rest.first_chunk()?].map(i64::from_ne_bytes).map(u64::try_from);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.ok()?) + Duration::from_nanos(nanos.ok()?))
 }
 
 /// The `int` in the data of a message; IPv4 TOS is a single byte.

@@ -30,6 +30,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 /// Where packets to addresses of this host leave from: a socket at the local port of this user.
 #[derive(Debug)]
@@ -105,9 +106,23 @@ impl BareLink {
         let address = socket_addr(gid, 0);
         let receiver = bare_socket(address, 0, BUFFER)?;
         receiver.bind(&SockAddr::from(address))?;
+        sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
         let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
         Ok(Self { receiver, local })
+    }
+
+    /// Receives a packet without waiting: its length, where it comes from, and when the kernel took
+    /// it in. `None`: nothing there.
+    ///
+    /// # Errors
+    /// As recv(2).
+    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Gid, u16, SystemTime)>> {
+        let mut control = Control::new();
+        let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control, 0)?;
+        let stamp =
+            control.iter().find_map(|(_, kind, data)| cmsg::time(data).filter(|_| kind == libc::SCM_TIMESTAMPNS));
+        Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
     }
 
     /// The socket to send to the peer with.

@@ -263,7 +263,7 @@ impl Target for AgentCard {
         self.tell_all()?;
         let deadline = self.start + until;
         let received = self.sockets.receive(deadline, self.first_near).map_err(|error| io_error(&error))?;
-        Ok(received.map(|(net, bytes)| (self.now(), Datagram { net, bytes })))
+        Ok(received.map(|(net, bytes, at)| (at.saturating_duration_since(self.start), Datagram { net, bytes })))
     }
 
     fn is_lost(&self) -> bool {

@@ -4,7 +4,7 @@ use crate::deviations::Deviations;
 use crate::run::{self, Outcome};
 use crate::script::{Script, ScriptError};
 use crate::target::Target;
-use crate::verdict::Verdict;
+use crate::verdict::{Failure, Verdict};
 use std::time::{Duration, Instant};
 
 /// Name and text of each script of `tests/conform`, which the build script lists.
@@ -23,6 +23,8 @@ pub struct Tried {
     pub parameters: String,
     /// What came of it.
     pub outcome: Outcome,
+    /// How often it was run.
+    pub tries: u32,
     /// How long that took.
     pub took: Duration,
 }
@@ -87,6 +89,41 @@ pub enum Progress<'a> {
     Ended(&'a Tried),
 }
 
+/// The judge may be so late without a word: less than any timer of a case.
+const ON_TIME: Duration = Duration::from_millis(20);
+/// Most tries of a case.
+const TRIES: u32 = 6;
+
+/// Does `run` for a case, and again if it fails: a card fails that does so twice while the judge is on time,
+/// before it passes twice. If the judge is late too often, nothing can be said. Returns how often
+/// the case was run, too.
+fn judge(mut run: impl FnMut() -> Outcome) -> (Outcome, u32) {
+    let (mut failed, mut passed) = (None, false);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut outcome = run();
+        let is_late = outcome.late > ON_TIME;
+        match &outcome.verdict {
+            Verdict::Fail(_) if !is_late && failed.is_some() => return (outcome, tries),
+            Verdict::Fail(_) if !is_late && tries < TRIES => failed = Some(outcome),
+            Verdict::Fail(failure) if tries >= TRIES => {
+                let failure = failure.clone();
+                if is_late {
+                    let received = format!("{}; the judge was late by {:.0?}", failure.received, outcome.late);
+                    outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure });
+                }
+                return (outcome, tries);
+            }
+            Verdict::Fail(_) => {}
+            Verdict::Pass if failed.is_some() && !std::mem::replace(&mut passed, true) && tries < TRIES => {}
+            // The target is gone, which the failure may have brought about.
+            Verdict::Inconclusive(_) => return (failed.unwrap_or(outcome), tries),
+            _ => return (outcome, tries),
+        }
+    }
+}
+
 /// Runs all cases of `scripts` and tells `progress` of each.
 pub fn run(
     scripts: &[Script],
@@ -101,7 +138,7 @@ pub fn run(
         for case in script.cases() {
             let (start, parameters) = (Instant::now(), case.to_string());
             progress(Progress::Begins(script, &parameters));
-            let mut outcome = run::run(script.name(), case, target);
+            let (mut outcome, tries) = judge(|| run::run(script.name(), case, target));
             if let (Verdict::Fail(failure), Some(reason)) =
                 (&outcome.verdict, deviations.reason(script.name(), &parameters))
             {
@@ -113,6 +150,7 @@ pub fn run(
                 clauses: script.clauses().to_vec(),
                 parameters,
                 outcome,
+                tries,
                 took: start.elapsed(),
             };
             progress(Progress::Ended(&tried));
@@ -124,4 +162,45 @@ pub fn run(
         }
     }
     report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Log;
+
+    /// The verdict on a case that ends like this when it is run again and again: `F` fails, `P`
+    /// passes, `l` fails while the judge is late, `i` finds no target.
+    fn judged(ends: &str) -> (&'static str, u32) {
+        let mut ends = ends.chars();
+        let run = || {
+            let (verdict, late) = match ends.next() {
+                Some('P') => (Verdict::Pass, 0),
+                Some('F') => (Verdict::Fail(Failure::default()), 0),
+                Some('i') => (Verdict::Inconclusive(Failure::default()), 0),
+                Some('l') => (Verdict::Fail(Failure::default()), 95),
+                other => panic!("run again: {other:?}"),
+            };
+            Outcome { verdict, log: Log::default(), late: Duration::from_millis(late) }
+        };
+        let (outcome, tries) = judge(run);
+        (outcome.verdict.word(), tries)
+    }
+
+    #[test]
+    fn case_fails_twice_on_time_or_not_at_all() {
+        assert_eq!(judged("P"), ("pass", 1));
+        assert_eq!(judged("FF"), ("FAIL", 2));
+        assert_eq!(judged("FPF"), ("FAIL", 3));
+        assert_eq!(judged("FPP"), ("pass", 3));
+        assert_eq!(judged("Fi"), ("FAIL", 2), "it has brought the card down");
+    }
+
+    #[test]
+    fn late_judge_tries_again_and_blames_no_card() {
+        assert_eq!(judged("lP"), ("pass", 2));
+        assert_eq!(judged("llFF"), ("FAIL", 4));
+        assert_eq!(judged("llllll"), ("inconclusive", 6));
+        assert_eq!(judged("Flllll"), ("inconclusive", 6));
+    }
 }

@@ -64,6 +64,10 @@ pub fn text(report: &Report) -> String {
     }
     let scripts = report.tried.chunk_by(|a, b| a.script == b.script).count();
     let counts = WORDS.map(|word| report.count(word));
+    let again = report.tried.iter().filter(|tried| tried.tries > 1).count();
+    if again > 0 {
+        let _ = writeln!(text, "\n{again} cases were run more than once: they failed, or the judge was late");
+    }
     let _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
     text
 }
@@ -79,7 +83,8 @@ pub fn json(report: &Report) -> String {
         json!({
             "script": tried.script, "parameters": tried.parameters, "title": tried.title, "clauses": tried.clauses,
             "verdict": verdict.word().to_ascii_lowercase(), "reason": reason(verdict), "failure": failure,
-            "packets": tried.outcome.log.packets().len(), "seconds": tried.took.as_secs_f64(),
+            "packets": tried.outcome.log.packets().len(), "tries": tried.tries,
+            "seconds": tried.took.as_secs_f64(),
         })
     };
     let sums: Value = WORDS.iter().map(|word| (word.to_ascii_lowercase(), json!(report.count(word)))).collect();

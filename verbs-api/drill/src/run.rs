@@ -17,6 +17,7 @@ use crate::target::Target;
 use crate::verdict::{Failure, Verdict};
 use state::{Run, Stop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// The most steps of a case, those of blocks counted each time.
 const MAX_STEPS: usize = 100_000;
@@ -28,11 +29,13 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// What went over the wire.
     pub log: Log,
+    /// How late the judge was at most. A card may have done something else because of that.
+    pub late: Duration,
 }
 
 /// Runs `case`, of the script that is called `name`. The target is reset before.
 pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
-    let early = |verdict| Outcome { verdict, log: Log::default() };
+    let early = |verdict| Outcome { verdict, log: Log::default(), late: Duration::ZERO };
     let Some(ipv6) = case.is_ipv6.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
         return early(Verdict::Unsupported("the card has no address of this family".into()));
     };
@@ -53,7 +56,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
             run.verdict(name, None, Stop::Differs { expected, received })
         }
     };
-    Outcome { verdict, log: run.log }
+    Outcome { verdict, log: run.log, late: run.late }
 }
 
 impl Run<'_> {

@@ -46,8 +46,8 @@ pub(super) struct Sockets {
     later: Option<Received>,
 }
 
-/// A packet, and what its IP header says.
-type Received = (NetHeader, Vec<u8>);
+/// A packet, what its IP header says, and when the kernel took it in.
+type Received = (NetHeader, Vec<u8>, Instant);
 
 impl Sockets {
     /// Opens sockets for the near side, and for the stranger if there is an address for it, to send
@@ -139,11 +139,11 @@ impl Sockets {
     /// The next packet of this case to this address; what has come already is taken even if the
     /// time is over.
     fn receive_at(&self, gid: Gid, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
-        let socket = self.socket(gid)?;
+        let near = self.all.get(&gid.0).ok_or_else(no_socket)?;
         loop {
             // 0 would mean without end.
             let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
-            match take(socket, gid, wait) {
+            match take(near, gid, wait) {
                 Ok(received) if is_of_this_case(&received.1, first) => return Ok(Some(received)),
                 other => {
                     if is_over(&other.map(|_| ()))? {
@@ -170,16 +170,18 @@ fn is_over(result: &io::Result<()>) -> io::Result<bool> {
     }
 }
 
-fn take(socket: &UdpSocket, address: Gid, wait: Duration) -> io::Result<Received> {
+fn take(near: &Near, address: Gid, wait: Duration) -> io::Result<Received> {
     let mut buffer = [0; MAX_DATAGRAM];
-    socket.set_read_timeout(Some(wait))?;
-    let (len, from) = socket.recv_from(&mut buffer)?;
+    near.receiver.set_read_timeout(Some(wait))?;
+    near.receiver.peek(&mut buffer[..1])?;
+    let (len, src, src_port, stamp) = near.link.receive(&mut buffer)?.ok_or(io::ErrorKind::WouldBlock)?;
+    // A clock that was set meanwhile says nothing.
+    let arrived = Instant::now() - stamp.elapsed().unwrap_or_default();
     let bytes = buffer.get(..len).unwrap_or_default().to_vec();
-    let net =
-        NetHeader { src: from.ip().into(), dst: address, src_port: from.port(), hop_limit: 64, ..NetHeader::default() };
+    let net = NetHeader { src, dst: address, src_port, hop_limit: 64, ..NetHeader::default() };
     // A socket does not show the identification; the one that explains the ICRC is taken.
     let ident = roxe_wire::icrc::solve_ident(&net, &bytes, 0).unwrap_or_default();
-    Ok((NetHeader { ident, ..net }, bytes))
+    Ok((NetHeader { ident, ..net }, bytes, arrived))
 }
 
 /// Whether a packet is of this case, and none with which roxe looks how packets arrive, or whether

@@ -27,7 +27,9 @@ impl Run<'_> {
         };
         let bytes = craft::build(spec, &usual, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
-        self.last = self.target.now();
+        // A script that waits for nothing in between means at once.
+        self.note_late(self.last + self.let_pass);
+        (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
         self.log.add(self.last, false, datagram.clone());
         self.target.send(&datagram)?;
         Ok(())
@@ -146,8 +148,14 @@ impl Run<'_> {
 
     /// The next packet of the card; it is well formed.
     fn next(&mut self, deadline: Duration) -> Result<Option<Vec<u8>>, Stop> {
-        let Some((at, datagram)) = self.target.receive(deadline)? else { return Ok(None) };
-        self.last = at;
+        let begun = self.target.now();
+        let Some((at, datagram)) = self.target.receive(deadline)? else {
+            self.let_pass += deadline.saturating_sub(begun);
+            self.note_late(deadline.max(begun));
+            return Ok(None);
+        };
+        self.note_late(at.max(begun));
+        (self.last, self.let_pass) = (at, Duration::ZERO);
         let bytes = datagram.bytes.clone();
         let flaw = craft::flaw(&datagram.net, &bytes, &self.world.near());
         self.came_to_stranger = datagram.net.dst == self.card.near[1];

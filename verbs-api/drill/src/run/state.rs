@@ -48,6 +48,10 @@ pub(super) struct Run<'a> {
     pub(super) log: Log,
     /// When the newest packet was sent or received.
     pub(super) last: Duration,
+    /// How long the script has let pass since then.
+    pub(super) let_pass: Duration,
+    /// How late the judge has been at most: in seeing a packet, in ending a wait, or in sending.
+    pub(super) late: Duration,
     /// The newest packet of the card came to the second address of the near side.
     pub(super) came_to_stranger: bool,
     pub(super) steps: usize,
@@ -60,7 +64,8 @@ impl<'a> Run<'a> {
         names.insert("near.id".into(), card.first_near.into());
         names.insert("near.guid".into(), card.guid);
         let (world, log, last) = (World::default(), Log::default(), target.now());
-        Self { target, card, names, world, log, last, came_to_stranger: false, steps: 0 }
+        let (let_pass, late) = (Duration::ZERO, Duration::ZERO);
+        Self { target, card, names, world, log, last, let_pass, late, came_to_stranger: false, steps: 0 }
     }
 
     /// A duration that the script says.
@@ -70,11 +75,22 @@ impl<'a> Run<'a> {
 
     /// Lets so much time pass.
     pub(super) fn pass(&mut self, time: Option<&Number>) -> Result<(), Stop> {
-        let until = self.target.now() + time.map_or(Ok(IDLE), |time| self.time(time))?;
+        let time = time.map_or(Ok(IDLE), |time| self.time(time))?;
+        let until = self.target.now() + time;
         while self.target.now() < until {
             self.target.pause(until);
         }
+        self.let_pass += time;
+        self.note_late(until);
         Ok(())
+    }
+
+    /// The judge has come to do something that was due at `due`.
+    pub(super) fn note_late(&mut self, due: Duration) {
+        // A card in this process has a clock that the judge moves.
+        if !self.card.jitter.is_zero() {
+            self.late = self.late.max(self.target.now().saturating_sub(due));
+        }
     }
 
     pub(super) fn deadline(&self, within: Option<&Number>) -> Result<Duration, Stop> {
