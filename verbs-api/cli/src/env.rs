@@ -4,10 +4,14 @@
 //! Without the view, which is a namespace and no variable. Touches the file system as `roxe run`
 //! does.
 
+use crate::library::link_folder;
+use crate::private_dir::base_folder;
 use crate::run::{Options, set_variables};
+use roxe_base::private_dir;
 use serde_json::{Map, Value};
 use std::error::Error;
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::process::Command;
 
 /// What `roxe env` was asked to do.
@@ -33,7 +37,8 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // Nothing is started: a command is what the variables are collected in.
     let mut command = Command::new("");
-    set_variables(&args.options, &mut command)?;
+    let library = set_variables(&args.options, &mut command)?;
+    check_lasts(&link_folder(&library)?)?;
     let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let pairs = set.map(|(name, value)| match (name.to_str(), value.to_str()) {
         (Some(name), Some(value)) => Ok((name.to_owned(), value.to_owned())),
@@ -41,6 +46,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     });
     let text = format(args.format, &pairs.collect::<Result<Vec<_>, _>>()?)?;
     Ok(stdout().write_all(text.as_bytes())?)
+}
+
+/// Refuses a `folder` whose name another user can take when the system has removed it: what is
+/// printed here may be kept in a file.
+fn check_lasts(folder: &Path) -> Result<(), String> {
+    let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
+    if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
+        return Err(format!(
+            "the libraries would lie in {}, which other users can make when it is gone (a restart removes it).\n  \
+             Set HOME or XDG_CACHE_HOME to a folder that only you can write.",
+            folder.display()
+        ));
+    }
+    Ok(())
 }
 
 fn format(format: Format, pairs: &[(String, String)]) -> Result<String, String> {
