@@ -5,6 +5,7 @@
 
 use crate::child::Ended;
 use crate::{output, progress, token};
+use roxe_base::private_file;
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
@@ -181,7 +182,7 @@ fn capture(folder: &Path, tried: &Tried) -> Result<()> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    Ok(fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
+    Ok(private_file::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
 }
 
 /// A target, and the process that it lives in if that is ours.

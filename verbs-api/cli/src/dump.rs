@@ -5,12 +5,13 @@
 //! `roxe_dissect`.
 
 use clap::ArgAction;
+use roxe_base::private_file;
 use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
 use std::error::Error;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufWriter, IsTerminal, Write, stdout};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -193,8 +194,8 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     }
     let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(title, &told, &analysis, &counts, notes);
-    let written = File::create(out).and_then(|mut file| file.write_all(ladder::render(&page).as_bytes()));
-    written.map_err(|error| Stop::Page { file: out.to_owned(), error })?;
+    private_file::write(out, ladder::render(&page).as_bytes())
+        .map_err(|error| Stop::Page { file: out.to_owned(), error })?;
     eprintln!("{counts}; written to {}", out.display());
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 use crate::drill::{Common, open};
 use crate::{output, progress};
+use roxe_base::private_file;
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::error::Error;
 use std::fs;
@@ -81,5 +82,6 @@ fn write(folder: &Path, finding: &Finding) -> Result<(), String> {
     let letters = finding.cause.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let name: String = letters.collect::<Vec<_>>().join("-").to_ascii_lowercase().chars().take(100).collect();
     let path = folder.join(format!("{name}.drill"));
-    fs::write(&path, &finding.script).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    private_file::write(&path, finding.script.as_bytes())
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

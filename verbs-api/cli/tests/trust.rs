@@ -15,7 +15,10 @@ impl Root {
         fs::create_dir(&path).unwrap();
         let root = Self(path.canonicalize().unwrap());
         fs::set_permissions(&root.0, Permissions::from_mode(0o755)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_roxe"), root.at("roxe")).unwrap();
+        // By a process of its own: a child that another test forks meanwhile would hold the file
+        // open for writing, and such a file cannot be run.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_roxe")).arg(root.at("roxe")).status();
+        assert!(copied.unwrap().success());
         root.folder("run", 0o700);
         root
     }
@@ -42,8 +45,8 @@ impl Root {
     fn folders(&self, umask: &str, variables: &[(&str, &Path)]) -> Vec<PathBuf> {
         let program = "echo ${LD_LIBRARY_PATH%%:*}; readlink -f ${LD_LIBRARY_PATH%%:*}/libibverbs.so.1";
         let output = self.roxe(&format!("umask {umask}; exec \"$ROXE\" run -- sh -c '{program}'"), variables);
-        let text = String::from_utf8(output.stdout).unwrap();
-        let (folder, library) = text.trim().split_once('\n').unwrap();
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        let (folder, library) = text.trim().split_once('\n').unwrap_or_else(|| panic!("{output:?}"));
         vec![folder.into(), Path::new(library).parent().unwrap().into()]
     }
 }
