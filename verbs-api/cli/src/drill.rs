@@ -86,7 +86,10 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
     };
     let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
     let report = run(&args.common, &scripts, |progress, line| {
-        if let Progress::Ended(tried) = progress {
+        // What did not pass is told with the reason, by `run`.
+        if let Progress::Ended(tried) = progress
+            && tried.outcome.verdict.failure().is_none()
+        {
             line.clear();
             output::line(format_args!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title));
         }
@@ -198,6 +201,9 @@ pub(crate) fn open(common: &Common) -> Result<Opened> {
         "self" => {
             let (agent, target) = start_agent()?;
             Ok(Opened { card: Box::new(connect(&target, common)?), _agent: Some(agent) })
+        }
+        other if !["://", ".", ":", "@"].iter().any(|part| other.contains(part)) => {
+            Err(format!("there is no target {other}; write virtual, self, or peer://HOST[:PORT]").into())
         }
         other => {
             let target = token::complete(&other.parse()?, common.token_file.as_deref())?;

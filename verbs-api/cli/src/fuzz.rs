@@ -22,9 +22,9 @@ pub(crate) struct Args {
     /// What the cases are made from; case number N of a run is the first of `--seed SEED+N`.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// End after so many cases.
-    #[arg(long, value_name = "N", default_value_t = u64::MAX)]
-    cases: u64,
+    /// End after so many cases [default: as many as there is time for].
+    #[arg(long, value_name = "N")]
+    cases: Option<u64>,
     /// For how long nothing must have come before a case is over; more for a slow card.
     #[arg(long, value_name = "MS", default_value_t = 5)]
     settle: u64,
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut target = open(&args.common)?;
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
-    let options = Options { seed: args.seed, time, cases: args.cases, settle, spares: args.spare };
+    let options = Options { seed: args.seed, time, cases: args.cases.unwrap_or(u64::MAX), settle, spares: args.spare };
     let mut written = Ok(());
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {

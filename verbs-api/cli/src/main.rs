@@ -190,7 +190,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => finish("devices", devices::run(&args)),
         Command::Config(args) => finish("config", config::run(&args)),
         Command::Rules(args) => finish("rules", rules::run(&args)),
-        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, Cli::command())),
+        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, &Cli::command())),
         Command::Counters => finish("counters", counters::run()),
         Command::Top(args) => finish("top", top::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),

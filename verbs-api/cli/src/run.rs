@@ -102,7 +102,12 @@ pub(crate) struct Args {
     #[arg(long)]
     no_view: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required_unless_present = "faults", value_name = "PROGRAM [ARGS]")]
+    #[arg(
+        trailing_var_arg = true,
+        required_unless_present = "faults",
+        value_name = "PROGRAM [ARGS]",
+        value_hint = clap::ValueHint::CommandWithArguments
+    )]
     command: Vec<OsString>,
 }
 
