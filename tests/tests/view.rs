@@ -326,8 +326,8 @@ fn moves_while_running() -> Verdict {
     if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(said(&output)) }
 }
 
-/// Two programs that would go on for long are ended by signals when both have written down that they
-/// have sent something: on a busy machine one may have done so 1,000 packets before the other.
+/// Two programs that would go on for long are ended by signals when both have written down that
+/// they have sent something: on a busy machine one may have done so 1,000 packets before the other.
 fn killed_are_printed() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");

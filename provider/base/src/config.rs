@@ -405,8 +405,8 @@ pub fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
     parse(|asked| (asked == "ROXE_NETDEV").then(|| value.to_owned())).map(|config| config.netdevs)
 }
 
-/// The value of a variable; none if it is empty, because scripts empty a variable where they mean to
-/// unset it.
+/// The value of a variable; none if it is empty, because scripts empty a variable where they mean
+/// to unset it.
 fn set_value(get: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     get(name).filter(|value| !value.trim().is_empty())
 }

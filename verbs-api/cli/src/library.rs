@@ -79,8 +79,8 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
     ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
-/// The folder with the links to `library`, made if need be: where the library was unpacked, else one
-/// per library file, so that two builds do not take each other's links away.
+/// The folder with the links to `library`, made if need be: where the library was unpacked, else
+/// one per library file, so that two builds do not take each other's links away.
 ///
 /// Any number of starts may do this at once: every step is either atomic or harmless when another
 /// process was faster.

@@ -24,8 +24,8 @@
 //! - `child.rs`: processes of `demo`, `drill` and the like that end with them
 //! - `output.rs`: lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go away
 //! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
-//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; `token.rs`, what a controller has to
-//!   show; what they do: the package `roxe-peer`
+//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; `token.rs`, what a controller has
+//!   to show; what they do: the package `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod asks;

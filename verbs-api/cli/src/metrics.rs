@@ -25,8 +25,8 @@ pub(crate) struct Args {
     /// 127.0.0.1:9417, until stopped; port 0 is any, and is printed.
     #[arg(long, value_name = "ADDR", conflicts_with = "output")]
     listen: Option<SocketAddr>,
-    /// With --listen: tell queue pairs apart, with their numbers and peers, which every user of this
-    /// host can then read. Without it, the numbers of a process are sums.
+    /// With --listen: tell queue pairs apart, with their numbers and peers, which every user of
+    /// this host can then read. Without it, the numbers of a process are sums.
     #[arg(long, requires = "listen")]
     per_qp: bool,
     /// Write to this file instead of standard output.
