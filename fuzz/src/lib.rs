@@ -4,6 +4,9 @@
 //!
 //! - parser: [`packet()`], [`ip()`], [`capture()`]; bytes from anybody; what is read is written
 //!   back
+//! - parser: [`dissect()`]; a capture file; what the page of it must not hold
+//! - parser: [`rsocket()`]; headers of rsockets, and what the peer of a stream says; what may be
+//!   unread and posted
 //! - parser: [`cm_mad()`]; a management datagram; what is read is written back, no bit is added
 //! - parser: [`rules()`]; the text of fault rules, and packets; what is parsed prints as the same;
 //!   equal rules judge alike
@@ -30,6 +33,7 @@
 mod capture;
 mod cm_machine;
 mod cm_mad;
+mod dissect;
 mod frame;
 mod host;
 mod icrc;
@@ -38,6 +42,7 @@ mod packet;
 mod peer_request;
 mod qp;
 mod replay;
+mod rsocket;
 mod rules;
 mod script;
 mod seeds;
@@ -45,6 +50,7 @@ mod seeds;
 pub use capture::capture;
 pub use cm_machine::cm_machine;
 pub use cm_mad::cm_mad;
+pub use dissect::dissect;
 pub use frame::frame;
 pub use host::{mailbox, ring};
 pub use icrc::icrc;
@@ -53,6 +59,7 @@ pub use packet::packet;
 pub use peer_request::peer_request;
 pub use qp::{hostile, qp_pair, requester, responder};
 pub use replay::replay;
+pub use rsocket::rsocket;
 pub use rules::rules;
 pub use script::script;
 pub use seeds::{Seed, seeds};

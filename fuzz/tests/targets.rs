@@ -18,6 +18,16 @@ fn ip() {
 }
 
 #[test]
+fn dissect() {
+    replay("dissect", roxe_fuzz::dissect, 4_000);
+}
+
+#[test]
+fn rsocket() {
+    replay("rsocket", roxe_fuzz::rsocket, 20_000);
+}
+
+#[test]
 fn cm_mad() {
     replay("cm_mad", roxe_fuzz::cm_mad, 20_000);
 }

@@ -1,14 +1,21 @@
 //! Builds the release binaries once, so that a plain `cargo test` needs no step before it.
 
-use std::path::PathBuf;
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 /// What people install.
 const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
 
-/// Path of the release build of the program `roxe`, with `libroxe.so` beside it; builds both on
-/// first use.
+/// What of it is run, the libraries beside the program.
+const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
+
+/// Path of the release build of the program `roxe`, with `libroxe.so` beside it, in
+/// [`shared_dir`]; builds both on first use.
 ///
 /// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).
 pub fn roxe() -> PathBuf {
@@ -20,6 +27,47 @@ pub fn roxe() -> PathBuf {
 /// there too.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// A folder for what tests run, the same for all tests of one build. Other users, the guest, and
+/// environments that hide /tmp or the folder of this user see it wherever the sources lie, and its
+/// path has no blank.
+pub fn shared_dir() -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let make = || {
+        let (mut hasher, uid) = (DefaultHasher::new(), own_uid()?);
+        let target = target_dir();
+        fs::create_dir_all(&target)?;
+        target.canonicalize()?.hash(&mut hasher);
+        let folder = PathBuf::from(format!("/var/tmp/roxe-tests-{uid}-{:016x}", hasher.finish()));
+        match DirBuilder::new().mode(0o755).create(&folder) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        let meta = fs::symlink_metadata(&folder)?;
+        let is_own = meta.is_dir() && meta.uid() == uid && meta.mode() & 0o022 == 0;
+        if is_own { Ok(folder) } else { Err(io::Error::other(format!("{} is not of this user", folder.display()))) }
+    };
+    FOLDER.get_or_init(|| make().unwrap_or_else(|e| panic!("no folder for programs in /var/tmp: {e}"))).clone()
+}
+
+fn own_uid() -> io::Result<u32> {
+    fs::metadata("/proc/self").map(|meta| meta.uid())
+}
+
+/// Copies `from` to `to` unless it is the same. A program that runs there meanwhile stays whole.
+fn stage(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::read(to).is_ok_and(|staged| fs::read(from).is_ok_and(|built| staged == built)) {
+        return Ok(());
+    }
+    let fresh = to.with_extension(format!("{}.new", std::process::id()));
+    // By another process: a child that is forked here meanwhile would hold the file open for
+    // writing, and such a file cannot be run.
+    let status = Command::new("cp").arg(from).arg(&fresh).status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("cannot copy {}", from.display())));
+    }
+    fs::rename(&fresh, to)
 }
 
 fn workspace() -> PathBuf {
@@ -40,7 +88,11 @@ pub fn hot_paths() -> PathBuf {
 
 fn build() -> PathBuf {
     release(&PRODUCT);
-    target_dir().join("release/roxe")
+    let (from, to) = (target_dir().join("release"), shared_dir());
+    for file in FILES {
+        stage(&from.join(file), &to.join(file)).unwrap_or_else(|e| panic!("{}: {e}", to.join(file).display()));
+    }
+    to.join("roxe")
 }
 
 fn release(what: &[&str]) {

@@ -75,13 +75,13 @@ pub fn compile(
 }
 
 /// Compiles `tests/clients/SOURCE` with `compiler`, these options and libraries to a program or
-/// library that stays: in `clients` in the folder that Cargo builds into.
+/// library that stays: in `clients` in [`build::shared_dir`].
 ///
 /// # Errors
 /// What the compiler says, or why the program cannot be put there.
 pub fn kept(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
     let compiled = Compiled::with_flags(compiler, flags, source, libraries, "kept")?;
-    let folder = build::target_dir().join("clients");
+    let folder = build::shared_dir().join("clients");
     let program = folder.join(compiled.program.file_name().unwrap_or_default());
     // Another process may run the one that is there: it is replaced, not written to.
     let new = folder.join(format!("{}.new", std::process::id()));

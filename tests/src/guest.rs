@@ -11,7 +11,7 @@ pub mod link;
 mod news;
 pub mod sides;
 
-use crate::pair;
+use crate::{build, pair};
 use kernel::Kernel;
 use news::News;
 use std::fs::{self, File};
@@ -181,7 +181,8 @@ impl Drop for Guest {
 
 /// The folder of this process, and an end to those whose process is gone.
 fn fresh_folder() -> io::Result<PathBuf> {
-    let all = kernel::folder();
+    let all = build::shared_dir().join("guest");
+    fs::create_dir_all(&all)?;
     for entry in fs::read_dir(&all)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -19,7 +19,7 @@ fn compile() -> Result<String, String> {
     let files = fs::read_dir(&source).map_err(|e| format!("{}: {e}", source.display()))?;
     let files = files.filter_map(|entry| Some(entry.ok()?.path()));
     let sources: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "c")).collect();
-    let folder = build::target_dir().join("clients");
+    let folder = build::shared_dir().join("clients");
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     // Another process may run the one that is there: it is replaced, not written to.
     let (program, new) = (folder.join("misuse"), folder.join(format!("misuse.{}", std::process::id())));

@@ -106,6 +106,7 @@ fn environments() -> Vec<Environment> {
         works("no /proc", mounted("mount -t tmpfs none /proc")),
         works("a read-only root, and a /tmp that cannot be written", read_only("/ /tmp")),
         works("20 open files", words("prlimit --nofile=20")),
+        works("files of 100 KB at most", words("prlimit --fsize=102400")),
         works("no memory may be locked", words("prlimit --memlock=0")),
         works("no HOME", words("env -u HOME -u XDG_RUNTIME_DIR")),
         works("a container's system calls and rights", {

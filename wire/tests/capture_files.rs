@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use roxe_wire::capture::{
-    CaptureError, Direction, Frame, LinkType, Outgoing, frames, ip_packet, write_interface, write_packet,
-    write_section, writer,
+    CaptureError, Direction, Frame, LinkType, MAX_INTERFACES, Outgoing, frames, ip_packet, write_interface,
+    write_packet, write_section, writer,
 };
 use roxe_wire::{Gid, NetHeader, icrc};
 use std::net::Ipv4Addr;
@@ -128,6 +128,23 @@ fn sections_have_interfaces_of_their_own() {
         Err(CaptureError::BadBlock),
     ];
     assert_eq!(file.frames(), expected);
+}
+
+#[test]
+fn interfaces_of_a_section_are_known_up_to_the_limit() {
+    let most = MAX_INTERFACES as u32;
+    let link = |id: u32| if id.is_multiple_of(2) { 1 } else { 276 };
+    let section = File::default().section(false);
+    let described = (0..=most).fold(section, |file, id| file.interface(link(id), 0, Some(9)));
+    let file = (0..=most).fold(described, |file, id| file.packet(id, u64::from(id), b"data"));
+    let found = file.frames();
+    let (last, known) = found.split_last().unwrap();
+    assert_eq!(*last, Err(CaptureError::TooManyInterfaces));
+    for (id, found) in (0..).zip(known) {
+        assert_eq!(*found, frame(u64::from(id), LinkType::from_number(link(id)), b"data"));
+    }
+    let early = File::default().section(false).packet(0, 1, b"data").interface(1, 0, None);
+    assert_eq!(early.frames(), [Err(CaptureError::BadBlock)], "an interface is described before its packets");
 }
 
 #[test]

@@ -287,10 +287,10 @@ pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
 
-/// The environment variable `name`; not set for a program that has rights which whoever started it
-/// lacks.
+/// The environment variable `name`; not set if it is empty, or for a program that has rights which
+/// whoever started it lacks.
 pub fn variable(name: &str) -> Option<OsString> {
-    if is_privileged_start() { None } else { std::env::var_os(name) }
+    if is_privileged_start() { None } else { std::env::var_os(name).filter(|value| !value.is_empty()) }
 }
 
 fn text_of(name: &str) -> Option<String> {
@@ -315,8 +315,7 @@ pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
 
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     let switch = |name, default| parse_with(&get, name, "it must be on or off", default, |text| word(&SWITCH, text));
-    let file =
-        |name| parse_with(&get, name, "it must be a path", None, |text| Some((!text.is_empty()).then(|| text.into())));
+    let file = |name| parse_with(&get, name, "it must be a path", None, |text| Some(Some(text.into())));
     Ok(Config {
         netdevs: parse_with(
             &get,
@@ -355,7 +354,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         explain: parse_with(&get, "ROXE_EXPLAIN", "it must be off, line or full", Explain::Off, |text| {
             word(&EXPLANATIONS, text)
         })?,
-        check: get("ROXE_CHECK").filter(|text| !matches!(&**text, "" | "off" | "0" | "no")),
+        check: set_value(&get, "ROXE_CHECK").filter(|text| !matches!(&**text, "off" | "0" | "no")),
         check_report: file("ROXE_CHECK_REPORT")?,
         check_report_format: parse_with(
             &get,
@@ -382,7 +381,7 @@ fn parse_stats(text: &str) -> Option<Stats> {
 /// What `ROXE_WEAKEST` asks for; what is wrong with it is the parser's to say.
 fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, ConfigError> {
     let name = "ROXE_WEAKEST";
-    let Some(value) = get(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let Some(value) = set_value(get, name) else { return Ok(None) };
     let wanted = value.parse::<Wanted>().map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
     Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
@@ -391,7 +390,7 @@ fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, 
 /// parser's to say.
 fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
     let name = "ROXE_FAULTS";
-    let Some(value) = get(name) else { return Ok(None) };
+    let Some(value) = set_value(get, name) else { return Ok(None) };
     let text = match value.trim().strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}")),
         None => Ok(value.clone()),
@@ -406,6 +405,12 @@ pub fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
     parse(|asked| (asked == "ROXE_NETDEV").then(|| value.to_owned())).map(|config| config.netdevs)
 }
 
+/// The value of a variable; none if it is empty, because scripts empty a variable where they mean
+/// to unset it.
+fn set_value(get: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    get(name).filter(|value| !value.trim().is_empty())
+}
+
 fn parse_with<T>(
     get: impl Fn(&str) -> Option<String>,
     name: &'static str,
@@ -413,7 +418,7 @@ fn parse_with<T>(
     default: T,
     read: impl Fn(&str) -> Option<T>,
 ) -> Result<T, ConfigError> {
-    let Some(value) = get(name) else { return Ok(default) };
+    let Some(value) = set_value(get, name) else { return Ok(default) };
     read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
@@ -450,6 +455,13 @@ mod tests {
         assert!(config.steering && config.gso && config.gro && config.rings);
         assert_eq!((config.dcqcn, config.stats, config.faults, config.capture), (false, Stats::Off, None, None));
         assert_eq!((config.counters, config.stats_files, config.trace, config.weakest), (None, None, None, None));
+    }
+
+    #[test]
+    fn empty_variables_are_unset_ones() {
+        let unset = format!("{:?}", parse(|_| None).unwrap());
+        assert_eq!(format!("{:?}", parse(|_| Some(String::new())).unwrap()), unset);
+        assert_eq!(format!("{:?}", parse(|_| Some(" ".to_owned())).unwrap()), unset);
     }
 
     #[test]

@@ -22,7 +22,8 @@
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
 //! - [`privilege`]: the user and the privileges of the process
-//! - [`private_file`]: files that the user names for captures and traces
+//! - [`private_dir`]: folders that nobody else can exchange; [`private_file`]: files that the user
+//!   names for captures and traces
 //!
 //! # The life of a lock
 //!
@@ -53,6 +54,7 @@ pub mod limits;
 pub mod lock;
 #[allow(unsafe_code)]
 pub mod own_threads;
+pub mod private_dir;
 pub mod private_file;
 #[allow(unsafe_code)]
 pub mod privilege;

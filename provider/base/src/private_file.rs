@@ -1,13 +1,13 @@
-//! Files that the user names for what a process writes down: captures and traces.
+//! Files that the user names for what a process writes down: captures, traces, reports, pages.
 //!
 //! They hold what programs send each other and the keys of their memory, so a new one is for its
 //! owner only, and none is written where somebody else could have put a file or a link. Touches
 //! the file system.
 
 use crate::privilege::effective_uid;
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Opens `path` as `options` say, which must not truncate it, and makes it if it is not there.
@@ -23,6 +23,57 @@ pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)?;
     check_is_ours(&file.metadata()?)?;
     Ok(file)
+}
+
+/// Writes a whole file at `path`, as [`open`] opens it. What stands for an open file of this
+/// process, such as /dev/stdout, is written to as well.
+pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let is_of_system = path.parent().is_some_and(|folder| [Path::new("/dev"), Path::new("/dev/fd")].contains(&folder));
+    if is_of_system {
+        return OpenOptions::new().write(true).open(path)?.write_all(content);
+    }
+    let mut file = open(OpenOptions::new().write(true).truncate(false), path)?;
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(content)
+}
+
+/// Gives the file at `path` this content at once, so that a reader never sees half of it. The file
+/// is new: its mode is that of the file that it replaces, or 0600. Errors are those of [`open`].
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mode = match fs::symlink_metadata(path) {
+        Ok(meta) => check_is_ours(&meta).map(|()| meta.mode() & 0o777)?,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => 0o600,
+        Err(cause) => return Err(cause),
+    };
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{:016x}.new", crate::random::number()?));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    file.write_all(content)
+        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
+        .and_then(|()| fs::rename(&fresh, path))
+        .inspect_err(|_| _ = fs::remove_file(&fresh))
+}
+
+/// Checks that `path` can be opened by [`open`] and that there is a folder for it. Makes nothing.
+pub fn check(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(meta) => check_is_ours(&meta),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let missing = || {
+                let folder = folder.unwrap_or(path).display();
+                io::Error::new(
+                    io::ErrorKind::NotFound,
+                    format!("there is no folder {folder}; make it, or name another file"),
+                )
+            };
+            if folder.is_none_or(Path::is_dir) { Ok(()) } else { Err(missing()) }
+        }
+        Err(cause) => Err(cause),
+    }
 }
 
 fn check_is_ours(meta: &Metadata) -> io::Result<()> {
@@ -61,5 +112,78 @@ mod tests {
         let id = std::process::id();
         assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
         assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
+    }
+
+    type Put = fn(&Path) -> io::Result<()>;
+
+    /// Every way of writing a file that the user names, and the name it is told in a failure.
+    const WAYS: [(&str, Put); 3] = [
+        ("write", |path| write(path, b"new")),
+        ("replace", |path| replace(path, b"new")),
+        ("append", |path| open(OpenOptions::new().append(true), path)?.write_all(b"new")),
+    ];
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("roxe-private-file-{}-{name}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn new_files_are_for_their_owner_and_existing_modes_stay() {
+        let folder = scratch("modes");
+        for (way, put) in WAYS {
+            let path = folder.join(way);
+            put(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{way}");
+            fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+            put(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640, "{way}");
+        }
+        assert_eq!(fs::read(folder.join("write")).unwrap(), b"new");
+        assert_eq!(fs::read(folder.join("replace")).unwrap(), b"new");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), WAYS.len(), "nothing else is left");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn links_and_files_of_others_are_refused_and_stay() {
+        let folder = scratch("others");
+        let target = folder.join("target");
+        let (link, name, foreign) = (folder.join("link"), folder.join("name"), folder.join("foreign"));
+        fs::write(&target, "precious").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        fs::hard_link(&target, &name).unwrap();
+        fs::write(&foreign, "precious").unwrap();
+        let is_root = effective_uid() == 0;
+        if is_root {
+            std::os::unix::fs::chown(&foreign, Some(12_345), None).unwrap();
+        }
+        let refused = [Some(&link), Some(&name), Some(&foreign).filter(|_| is_root)];
+        for path in refused.into_iter().flatten() {
+            for (way, put) in WAYS.into_iter().chain([("check", check as Put)]) {
+                let cause = put(path).unwrap_err();
+                assert_eq!(cause.kind(), io::ErrorKind::PermissionDenied, "{way} {path:?}: {cause}");
+                assert_eq!(fs::read(path).unwrap(), b"precious", "{way} {path:?}");
+            }
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn check_names_a_missing_folder_and_makes_nothing() {
+        let folder = scratch("missing");
+        assert!(check(&folder.join("no/file")).unwrap_err().to_string().contains("no; make it"));
+        check(&folder.join("file")).unwrap();
+        check(Path::new("file")).unwrap();
+        check(&folder).unwrap_err();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn open_files_of_the_process_are_written_by_name() {
+        write(Path::new("/dev/null"), b"x").unwrap();
+        write(Path::new("/dev/stderr"), b"").unwrap();
     }
 }

@@ -15,19 +15,17 @@
 use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::private_dir::{self, is_everybody_mapped, overflow_uid};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the kernel shows in place of a user that the namespace does not map, where it does not say
-/// otherwise.
-const OVERFLOW_UID: u32 = 65_534;
 /// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
 
@@ -120,11 +118,11 @@ impl RuntimeDir {
 
     fn open(candidates: &Candidates, uid: u32) -> io::Result<Self> {
         let Candidates { named, fixed } = candidates;
-        let own = Self::choose(named.iter().chain(fixed), uid)?;
-        if named.as_ref() != Some(&own.path) {
+        let (at, own) = Self::choose(named.iter().chain(fixed), uid)?;
+        if named.is_none() || at > 0 {
             return Ok(own);
         }
-        let common = match Self::choose(fixed, uid) {
+        let common = match Self::choose(fixed, uid).map(|(_, common)| common) {
             // Those who know this folder still meet.
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => None,
             common => Some(Box::new(common?)),
@@ -132,15 +130,16 @@ impl RuntimeDir {
         Ok(Self { common: common.filter(|common| common.path != own.path), ..own })
     }
 
-    fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<Self> {
+    /// The first of `candidates` that will do, and its place among them.
+    fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<(usize, Self)> {
         let refuse = |why: Unusable| io::Error::new(io::ErrorKind::PermissionDenied, why);
         if !is_mapped(uid) {
             return Err(refuse(Unusable::Unmapped(uid)));
         }
         let mut tried = Vec::new();
-        for path in candidates {
+        for (at, path) in candidates.into_iter().enumerate() {
             match Self::prepare(path, uid) {
-                Ok(dir) => return Ok(dir),
+                Ok(dir) => return Ok((at, dir)),
                 Err(Refusal::Unfit(why)) => tried.push((path.clone(), why)),
                 Err(Refusal::Failed(cause)) => return Err(cause),
             }
@@ -150,29 +149,14 @@ impl RuntimeDir {
 
     /// Makes the folder at `path` unless it is there, and checks that it is ours alone.
     fn prepare(path: &Path, uid: u32) -> Result<Self, Refusal> {
-        let unfit = |why: &dyn std::fmt::Display| Refusal::Unfit(why.to_string());
-        let is_shared = check_parent(path, uid).map_err(|why| unfit(&why))?;
-        match DirBuilder::new().mode(0o700).create(path) {
-            Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(unfit(&cause)),
-            _ => {}
+        let folder = private_dir::make(path).map_err(|why| Refusal::Unfit(why.to_string()))?;
+        let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
+        if folder.path.as_os_str().as_bytes().len() > room {
+            return Err(Refusal::Unfit(format!("its path is longer than {room} bytes")));
         }
-        let meta = fs::symlink_metadata(path).map_err(|cause| unfit(&cause))?;
-        if !meta.is_dir() {
-            return Err(unfit(&"it is not a folder"));
-        }
-        if meta.uid() != uid {
-            return Err(unfit(&format!("it belongs to user {}", meta.uid())));
-        }
-        if meta.mode() & 0o022 != 0 {
-            // Others may have left names in it that would pass for ours.
-            return Err(unfit(&"others can write in it"));
-        }
-        if meta.mode() & 0o7777 != 0o700 {
-            fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(|cause| unfit(&cause))?;
-        }
-        let shared = if is_shared { File::open(path).ok() } else { None };
-        let shared = shared.filter(|folder| folder.try_lock_shared().is_ok());
-        let dir = Self { path: path.into(), uid, _shared: shared, common: None };
+        let shared = if folder.is_in_shared { File::open(&folder.path).ok() } else { None };
+        let shared = shared.filter(|shared| shared.try_lock_shared().is_ok());
+        let dir = Self { path: folder.path, uid, _shared: shared, common: None };
         socket_file::try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
             _ => Refusal::Unfit(format!("it takes no sockets: {cause}")),
@@ -270,35 +254,10 @@ fn is_name(entry: &fs::DirEntry) -> bool {
     kind.is_socket() || kind.is_symlink() && leads_to_name()
 }
 
-/// Whether nobody but our user, and root, can rename or remove what is in the folder above `path`.
-/// If so: whether others keep things there, too.
-fn check_parent(path: &Path, uid: u32) -> Result<bool, String> {
-    let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
-    if path.as_os_str().as_bytes().len() > room {
-        return Err(format!("its path is longer than {room} bytes"));
-    }
-    let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-    let meta = fs::metadata(parent).map_err(|cause| format!("{}: {cause}", parent.display()))?;
-    // In a user namespace that does not map root, what is root's shows as the overflow uid; so does
-    // what is of others who are not mapped, but places that those choose are not among the
-    // candidates.
-    if ![uid, 0, overflow_uid()].contains(&meta.uid()) {
-        return Err(format!("{} belongs to user {}", parent.display(), meta.uid()));
-    }
-    let (is_shared, is_sticky) = (meta.mode() & 0o022 != 0, meta.mode() & 0o1000 != 0);
-    if is_shared && !is_sticky { Err(format!("others can write in {}", parent.display())) } else { Ok(is_shared) }
-}
-
 /// Whether `uid` is a user of its own, and not what stands for all those that this user namespace
 /// does not map.
 fn is_mapped(uid: u32) -> bool {
-    uid != overflow_uid() || fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_everybody(&map))
-}
-
-/// Whether the lines of a `uid_map` leave nobody out (`man 7 user_namespaces`).
-fn maps_everybody(map: &str) -> bool {
-    let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
-    counts.sum::<u64>() >= u64::from(u32::MAX)
+    uid != overflow_uid() || is_everybody_mapped()
 }
 
 /// Whether this process runs as the user that stands for everybody whom a user namespace does not
@@ -311,11 +270,6 @@ pub fn is_overflow_user() -> bool {
 /// Returns true if the system shows `uid` for users that this user namespace does not map.
 pub(super) fn is_unmapped(uid: u32) -> bool {
     uid == overflow_uid() && !is_mapped(uid)
-}
-
-fn overflow_uid() -> u32 {
-    let text = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-    text.trim().parse().unwrap_or(OVERFLOW_UID)
 }
 
 /// This process has bound `path`, which is removed when the process exits, and before it the `link`

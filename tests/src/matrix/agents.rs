@@ -65,9 +65,9 @@ impl Agents {
             }
             thread::sleep(LOOK);
         };
-        let target = format!("{token}@{}:{port}", link::GUEST_V4);
+        let target = format!("{}:{port}", link::GUEST_V4);
         let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
-        let envs = [("ROXE_STATS".to_owned(), "on".to_owned())];
+        let envs = [("ROXE_STATS".to_owned(), "on".to_owned()), ("ROXE_PEER_TOKEN".to_owned(), token)];
         let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + LIMIT)?;
         let trouble = guest.run(&format!("dmesg | grep -E '{TROUBLE}' | grep -vE '{}' || true", self.known))?;

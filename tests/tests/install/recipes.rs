@@ -15,6 +15,8 @@ use std::path::PathBuf;
 /// Options with quotes and blanks, as a workflow has them.
 const OPTIONS: &str = "--check --faults 'seed=1; drop 1%'";
 const URL: &str = "https://gitlab.example/group/roxe.git";
+/// What a stranger may add to them, as by a pull request: a shell would run it.
+const COMMAND: &str = "$(touch planted)";
 /// What the job sees of them: the card, the options, and which program is found.
 const SEEN: &str = "ibv_devices | grep -o roxe0; echo \"$ROXE_CHECK, $ROXE_FAULTS\"; command -v roxe";
 
@@ -112,7 +114,9 @@ pub(crate) fn github() -> Verdict {
     // A mistake in the options ends the job.
     let (_, wrong) = run("--faults 'drop 1'");
     let refused = !wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("drop 1");
-    all_good(&[(right, good), (refused, wrong)])
+    let (_, foreign) = run(&format!("{OPTIONS} {COMMAND}"));
+    let ran_nothing = !foreign.status.success() && !root.0.join("work/planted").exists();
+    all_good(&[(right, good), (refused, wrong), (ran_nothing, foreign)])
 }
 
 /// As the runner of GitLab does it: the lines before the job and those of the job are one script.
@@ -126,13 +130,18 @@ pub(crate) fn gitlab() -> Verdict {
     let lines: Vec<&str> = lines.iter().map_while(|line| line.trim().strip_prefix("- ")).collect();
     let script = format!("set -eo pipefail\n{}\n{SEEN}\n", lines.join("\n"));
     fs::write(root.0.join("work/job.sh"), script).expect("the temporary folder can be written");
-    let variables = format!("ROXE_SOURCE={URL} ROXE_OPTIONS={}", quoted(OPTIONS));
     // The image has the programs that Cargo installs in PATH.
-    let output = root.run(&format!("export {variables} PATH=$HOME/.cargo/bin:$PATH; bash job.sh"));
+    let run = |options: &str| {
+        let variables = format!("ROXE_SOURCE={URL} ROXE_OPTIONS={}", quoted(options));
+        root.run(&format!("export {variables} PATH=$HOME/.cargo/bin:$PATH; bash job.sh"))
+    };
+    let output = run(OPTIONS);
     let program = root.0.join("home/.cargo/bin/roxe");
     let seen = format!("roxe0\non, seed=1; drop 1%\n{}\n", program.display());
     let right = lines.len() > 2 && output.status.success() && String::from_utf8_lossy(&output.stdout).ends_with(&seen);
-    all_good(&[(right, output)])
+    let foreign = run(&format!("{OPTIONS} {COMMAND}"));
+    let ran_nothing = !foreign.status.success() && !root.0.join("work/planted").exists();
+    all_good(&[(right, output), (ran_nothing, foreign)])
 }
 
 /// One word of a shell.

@@ -1,16 +1,18 @@
 //! The shared objects that this program carries, for where none lie beside it (`cargo install`):
-//! unpacked to a folder that only this user can write, one for each version and content.
+//! unpacked to a folder that only this user can write, one for each version and content. Also where
+//! such folders are.
 //!
 //! What is there is compared with what this program carries, byte by byte, before it is used, and
 //! replaced by renaming if it differs. Touches the file system.
 
-use crate::private_dir::{FolderError, base_folder, place, private_folder};
+use crate::private_dir::{FolderError, base_folder, place};
 use nix::sys::statvfs::{FsFlags, statvfs};
+use roxe_base::private_dir::{self, Unfit};
 use roxe_bundle::shared_object;
 use std::env::var_os;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 /// The library, as Cargo names it.
 pub(crate) const LIBRARY: &str = "libroxe.so";
@@ -22,9 +24,11 @@ const OBJECTS: [(&str, &[u8]); 2] =
 
 /// Why one folder does not do.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error(transparent)]
-    Folder(#[from] FolderError),
+    Base(FolderError),
+    #[error("{}: {why}", path.display())]
+    Folder { path: PathBuf, why: Unfit },
     #[error("{}: {cause}", path.display())]
     File { path: PathBuf, cause: io::Error },
     #[error("{}: nothing may be run from there (it is mounted noexec)", .0.display())]
@@ -34,18 +38,29 @@ enum Refusal {
 /// The library, ready to be loaded, with the shim beside it. The error names each folder that was
 /// tried, and why it did not do.
 pub(crate) fn unpack() -> Result<PathBuf, String> {
+    Ok(folder(&folder_name(&OBJECTS), |folder| place_all(folder, &OBJECTS))?.join(LIBRARY))
+}
+
+/// The folder `name` for libraries, filled by `fill`: in the cache of this user, else in the folder
+/// where processes find each other. The error names each that was tried, and why it did not do.
+pub(crate) fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), Refusal>) -> Result<PathBuf, String> {
+    let within = |base: &Path| {
+        let path = base.join(name);
+        let made = private_dir::make_all(&path).map_err(|why| Refusal::Folder { path, why })?;
+        fill(&made.path).map(|()| made.path)
+    };
     let cache = cache_home(var_os("XDG_CACHE_HOME"), var_os("HOME"));
-    let in_cache = cache.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME is set".to_owned()).and_then(|cache| {
-        // Who may write there is looked at below.
-        let made = fs::create_dir_all(&cache).map_err(|cause| Refusal::File { path: cache.clone(), cause });
-        made.and_then(|()| Ok(private_folder(&cache.join("roxe"))?))
-            .and_then(|base| unpack_to(&base, &OBJECTS))
-            .map_err(|refusal| refusal.to_string())
-    });
+    let in_cache = cache.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME is set".to_owned());
+    let in_cache = in_cache.and_then(|cache| within(&cache.join("roxe")).map_err(|refusal| refusal.to_string()));
     in_cache.or_else(|first| {
-        let second = base_folder().map_err(Refusal::from).and_then(|base| unpack_to(&base, &OBJECTS));
+        let second = base_folder().map_err(Refusal::Base).and_then(|base| within(&base));
         second.map_err(|second| format!("{first}\n  {second}"))
     })
+}
+
+/// Returns true if the libraries in `folder` were unpacked by this program.
+pub(crate) fn is_unpacked(folder: &Path) -> bool {
+    folder.ends_with(folder_name(&OBJECTS))
 }
 
 /// The folder for what can be made anew (XDG Base Directory Specification).
@@ -54,16 +69,17 @@ fn cache_home(named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf
     named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
-fn unpack_to(base: &Path, objects: &[(&str, &[u8])]) -> Result<PathBuf, Refusal> {
-    let version = env!("CARGO_PKG_VERSION");
-    let folder = private_folder(&base.join(format!("lib-{version}-{:016x}", content_hash(objects))))?;
-    if statvfs(&folder).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC)) {
-        return Err(Refusal::NoExec(folder));
+fn folder_name(objects: &[(&str, &[u8])]) -> String {
+    format!("lib-{}-{:016x}", env!("CARGO_PKG_VERSION"), content_hash(objects))
+}
+
+fn place_all(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), Refusal> {
+    if statvfs(folder).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC)) {
+        return Err(Refusal::NoExec(folder.into()));
     }
-    for (name, bytes) in objects {
-        place(&folder, name, bytes).map_err(|cause| Refusal::File { path: folder.join(name), cause })?;
-    }
-    Ok(folder.join(LIBRARY))
+    objects.iter().try_for_each(|(name, bytes)| {
+        place(folder, name, bytes).map(drop).map_err(|cause| Refusal::File { path: folder.join(name), cause })
+    })
 }
 
 /// A name for what `objects` hold. FNV-1a takes the bytes of a library one by one, which is longer
@@ -79,15 +95,10 @@ fn content_hash(objects: &[(&str, &[u8])]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
 
     const SOME: [(&str, &[u8]); 2] = [("libroxe.so", b"library"), ("librspreload.so", b"shim")];
-
-    fn scratch(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("roxe-cli-bundled-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
 
     #[test]
     fn this_program_carries_both_libraries() {
@@ -97,34 +108,25 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_changed_is_replaced_and_what_is_right_is_kept() {
-        let base = scratch("changed");
-        let library = unpack_to(&base, &SOME).unwrap();
+    fn changed_libraries_are_replaced_and_right_ones_kept() {
+        let folder = std::env::temp_dir().join(format!("roxe-cli-bundled-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        place_all(&folder, &SOME).unwrap();
+        let library = folder.join(LIBRARY);
         let inode = fs::metadata(&library).unwrap().ino();
-        assert_eq!(unpack_to(&base, &SOME).unwrap(), library);
+        place_all(&folder, &SOME).unwrap();
         assert_eq!(fs::metadata(&library).unwrap().ino(), inode);
         fs::write(&library, b"planted").unwrap();
-        unpack_to(&base, &SOME).unwrap();
+        place_all(&folder, &SOME).unwrap();
         assert_eq!(fs::read(&library).unwrap(), b"library");
-        let folder = library.parent().unwrap();
-        assert_eq!(fs::metadata(folder).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(fs::read_dir(folder).unwrap().count(), 2, "no temporary file is left");
-        fs::remove_dir_all(base).unwrap();
-    }
-
-    #[test]
-    fn a_folder_that_others_may_write_is_not_used() {
-        let base = scratch("open");
-        let folder = unpack_to(&base, &SOME).unwrap().parent().unwrap().to_owned();
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(unpack_to(&base, &SOME), Err(Refusal::Folder(FolderError::Untrusted { .. }))));
-        fs::remove_dir_all(base).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "no temporary file is left");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn other_contents_have_another_folder() {
         let other: [(&str, &[u8]); 2] = [("libroxe.so", b"libraru"), ("librspreload.so", b"shim")];
-        assert_ne!(content_hash(&SOME), content_hash(&other));
+        assert_ne!(folder_name(&SOME), folder_name(&other));
     }
 
     #[test]

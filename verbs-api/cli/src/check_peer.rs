@@ -1,26 +1,35 @@
 //! `roxe check-peer`: whether two cards understand each other. Here: its options, and the table.
 
 use crate::progress::Progress;
+use crate::token;
 use roxe_peer::check::{self, Check, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::error::Error;
 use std::io::{self, Write as _, stdout};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::thread;
 
 /// What `roxe check-peer` was asked to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The agent beside the other card: TOKEN@HOST:PORT, as `roxe peer` printed them there.
+    /// The agent beside the other card: HOST[:PORT], as `roxe peer` printed it there. Its token is
+    /// in ROXE_PEER_TOKEN.
     #[arg(value_name = "TARGET")]
     far: Target,
     /// Only checks whose names have every one of these words, such as `RC SEND mtu=1024 ipv4`.
     #[arg(value_name = "WORD")]
     words: Vec<String>,
+    /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// Another agent instead of this host's card.
     #[arg(long, value_name = "TARGET", conflicts_with = "device")]
     near: Option<Target>,
+    /// Read the token of the agent of --near from this file instead of ROXE_PEER_TOKEN.
+    #[arg(long, value_name = "FILE", requires = "near")]
+    near_token_file: Option<PathBuf>,
     /// This host's device [default: the first one].
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -42,7 +51,8 @@ struct Count {
 
 /// Does the checks and prints what became of them; an error if one failed, or none was done.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let (mut near, mut far) = (open_near(args)?, Client::open(&args.far)?);
+    let target = token::complete(&args.far, args.token_file.as_deref())?;
+    let (mut near, mut far) = (open_near(args)?, Client::open(&target)?);
     let mut out = stdout();
     writeln!(out, "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
     let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
@@ -116,10 +126,11 @@ fn one_pair(
 /// The card here: an agent in this process, or the one that was named.
 fn open_near(args: &Args) -> Result<Client, Box<dyn Error>> {
     if let Some(near) = &args.near {
-        return Ok(Client::open(near)?);
+        return Ok(Client::open(&token::complete(near, args.near_token_file.as_deref())?)?);
     }
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    let server = Server::bind(&Options { listen, device: args.device.clone(), port: 1 }).map_err(|refusal| {
+    let options = Options { listen, device: args.device.clone(), port: 1, token: None };
+    let server = Server::bind(&options).map_err(|refusal| {
         io::Error::other(format!("{refusal}\n  For roxe's card: roxe run -- roxe check-peer ..."))
     })?;
     let (address, token) = (server.address()?, server.token().to_owned());

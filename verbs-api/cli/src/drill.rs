@@ -4,9 +4,11 @@
 //! `roxe_drill`.
 
 use crate::child::Ended;
-use crate::{output, progress};
+use crate::{output, progress, token};
+use roxe_base::private_file;
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
+use roxe_peer::client;
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
@@ -18,9 +20,12 @@ use std::process::{Command, Stdio};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Common {
     /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (a program
-    /// of this host on roxe's first device, over UDP), or `peer://TOKEN@HOST[:PORT]` (an agent,
-    /// `roxe peer`, beside any card).
+    /// of this host on roxe's first device, over UDP), or `peer://HOST[:PORT]` (an agent, `roxe
+    /// peer`, beside any card, whose token is in ROXE_PEER_TOKEN).
     pub(crate) target: String,
+    /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// An address of this host for the near side, and another one for packets of strangers
     /// [default: by the way to the card].
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
@@ -81,7 +86,10 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
     };
     let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
     let report = run(&args.common, &scripts, |progress, line| {
-        if let Progress::Ended(tried) = progress {
+        // What did not pass is told with the reason, by `run`.
+        if let Progress::Ended(tried) = progress
+            && tried.outcome.verdict.failure().is_none()
+        {
             line.clear();
             output::line(format_args!("{}  {}: {}", tried.outcome.verdict.word(), tried.name(), tried.title));
         }
@@ -177,7 +185,7 @@ fn capture(folder: &Path, tried: &Tried) -> Result<()> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    Ok(fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
+    Ok(private_file::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
 }
 
 /// A target, and the process that it lives in if that is ours.
@@ -194,21 +202,27 @@ pub(crate) fn open(common: &Common) -> Result<Opened> {
             let (agent, target) = start_agent()?;
             Ok(Opened { card: Box::new(connect(&target, common)?), _agent: Some(agent) })
         }
-        other => Ok(Opened { card: Box::new(connect(other, common)?), _agent: None }),
+        other if !["://", ".", ":", "@"].iter().any(|part| other.contains(part)) => {
+            Err(format!("there is no target {other}; write virtual, self, or peer://HOST[:PORT]").into())
+        }
+        other => {
+            let target = token::complete(&other.parse()?, common.token_file.as_deref())?;
+            Ok(Opened { card: Box::new(connect(&target, common)?), _agent: None })
+        }
     }
 }
 
-fn connect(target: &str, common: &Common) -> Result<AgentCard> {
-    let parsed = target.parse()?;
-    Ok(AgentCard::connect(&parsed, &common.near).map_err(|refused| format!("{target}: {refused}"))?)
+fn connect(target: &client::Target, common: &Common) -> Result<AgentCard> {
+    let refused = |why| format!("{}: {why}", target.address);
+    Ok(AgentCard::connect(target, &common.near).map_err(refused)?)
 }
 
 /// Starts `roxe peer` on roxe's devices, whose packets shall go over the wire.
-fn start_agent() -> Result<(Ended, String)> {
+fn start_agent() -> Result<(Ended, client::Target)> {
     let program = std::env::current_exe()?;
     let mut command = Command::new(&program);
     command.args(["run", "--"]).arg(&program).args(["peer", "--once", "--listen", "127.0.0.1:0"]);
-    command.env("ROXE_LINK", "udp").stdin(Stdio::null()).stdout(Stdio::piped());
+    command.env("ROXE_LINK", "udp").env_remove(token::VARIABLE).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut agent = Ended(command.spawn()?);
     let mut line = String::new();
     if let Some(output) = agent.0.stdout.take() {
@@ -218,5 +232,5 @@ fn start_agent() -> Result<(Ended, String)> {
     let ["listening", address, "token", token] = words[..] else {
         return Err(format!("roxe peer did not start: {line}").into());
     };
-    Ok((agent, format!("{token}@{address}")))
+    Ok((agent, client::Target { token: token.to_owned(), address: address.to_owned() }))
 }

@@ -5,13 +5,14 @@
 //! `roxe_dissect`.
 
 use clap::ArgAction;
+use roxe_base::private_file;
 use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
 use std::error::Error;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{BufWriter, IsTerminal, Write, stdout};
+use std::fs;
+use std::io::{self, BufWriter, IsTerminal, Read as _, Write, stdin, stdout};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -87,10 +88,26 @@ fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
     Ok(number(first)?..=number(last)?)
 }
 
+/// What a file that gzip has made begins with (RFC 1952).
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// All of a file; `-` is standard input.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return fs::read(path);
+    }
+    let mut bytes = Vec::new();
+    stdin().lock().read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Prints the file.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = args.file.display();
-    let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let file = read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    if file.starts_with(&GZIP) {
+        return Err(format!("{name} is compressed.\n  Read it with `gzip -dc {name} | roxe dump -`.").into());
+    }
     let done = match &args.html {
         Some(out) => write_page(&file, args, out),
         None => {
@@ -115,9 +132,9 @@ enum Stop {
     #[error("frame {0} is bad: {1}")]
     Bad(usize, Integrity),
     #[error("{0}")]
-    Output(#[from] std::io::Error),
+    Output(#[from] io::Error),
     #[error("cannot write {}: {error}", file.display())]
-    Page { file: PathBuf, error: std::io::Error },
+    Page { file: PathBuf, error: io::Error },
 }
 
 fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Result<(), Stop> {
@@ -193,8 +210,8 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     }
     let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(title, &told, &analysis, &counts, notes);
-    let written = File::create(out).and_then(|mut file| file.write_all(ladder::render(&page).as_bytes()));
-    written.map_err(|error| Stop::Page { file: out.to_owned(), error })?;
+    private_file::write(out, ladder::render(&page).as_bytes())
+        .map_err(|error| Stop::Page { file: out.to_owned(), error })?;
     eprintln!("{counts}; written to {}", out.display());
     Ok(())
 }

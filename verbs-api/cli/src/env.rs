@@ -4,10 +4,14 @@
 //! Without the view, which is a namespace and no variable. Touches the file system as `roxe run`
 //! does.
 
+use crate::library::link_folder;
+use crate::private_dir::base_folder;
 use crate::run::{Options, set_variables};
+use roxe_base::private_dir;
 use serde_json::{Map, Value};
 use std::error::Error;
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::process::Command;
 
 /// What `roxe env` was asked to do.
@@ -33,53 +37,140 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // Nothing is started: a command is what the variables are collected in.
     let mut command = Command::new("");
-    set_variables(&args.options, &mut command)?;
+    let library = set_variables(&args.options, &mut command)?;
+    check_lasts(&link_folder(&library)?)?;
     let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let pairs = set.map(|(name, value)| match (name.to_str(), value.to_str()) {
         (Some(name), Some(value)) => Ok((name.to_owned(), value.to_owned())),
         _ => Err(format!("{} cannot be printed: it is not UTF-8", name.display())),
     });
-    let text = format(args.format, &pairs.collect::<Result<Vec<_>, _>>()?)?;
+    let text = format(args.format, &pairs.collect::<Result<Vec<_>, _>>()?);
     Ok(stdout().write_all(text.as_bytes())?)
 }
 
-fn format(format: Format, pairs: &[(String, String)]) -> Result<String, String> {
+/// Refuses a `folder` whose name another user can take when the system has removed it: what is
+/// printed here may be kept in a file.
+fn check_lasts(folder: &Path) -> Result<(), String> {
+    let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
+    if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
+        return Err(format!(
+            "the libraries would lie in {}, which other users can make when it is gone (a restart removes it).\n  \
+             Set HOME or XDG_CACHE_HOME to a folder that only you can write.",
+            folder.display()
+        ));
+    }
+    Ok(())
+}
+
+fn format(format: Format, pairs: &[(String, String)]) -> String {
     if format == Format::Json {
         let map: Map<String, Value> = pairs.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
-        return Ok(format!("{:#}\n", Value::from(map)));
+        return format!("{:#}\n", Value::from(map));
     }
     pairs.iter().map(|(name, value)| line(format, name, value)).collect()
 }
 
-fn line(format: Format, name: &str, value: &str) -> Result<String, String> {
+fn line(format: Format, name: &str, value: &str) -> String {
     match format {
         Format::Github if value.contains('\n') => {
-            Err(format!("{name} has more than one line, which $GITHUB_ENV cannot hold"))
+            let mut end = "END".to_owned();
+            while value.contains(&end) {
+                end.push('_');
+            }
+            format!("{name}<<{end}\n{value}\n{end}\n")
         }
-        Format::Github => Ok(format!("{name}={value}\n")),
-        Format::Cmake => Ok(format!("set(ENV{{{name}}} [==[{value}]==])\n")),
-        _ => Ok(format!("export {name}='{}'\n", value.replace('\'', "'\\''"))),
+        Format::Github => format!("{name}={value}\n"),
+        Format::Cmake => cmake(name, value, std::env::var(name).ok().as_deref()),
+        _ => format!("export {name}='{}'\n", value.replace('\'', "'\\''")),
     }
+}
+
+/// Variables that hold lists, which a program's environment may have as well, and what stands
+/// between their entries.
+const LISTS: [(&str, &str); 5] = [
+    ("LD_LIBRARY_PATH", ":"),
+    ("LD_PRELOAD", ":"),
+    ("VALGRIND_OPTS", " "),
+    ("TSAN_OPTIONS", ":"),
+    ("ASAN_OPTIONS", ":"),
+];
+
+/// What sets a variable when CMake or ctest reads it. `old` is the value of this process, which the
+/// new one may end with; the reader has one of its own, in front of which ours goes, once.
+fn cmake(name: &str, value: &str, old: Option<&str>) -> String {
+    let old = old.unwrap_or_default();
+    let list = LISTS.iter().find(|(list, _)| *list == name).and_then(|(_, separator)| {
+        let own = if old.is_empty() { Some(value) } else { value.strip_suffix(old)?.strip_suffix(separator) };
+        Some((own?, separator))
+    });
+    let Some((own, separator)) = list else { return format!("set(ENV{{{name}}} {})\n", bracketed(value)) };
+    format!(
+        "set(roxe_own {})\n\
+         string(FIND \"$ENV{{{name}}}\" \"${{roxe_own}}\" roxe_at)\n\
+         if(\"$ENV{{{name}}}\" STREQUAL \"\")\n  \
+         set(ENV{{{name}}} \"${{roxe_own}}\")\n\
+         elseif(roxe_at EQUAL -1)\n  \
+         set(ENV{{{name}}} \"${{roxe_own}}{separator}$ENV{{{name}}}\")\n\
+         endif()\n",
+        bracketed(own)
+    )
+}
+
+/// An argument of CMake that stands for itself.
+fn bracketed(value: &str) -> String {
+    let mut equals = "==".to_owned();
+    while format!("{value}]").contains(&format!("]{equals}]")) {
+        equals.push('=');
+    }
+    format!("[{equals}[{value}]{equals}]")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn formatted(how: Format, value: &str) -> Result<String, String> {
+    fn formatted(how: Format, value: &str) -> String {
         format(how, &[("NAME".to_owned(), value.to_owned())])
     }
 
     #[test]
     fn each_reader_gets_its_own_quotes() {
-        assert_eq!(formatted(Format::Sh, "it's $x").unwrap(), "export NAME='it'\\''s $x'\n");
-        assert_eq!(formatted(Format::Github, "a b").unwrap(), "NAME=a b\n");
-        assert_eq!(formatted(Format::Cmake, "a;\"b\"").unwrap(), "set(ENV{NAME} [==[a;\"b\"]==])\n");
-        assert_eq!(formatted(Format::Json, "a\"b").unwrap(), "{\n  \"NAME\": \"a\\\"b\"\n}\n");
+        assert_eq!(formatted(Format::Sh, "it's $x"), "export NAME='it'\\''s $x'\n");
+        assert_eq!(formatted(Format::Github, "a b"), "NAME=a b\n");
+        assert_eq!(formatted(Format::Cmake, "a;\"b\""), "set(ENV{NAME} [==[a;\"b\"]==])\n");
+        assert_eq!(formatted(Format::Json, "a\"b"), "{\n  \"NAME\": \"a\\\"b\"\n}\n");
     }
 
     #[test]
-    fn a_value_of_several_lines_is_no_line_of_github() {
-        assert!(formatted(Format::Github, "a\nEVIL=b").unwrap_err().contains("NAME"));
+    fn value_of_several_lines_sets_one_variable_of_github() {
+        assert_eq!(formatted(Format::Github, "a\nEVIL=b"), "NAME<<END\na\nEVIL=b\nEND\n");
+        assert_eq!(formatted(Format::Github, "a\nEND\nEVIL=b"), "NAME<<END_\na\nEND\nEVIL=b\nEND_\n");
+    }
+
+    #[test]
+    fn cmake_argument_stands_for_any_value() {
+        for (value, argument) in
+            [("a", "[==[a]==]"), ("]==]", "[===[]==]]===]"), ("a]==", "[===[a]==]===]"), ("]", "[==[]]==]")]
+        {
+            assert_eq!(bracketed(value), argument);
+        }
+    }
+
+    /// CMake itself reads the text, twice, in an environment that has lists of its own or none.
+    #[test]
+    fn cmake_adds_to_lists_of_its_reader_once() {
+        if Command::new("cmake").arg("--version").output().is_err() {
+            return eprintln!("skipped: cmake is not installed");
+        }
+        let text = cmake("LD_LIBRARY_PATH", "/ours:/old", Some("/old")) + &cmake("LD_PRELOAD", "/lib]==].so", None);
+        let file = std::env::temp_dir().join(format!("roxe-cli-env-{}.cmake", std::process::id()));
+        let show = "message(\"$ENV{LD_LIBRARY_PATH} $ENV{LD_PRELOAD}\")\n";
+        std::fs::write(&file, text.repeat(2) + show).unwrap();
+        let read = |path: &str| {
+            let output = Command::new("cmake").arg("-P").arg(&file).env("LD_LIBRARY_PATH", path).output().unwrap();
+            String::from_utf8(output.stderr).unwrap()
+        };
+        assert_eq!([read("/theirs"), read("")], ["/ours:/theirs /lib]==].so\n", "/ours /lib]==].so\n"]);
+        std::fs::remove_file(file).unwrap();
     }
 }

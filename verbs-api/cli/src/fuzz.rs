@@ -4,6 +4,7 @@
 
 use crate::drill::{Common, open};
 use crate::{output, progress};
+use roxe_base::private_file;
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::error::Error;
 use std::fs;
@@ -21,9 +22,9 @@ pub(crate) struct Args {
     /// What the cases are made from; case number N of a run is the first of `--seed SEED+N`.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// End after so many cases.
-    #[arg(long, value_name = "N", default_value_t = u64::MAX)]
-    cases: u64,
+    /// End after so many cases [default: as many as there is time for].
+    #[arg(long, value_name = "N")]
+    cases: Option<u64>,
     /// For how long nothing must have come before a case is over; more for a slow card.
     #[arg(long, value_name = "MS", default_value_t = 5)]
     settle: u64,
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut target = open(&args.common)?;
     let (time, settle) = (Duration::from_secs(args.seconds), Duration::from_millis(args.settle));
-    let options = Options { seed: args.seed, time, cases: args.cases, settle, spares: args.spare };
+    let options = Options { seed: args.seed, time, cases: args.cases.unwrap_or(u64::MAX), settle, spares: args.spare };
     let mut written = Ok(());
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
@@ -81,5 +82,6 @@ fn write(folder: &Path, finding: &Finding) -> Result<(), String> {
     let letters = finding.cause.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let name: String = letters.collect::<Vec<_>>().join("-").to_ascii_lowercase().chars().take(100).collect();
     let path = folder.join(format!("{name}.drill"));
-    fs::write(&path, &finding.script).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    private_file::write(&path, finding.script.as_bytes())
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

@@ -3,8 +3,9 @@
 //!
 //! Touches the file system and the environment.
 
-use crate::bundled::{self, LIBRARY, SHIM};
-use crate::private_dir::{FolderError, base_folder, fnv1a, place_link, private_folder};
+use crate::bundled::{self, LIBRARY, Refusal, SHIM};
+use crate::private_dir::{FolderError, fnv1a, place_link, private_folder};
+use roxe_base::private_dir;
 use roxe_provider::config::variable;
 use std::ffi::OsString;
 use std::io;
@@ -39,14 +40,16 @@ pub(crate) fn find() -> Result<PathBuf, LibraryError> {
         return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
     }
     let places = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
-    let beside = places.iter().find_map(|path| path.canonicalize().ok());
-    beside.map_or_else(unpacked, Ok)
+    // Nobody else may have put it there, as in /tmp. Without it there is still the one in this
+    // program.
+    let beside = places.iter().find_map(|path| private_dir::check(path).ok());
+    beside.map_or_else(unpacked, |library| Ok(library.path))
 }
 
 /// The socket shim: the one beside `library`, else the one in this program.
 pub(crate) fn shim(library: &Path) -> Result<PathBuf, LibraryError> {
-    let beside = library.with_file_name(SHIM);
-    if beside.is_file() { Ok(beside) } else { Ok(unpacked()?.with_file_name(SHIM)) }
+    let beside = private_dir::check(&library.with_file_name(SHIM));
+    beside.map_or_else(|_| Ok(unpacked()?.with_file_name(SHIM)), |shim| Ok(shim.path))
 }
 
 fn unpacked() -> Result<PathBuf, LibraryError> {
@@ -76,18 +79,25 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
     ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
-/// The folder with the links to `library`, made if need be.
+/// The folder with the links to `library`, made if need be: where the library was unpacked, else
+/// one per library file, so that two builds do not take each other's links away.
 ///
-/// There is one folder per library file, so that two builds do not take each other's links away.
 /// Any number of starts may do this at once: every step is either atomic or harmless when another
 /// process was faster.
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
-    let base = base_folder()?;
-    let folder = private_folder(&base.join(format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()))))?;
-    for name in LINKS.into_iter().chain(BARE_LINKS) {
-        place_link(&folder, name, library).map_err(|cause| FolderError::Unusable { path: folder.clone(), cause })?;
+    let link = |folder: &Path| {
+        let mut names = LINKS.into_iter().chain(BARE_LINKS);
+        let failed = |cause| Refusal::File { path: folder.into(), cause };
+        names.try_for_each(|name| place_link(folder, name, library)).map_err(failed)
+    };
+    let unpacked = library.parent().filter(|folder| bundled::is_unpacked(folder));
+    if let Some(folder) = unpacked.and_then(|folder| private_folder(folder).ok())
+        && link(&folder).is_ok()
+    {
+        return Ok(folder);
     }
-    Ok(folder)
+    let name = format!("lib-{:016x}", fnv1a(library.as_os_str().as_bytes()));
+    bundled::folder(&name, link).map_err(FolderError::Links)
 }
 
 #[cfg(test)]

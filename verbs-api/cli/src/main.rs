@@ -24,8 +24,8 @@
 //! - `child.rs`: processes of `demo`, `drill` and the like that end with them
 //! - `output.rs`: lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go away
 //! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
-//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; what they do: the package
-//!   `roxe-peer`
+//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; `token.rs`, what a controller has
+//!   to show; what they do: the package `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod asks;
@@ -59,6 +59,7 @@ mod run;
 mod stats;
 mod status;
 mod table;
+mod token;
 mod top;
 mod view;
 
@@ -189,7 +190,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => finish("devices", devices::run(&args)),
         Command::Config(args) => finish("config", config::run(&args)),
         Command::Rules(args) => finish("rules", rules::run(&args)),
-        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, Cli::command())),
+        Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, &Cli::command())),
         Command::Counters => finish("counters", counters::run()),
         Command::Top(args) => finish("top", top::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),

@@ -7,13 +7,15 @@
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
 use crate::status::{Process, Qp, processes};
+use roxe_base::private_file;
+use roxe_peer::visitors::{self, Timed};
 use roxe_provider::Counters;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write, stdout};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What `roxe metrics` was asked to do.
@@ -23,6 +25,10 @@ pub(crate) struct Args {
     /// 127.0.0.1:9417, until stopped; port 0 is any, and is printed.
     #[arg(long, value_name = "ADDR", conflicts_with = "output")]
     listen: Option<SocketAddr>,
+    /// With --listen: tell queue pairs apart, with their numbers and peers, which every user of
+    /// this host can then read. Without it, the numbers of a process are sums.
+    #[arg(long, requires = "listen")]
+    per_qp: bool,
     /// Write to this file instead of standard output.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -33,24 +39,27 @@ pub(crate) struct Args {
 /// Writes the numbers, once or for everybody who asks.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     match (&args.listen, &args.output) {
-        (Some(address), _) => serve(*address, args.pid),
+        (Some(address), _) => serve(*address, args.pid, if args.per_qp { Detail::EachQp } else { Detail::Sums }),
         (None, Some(file)) => {
-            let text = text(&processes(args.pid)?);
-            replace(file, &text).map_err(|error| format!("cannot write {}: {error}", file.display()).into())
+            let text = text(&processes(args.pid)?, Detail::EachQp);
+            let failed = |error| format!("cannot write {}: {error}", file.display());
+            Ok(private_file::replace(file, text.as_bytes()).map_err(failed)?)
         }
-        (None, None) => Ok(stdout().write_all(text(&processes(args.pid)?).as_bytes())?),
+        (None, None) => Ok(stdout().write_all(text(&processes(args.pid)?, Detail::EachQp).as_bytes())?),
     }
 }
 
-/// Gives `file` this content at once.
-fn replace(file: &Path, text: &str) -> io::Result<()> {
-    let mut new = file.as_os_str().to_owned();
-    new.push(format!(".{}.new", std::process::id()));
-    fs::write(&new, text).and_then(|()| fs::rename(&new, file)).inspect_err(|_| _ = fs::remove_file(&new))
+/// What is said of queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Detail {
+    /// Each one, with its number and its peer: those who know them can forge packets.
+    EachQp,
+    /// Sums for a process.
+    Sums,
 }
 
-/// Answers one request after the other. Whoever is on this host may ask, so others are not let in.
-fn serve(address: SocketAddr, pid: Option<u32>) -> Result<(), Box<dyn Error>> {
+/// Answers requests. Every user of this host may ask, so other hosts are not let in.
+fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result<(), Box<dyn Error>> {
     if !address.ip().is_loopback() {
         return Err(
             format!("{address} is no address of the loopback interface; give 127.0.0.1:PORT or [::1]:PORT").into()
@@ -58,31 +67,37 @@ fn serve(address: SocketAddr, pid: Option<u32>) -> Result<(), Box<dyn Error>> {
     }
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen at {address}: {error}"))?;
     writeln!(stdout(), "http://{}/metrics", listener.local_addr()?)?;
-    for stream in listener.incoming() {
-        // Who asks and goes away, or says nothing, is no reason to end.
-        let _ = stream.and_then(|stream| answer(stream, pid));
-    }
-    Ok(())
+    let serve = move |stream, _visit| {
+        // A client that goes away, or says nothing, is no reason to end.
+        let _ = answer(stream, pid, detail);
+    };
+    Ok(visitors::accept(&listener, CLIENTS, serve)?)
 }
 
-fn answer(stream: TcpStream, pid: Option<u32>) -> io::Result<()> {
-    /// Bytes of a request that are read, and how long it may take.
+/// Clients that are served at once; another one ends the oldest.
+const CLIENTS: usize = 16;
+
+fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()> {
+    /// Bytes of a request that are read.
     const REQUEST: u64 = 16 << 10;
-    const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
-    stream.set_read_timeout(PATIENCE)?;
-    stream.set_write_timeout(PATIENCE)?;
-    let mut lines = BufReader::new((&stream).take(REQUEST)).lines();
+    /// How long all of a request may take, and all of an answer.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let mut stream = Timed::new(stream, PATIENCE);
+    let mut lines = BufReader::new((&mut stream).take(REQUEST)).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
     let (status, kind, body) = match request.split(' ').collect::<Vec<_>>()[..] {
-        ["GET", "/metrics" | "/", _] => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?)),
+        ["GET", "/metrics" | "/", _] => {
+            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?, detail))
+        }
         ["GET", ..] => ("404 Not Found", "text/plain; charset=utf-8", "the numbers are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "text/plain; charset=utf-8", "only GET is known\n".to_owned()),
     };
     let length = body.len();
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-    (&stream).write_all((head + &body).as_bytes())
+    stream.restart(PATIENCE);
+    stream.write_all((head + &body).as_bytes())
 }
 
 /// A number of a queue pair: name of the metric, whether it only grows, what it says, and the name
@@ -112,7 +127,7 @@ const QP_METRICS: [QpMetric; 14] = [
 ];
 
 /// All numbers of these processes.
-fn text(processes: &[Process]) -> String {
+fn text(processes: &[Process], detail: Detail) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
     for process in processes {
@@ -127,18 +142,21 @@ fn text(processes: &[Process]) -> String {
         }
     }
     let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
-    out.begin("roxe_qp_info", GAUGE, "1 for each queue pair, with what it is");
-    for (process, qp) in qps() {
-        let mut labels = of_qp(process, qp);
-        let known = ["service", "state", "peer", "address", "path_mtu", "error"];
-        labels.extend(known.map(|name| (name, qp.text(name))));
-        out.sample("roxe_qp_info", &labels, "1");
-    }
+    let each = detail == Detail::EachQp;
+    out.begin("roxe_qp_info", GAUGE, "Queue pairs that are this");
+    let known = ["service", "state", "peer", "address", "path_mtu", "error"];
+    let shown = known.into_iter().filter(|name| each || !["peer", "address"].contains(name));
+    out.sums(
+        "roxe_qp_info",
+        qps().map(|(process, qp)| {
+            let mut labels = of_qp(process, qp, detail);
+            labels.extend(shown.clone().map(|name| (name, qp.text(name))));
+            (labels, 1)
+        }),
+    );
     for (metric, kind, words, name) in QP_METRICS {
         out.begin(metric, kind, words);
-        for (process, qp) in qps() {
-            out.sample(metric, &of_qp(process, qp), &qp.number(name).to_string());
-        }
+        out.sums(metric, qps().map(|(process, qp)| (of_qp(process, qp, detail), qp.number(name))));
     }
     out.0
 }
@@ -151,9 +169,9 @@ fn of_process(process: &Process) -> Vec<Label<'_>> {
     vec![("pid", pid), ("program", command), ("device", device), ("netdev", netdev)]
 }
 
-fn of_qp<'a>(process: &'a Process, qp: &'a Qp) -> Vec<Label<'a>> {
+fn of_qp<'a>(process: &'a Process, qp: &'a Qp, detail: Detail) -> Vec<Label<'a>> {
     let mut labels = of_process(process);
-    labels.push(("qpn", qp.text("qpn")));
+    labels.extend((detail == Detail::EachQp).then(|| ("qpn", qp.text("qpn"))));
     labels
 }
 
@@ -165,6 +183,16 @@ impl Exposition {
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// A sample for each set of labels, with the sum of its values.
+    fn sums<'a>(&mut self, name: &str, values: impl Iterator<Item = (Vec<Label<'a>>, u64)>) {
+        let mut sums = BTreeMap::<_, u64>::new();
+        for (labels, value) in values {
+            let sum = sums.entry(labels).or_default();
+            *sum = sum.saturating_add(value);
+        }
+        sums.iter().for_each(|(labels, sum)| self.sample(name, labels, &sum.to_string()));
     }
 
     fn sample(&mut self, name: &str, labels: &[Label<'_>], value: &str) {
@@ -188,7 +216,7 @@ mod tests {
     fn exposition() -> String {
         let mut process = process(96, "qp qpn=0x11 service=RC state=RTS sends=5 rnr_sent=2 error=-");
         process.command = "a \"b\\\n".to_owned();
-        text(&[process])
+        text(&[process], Detail::EachQp)
     }
 
     #[test]
@@ -230,8 +258,22 @@ mod tests {
     }
 
     #[test]
+    fn sums_name_no_queue_pair_and_no_peer() {
+        let mut process = process(96, "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends=5 error=-");
+        process.qps.push(Qp(process.qps[0].0.clone()));
+        process.qps[1].0.insert("qpn".to_owned(), "0x13".to_owned());
+        let text = text(&[process], Detail::Sums);
+        assert!(["0x11", "0x12", "0x13", "10.0.0.1", "qpn="].iter().all(|secret| !text.contains(secret)), "{text}");
+        let labels = "pid=\"4294967295\",program=\"\",device=\"roxe0\",netdev=\"lo\"";
+        assert!(text.contains(&format!("roxe_qp_sends_total{{{labels}}} 10\n")), "{text}");
+        let info = format!("roxe_qp_info{{{labels},service=\"RC\",state=\"RTS\",path_mtu=\"\",error=\"-\"}} 2\n");
+        assert!(text.contains(&info), "{text}");
+    }
+
+    #[test]
     fn a_process_that_does_not_answer_is_down_and_has_no_numbers() {
-        let text = text(&[Process { pid: "7".to_owned(), answers: false, ..Process::default() }]);
+        let down = Process { pid: "7".to_owned(), answers: false, ..Process::default() };
+        let text = text(&[down], Detail::EachQp);
         let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(samples, ["roxe_up{pid=\"7\",program=\"\",device=\"\",netdev=\"\"} 0"]);
     }

@@ -4,11 +4,13 @@
 //! Any number of starts may make them at once: every step is either atomic or harmless when another
 //! process was faster. Touches the file system.
 
-use nix::unistd::geteuid;
+use roxe_base::private_dir;
 use roxe_provider::runtime_dir;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::{fs, io, process};
+use std::process;
 
 /// Why there is no such folder. The text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -16,13 +18,17 @@ pub(crate) enum FolderError {
     #[error("{0}.")]
     None(io::Error),
     #[error(
-        "{} belongs to somebody else or others may write there, so libraries in it cannot be trusted.\n  \
+        "libraries in {} cannot be trusted: {why}.\n  \
          Remove it, or set XDG_RUNTIME_DIR to a folder that only you can write.",
         path.display()
     )]
-    Untrusted { path: PathBuf },
+    Untrusted { path: PathBuf, why: private_dir::Unfit },
     #[error("cannot prepare {}: {cause}.\n  Set XDG_RUNTIME_DIR to a folder that only you can write.", path.display())]
     Unusable { path: PathBuf, cause: io::Error },
+    #[error(
+        "there is no folder for links to the library:\n  {0}\n  Set XDG_CACHE_HOME to a folder that only you can write."
+    )]
+    Links(String),
 }
 
 /// The folder that only this user can enter: the loader will run code from it.
@@ -30,17 +36,11 @@ pub(crate) fn base_folder() -> Result<PathBuf, FolderError> {
     runtime_dir().map_err(FolderError::None)
 }
 
-/// Makes `path` with mode 0700 unless it is there, and checks that nobody else may change what it
-/// holds: the loader will run code from it.
+/// Makes `path`, and what is missing above it, with mode 0700, and checks that only this user and
+/// root can change or exchange what it holds. Returns the path without links.
 pub(crate) fn private_folder(path: &Path) -> Result<PathBuf, FolderError> {
-    let unusable = |cause| FolderError::Unusable { path: path.into(), cause };
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(cause)),
-        _ => {}
-    }
-    let meta = fs::symlink_metadata(path).map_err(unusable)?;
-    let ours = meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0;
-    if ours { Ok(path.into()) } else { Err(FolderError::Untrusted { path: path.into() }) }
+    let untrusted = |why| FolderError::Untrusted { path: path.into(), why };
+    Ok(private_dir::make_all(path).map_err(untrusted)?.path)
 }
 
 /// Makes `folder/name` a link to `target`. A wrong or missing link is replaced by renaming a new
@@ -57,14 +57,18 @@ pub(crate) fn place_link(folder: &Path, name: &str, target: &Path) -> io::Result
     fs::rename(&fresh, &link)
 }
 
-/// Writes `folder/name` unless it is there as it must be. A program that starts meanwhile sees the
-/// old or the new file, whole.
+/// Writes `folder/name` unless it is there as it must be; others can read it at most. A program
+/// that starts meanwhile sees the old or the new file, whole.
 pub(crate) fn place(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> io::Result<PathBuf> {
     let path = folder.join(name);
     if !fs::read(&path).is_ok_and(|old| old == content.as_ref()) {
         let fresh = folder.join(format!(".{name}.{}", process::id()));
-        fs::write(&fresh, content)?;
-        fs::rename(&fresh, &path)?;
+        // Left behind by a process that had our id and died between the two steps.
+        let _ = fs::remove_file(&fresh);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&fresh)?;
+        file.write_all(content.as_ref()).and_then(|()| fs::rename(&fresh, &path)).inspect_err(|_| {
+            let _ = fs::remove_file(&fresh);
+        })?;
     }
     Ok(path)
 }
@@ -78,7 +82,7 @@ pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("roxe-cli-test-{}-{name}", process::id()));

@@ -3,6 +3,7 @@
 
 use crate::drill::{Common, open};
 use crate::output;
+use roxe_base::private_file;
 use roxe_dissect::{Item, items};
 use roxe_drill::replay::Replay;
 use roxe_wire::Packet;
@@ -55,7 +56,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         output::line(format_args!("{} more do not fit into a script and are left out", replay.left_out));
     }
     if let Some(path) = &args.script {
-        return Ok(fs::write(path, &replay.script).map_err(|error| format!("{}: {error}", path.display()))?);
+        let failed = |error| format!("cannot write {}: {error}", path.display());
+        return Ok(private_file::write(path, replay.script.as_bytes()).map_err(failed)?);
     }
     let mut target = open(&args.common)?;
     let (log, states) = replay.run(&mut *target.card, Duration::from_millis(args.patience))?;

@@ -13,7 +13,8 @@ use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats};
-use roxe_check::Selection;
+use roxe_base::private_file::{self, names_process, with_process_id};
+use roxe_check::{Selection, Suppressions};
 use roxe_provider::config::{ConfigError, check_value, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
@@ -101,7 +102,12 @@ pub(crate) struct Args {
     #[arg(long)]
     no_view: bool,
     /// The program and its arguments.
-    #[arg(trailing_var_arg = true, required_unless_present = "faults", value_name = "PROGRAM [ARGS]")]
+    #[arg(
+        trailing_var_arg = true,
+        required_unless_present = "faults",
+        value_name = "PROGRAM [ARGS]",
+        value_hint = clap::ValueHint::CommandWithArguments
+    )]
     command: Vec<OsString>,
 }
 
@@ -138,11 +144,8 @@ pub(crate) enum RunError {
     Weakest(String),
     #[error("no --weakest without a seed: {0}")]
     Seed(std::io::Error),
-    #[error(
-        "wrong {option}: there is no folder {} for {}.\n  Make it, or name another file.",
-        folder.display(), file.display()
-    )]
-    NoFolder { option: &'static str, folder: PathBuf, file: PathBuf },
+    #[error("wrong {option}: {}: {why}", file.display())]
+    File { option: &'static str, file: PathBuf, why: String },
     #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
     View(String),
     #[error(transparent)]
@@ -237,12 +240,12 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
     if let Some(card) = &options.profile {
         check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
     }
-    if let Some(rules) = &options.faults {
-        check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
-    }
-    for (option, file) in [("--capture", &options.capture), ("--trace", &options.trace)] {
-        file.as_deref().map_or(Ok(()), |file| check_folder(option, file))?;
-    }
+    let faults = options.faults.as_deref().map(located_rules).transpose()?;
+    let written = |option, file: &Option<PathBuf>| file.as_deref().map(|file| written_file(option, file)).transpose();
+    let capture = written("--capture", &options.capture)?;
+    let trace = written("--trace", &options.trace)?;
+    let report = written("--report", &options.report)?;
+    let suppressions = options.suppressions.as_deref().map(read_suppressions).transpose()?;
     if let Some(rules) = &options.check {
         Selection::parse(rules).map_err(RunError::Check)?;
     }
@@ -250,15 +253,15 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
     let variables = [
         ("ROXE_NETDEV", options.netdev.as_ref().map(OsStr::new)),
         ("ROXE_PROFILE", options.profile.as_ref().map(OsStr::new)),
-        ("ROXE_FAULTS", options.faults.as_ref().map(OsStr::new)),
-        ("ROXE_CAPTURE", options.capture.as_ref().map(OsStr::new)),
-        ("ROXE_TRACE", options.trace.as_ref().map(OsStr::new)),
+        ("ROXE_FAULTS", faults.as_ref().map(OsStr::new)),
+        ("ROXE_CAPTURE", capture.as_ref().map(OsStr::new)),
+        ("ROXE_TRACE", trace.as_ref().map(OsStr::new)),
         ("ROXE_EXPLAIN", options.explain.then_some(OsStr::new("full"))),
         ("ROXE_CHECK", options.check.as_ref().map(OsStr::new)),
         ("ROXE_WEAKEST", weakest.as_ref().map(OsStr::new)),
-        ("ROXE_CHECK_REPORT", options.report.as_ref().map(OsStr::new)),
+        ("ROXE_CHECK_REPORT", report.as_ref().map(OsStr::new)),
         ("ROXE_CHECK_REPORT_FORMAT", options.report_format.as_ref().map(OsStr::new)),
-        ("ROXE_CHECK_SUPPRESSIONS", options.suppressions.as_ref().map(OsStr::new)),
+        ("ROXE_CHECK_SUPPRESSIONS", suppressions.as_ref().map(OsStr::new)),
         ("ROXE_STATS", options.stats.then_some(OsStr::new("words"))),
     ];
     command.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
@@ -280,14 +283,36 @@ fn choose_seed(text: &str) -> Result<String, RunError> {
     Ok(text)
 }
 
-/// Whether the folder of a file is there; one with a `%p` in its name cannot be known yet.
-fn check_folder(option: &'static str, file: &Path) -> Result<(), RunError> {
-    match file.parent() {
-        Some(folder) if folder != Path::new("") && !folder.is_dir() && !folder.to_string_lossy().contains("%p") => {
-            Err(RunError::NoFolder { option, folder: folder.into(), file: file.into() })
-        }
-        _ => Ok(()),
-    }
+/// The full path of a file that the program will write: it may go to another folder first. The
+/// folder of the file has to be there; one with a `%p` in its name cannot be known yet.
+fn written_file(option: &'static str, file: &Path) -> Result<PathBuf, RunError> {
+    let path = std::path::absolute(file).and_then(|path| {
+        let is_known = !path.parent().is_some_and(names_process);
+        // This process becomes the program and keeps its id.
+        if is_known { private_file::check(&with_process_id(&path)).map(|()| path) } else { Ok(path) }
+    });
+    path.map_err(|cause| RunError::File { option, file: file.into(), why: cause.to_string() })
+}
+
+/// The full path of a file of suppressions that can be read and makes sense.
+fn read_suppressions(file: &Path) -> Result<PathBuf, RunError> {
+    let text = std::fs::read_to_string(file).map_err(|cause| cause.to_string());
+    let path = text.and_then(|text| {
+        Suppressions::parse(&text)?;
+        std::path::absolute(file).map_err(|cause| cause.to_string())
+    });
+    path.map_err(|why| RunError::File { option: "--suppressions", file: file.into(), why })
+}
+
+/// Rules of faults; a file of them by its full path.
+fn located_rules(rules: &str) -> Result<String, RunError> {
+    check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
+    let Some(file) = rules.trim().strip_prefix('@') else { return Ok(rules.to_owned()) };
+    let path = std::path::absolute(file).map_err(|cause| cause.to_string()).and_then(|path| {
+        path.into_os_string().into_string().map_err(|path| format!("{} is not UTF-8", path.display()))
+    });
+    let wrong = |why| RunError::File { option: "--faults", file: file.into(), why };
+    Ok(format!("@{}", path.map_err(wrong)?))
 }
 
 /// What LD_PRELOAD has to be, if it is for us to say.
@@ -406,7 +431,7 @@ mod tests {
         let text = wrong(Options { capture: Some("/no/such/folder/x.pcapng".into()), ..Options::default() });
         assert!(text.contains("there is no folder /no/such/folder"), "{text}");
         for file in ["x.pcapng", "/tmp/x.pcapng", "/no/such/%p/x.pcapng"] {
-            assert!(check_folder("--capture", Path::new(file)).is_ok(), "{file}");
+            assert!(written_file("--capture", Path::new(file)).is_ok(), "{file}");
         }
     }
 }

@@ -48,10 +48,10 @@ impl Process {
     }
 
     fn of(answer: &Answer) -> Self {
-        let command = fs::read_to_string(format!("/proc/{}/comm", answer.process)).unwrap_or_default();
+        let command = fs::read(format!("/proc/{}/comm", answer.process)).unwrap_or_default();
         let mut process = Self {
             pid: answer.process.to_string(),
-            command: command.trim().to_owned(),
+            command: printable(String::from_utf8_lossy(&command).trim_end_matches('\n')),
             answers: answer.is_whole,
             ..Self::default()
         };
@@ -77,6 +77,11 @@ impl Process {
     }
 }
 
+/// A program names itself as it likes: characters that a terminal would obey become escapes.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
 /// The devices of all processes of this user, or of one.
 pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
     Ok(ask(process, LIMIT)?.iter().map(Process::of).collect())
@@ -92,6 +97,11 @@ pub(crate) mod tests {
             format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
         // No process has this number.
         Process::of(&Answer { process: u32::MAX, text, is_whole: true })
+    }
+
+    #[test]
+    fn control_characters_of_program_names_are_escaped() {
+        assert_eq!(printable("a\u{1b}[2J\u{9b}b\tü"), "a\\u{1b}[2J\\u{9b}b\\tü");
     }
 
     #[test]

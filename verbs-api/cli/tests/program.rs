@@ -1,6 +1,7 @@
 //! The program as its users start it: what it prints, and its exit status.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -184,6 +185,48 @@ fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(&lines[..2], [library.path(), library.path()]);
     assert!(lines[2].ends_with(":/before eth7 words"), "{text}");
+}
+
+#[test]
+fn files_of_options_are_named_by_full_paths() {
+    let folder = std::env::temp_dir().join(format!("roxe-test-{}-files", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let folder = folder.canonicalize().unwrap();
+    fs::write(folder.join("rules"), "drop 1%").unwrap();
+    fs::write(folder.join("known"), "leak main # known").unwrap();
+    let options = "--faults @rules --capture c-%p.pcapng --trace t.json --check --report r.xml --suppressions known";
+    let words: Vec<&str> = ["env", "--format", "json"].into_iter().chain(options.split(' ')).collect();
+    let said = roxe(&words).current_dir(&folder).output().unwrap();
+    let text = stdout(&said);
+    let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    for (variable, file) in [
+        ("ROXE_FAULTS", format!("@{}", at("rules"))),
+        ("ROXE_CAPTURE", at("c-%p.pcapng")),
+        ("ROXE_TRACE", at("t.json")),
+        ("ROXE_CHECK_REPORT", at("r.xml")),
+        ("ROXE_CHECK_SUPPRESSIONS", at("known")),
+    ] {
+        assert!(text.contains(&format!("\"{variable}\": \"{file}\"")), "{variable} {file}\n{text}{}", stderr(&said));
+    }
+    fs::write(folder.join("unknown"), "leak main").unwrap();
+    symlink(folder.join("rules"), folder.join("link")).unwrap();
+    for (option, value, why) in [
+        ("--report", "no/r.xml", "there is no folder"),
+        ("--report", "link", "link"),
+        ("--capture", "no/c.pcapng", "there is no folder"),
+        ("--trace", "link", "link"),
+        ("--suppressions", "missing", "No such file"),
+        ("--suppressions", "unknown", "there is no reason"),
+        ("--faults", "@missing", "missing"),
+    ] {
+        for command in [&["env"][..], &["run", "--", "true"]] {
+            let words = [&command[..1], &["--check", option, value], &command[1..]].concat();
+            let said = roxe(&words).current_dir(&folder).output().unwrap();
+            let text = stderr(&said);
+            assert!(!said.status.success() && text.contains(option) && text.contains(why), "{words:?}: {text}");
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -115,6 +116,11 @@ fn metrics_of_a_program_are_served_on_the_loopback_interface_only() {
         body.lines().any(|line| is_busy(line) && line.contains(&format!("pid=\"{pid}\""))).then_some(body)
     });
     assert!(body.contains("# TYPE roxe_sent_bytes_total counter\n"));
+    assert!(!body.contains("qpn=") && !body.contains("peer="), "every user of the host reads it\n{body}");
+    // Requests that never end keep no other one from being answered.
+    let mut silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    silent.iter_mut().for_each(|stream| stream.write_all(b"GET /metrics").unwrap());
+    assert!(get(address, "/metrics").0.starts_with("HTTP/1.1 200 OK\r\n"));
     assert!(get(address, "/other").0.starts_with("HTTP/1.1 404 "));
     server.kill().unwrap();
     server.wait().unwrap();
@@ -133,4 +139,5 @@ fn metrics_are_written_into_a_file_at_once() {
     let files = std::fs::read_dir(&folder).unwrap().count();
     assert!(output.status.success() && output.stdout.is_empty());
     assert!(text.starts_with("# HELP roxe_up ") && files == 1, "{files} files\n{text}");
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 }

@@ -7,8 +7,12 @@ use roxe_wire::cm::{CommId, Mad, Message};
 use roxe_wire::{Gid, Kind, Packet, Psn, Qpn};
 use std::collections::HashMap;
 
-/// How often the requests of a flow of responses are looked for: all flows are looked through.
+/// How often the requests of a flow of responses are looked for.
 const ATTEMPTS: u32 = 64;
+/// How many flows are looked at in all, some tenths of a second, before each search is for the
+/// newest flows only: the time for a capture grows with its length, whatever is in it.
+const LOOKS: usize = 1 << 26;
+const NEWEST: usize = 1024;
 
 /// What is known of who talks to whom.
 #[derive(Debug, Default)]
@@ -19,6 +23,8 @@ pub(crate) struct Pairing {
     connected: HashMap<(Gid, Qpn), Qpn>,
     /// The requests that a flow of responses answers, and how often they were looked for in vain.
     answered: HashMap<usize, Result<usize, u32>>,
+    /// How many flows were looked at.
+    looks: usize,
 }
 
 impl Pairing {
@@ -80,7 +86,9 @@ impl Pairing {
                     && other.source.is_none_or(|qpn| qpn == key.qpn)
                     && other.requests.as_ref().is_some_and(|requests| requests.covers(psn))
             };
-            flows.iter().rposition(is_asked)
+            let first = if self.looks < LOOKS { 0 } else { flows.len().saturating_sub(NEWEST) };
+            self.looks = self.looks.saturating_add(flows.len() - first);
+            flows.get(first..)?.iter().rposition(is_asked).map(|at| first + at)
         });
         self.answered.insert(flow, found.ok_or(attempts));
         if let Some(found) = found {
@@ -95,4 +103,24 @@ impl Pairing {
 fn sender(remark: &str) -> Option<Qpn> {
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
     u32::from_str_radix(number, 16).ok().map(Qpn::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn searches_are_short_once_many_flows_were_looked_at() {
+        let key = |qpn| FlowKey { src: Gid::default(), dst: Gid::default(), qpn: Qpn::new(qpn), direction: None };
+        let mut flows: Vec<_> = (0..5000).map(|qpn| Flow::new(key(qpn))).collect();
+        let mut pairing = Pairing::default();
+        let mut looked_at = |pairing: &mut Pairing, flow| {
+            let before = pairing.looks;
+            assert_eq!(pairing.requests_of(&mut flows, &HashMap::new(), flow, Psn::new(0)), None);
+            pairing.looks - before
+        };
+        assert_eq!(looked_at(&mut pairing, 0), 5000);
+        pairing.looks = LOOKS;
+        assert_eq!(looked_at(&mut pairing, 1), NEWEST);
+    }
 }

@@ -22,12 +22,36 @@ pub(crate) struct Number {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Node {
-    Value(u64),
+    Value(u64, Unit),
     Name(String),
     Operation(Box<Self>, char, Box<Self>),
 }
 
+/// What a number counts, as far as its text tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// Nothing.
+    None,
+    /// Nanoseconds.
+    Time,
+    /// That of a name.
+    Unknown,
+}
+
 impl Number {
+    /// Reads a duration. It has a unit: 500 nanoseconds would pass for half a second.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn parse_time(text: &str) -> Result<Self, String> {
+        let number = Self::parse(text)?;
+        let missing = || format!("`{text}` has no unit; write {text}ms, or s, us or ns");
+        match unit(&number.root).ok_or_else(missing)? {
+            Unit::None => Err(missing()),
+            _ => Ok(number),
+        }
+    }
+
     /// Reads a number.
     ///
     /// # Errors
@@ -56,9 +80,26 @@ impl fmt::Display for Number {
     }
 }
 
+/// What `node` counts; nothing if a time and a number without a unit are added up.
+fn unit(node: &Node) -> Option<Unit> {
+    let (left, operation, right) = match node {
+        Node::Value(_, unit) => return Some(*unit),
+        Node::Name(_) => return Some(Unit::Unknown),
+        Node::Operation(left, operation, right) => (unit(left)?, operation, unit(right)?),
+    };
+    match (left, operation, right) {
+        (Unit::Time, '/', Unit::Time) => Some(Unit::None),
+        (Unit::Time, '*' | '/', _) | (_, '*', Unit::Time) => Some(Unit::Time),
+        (Unit::Unknown, '*' | '/', _) | (_, '*' | '/', Unit::Unknown) => Some(Unit::Unknown),
+        (left, '+' | '-', Unit::Unknown) => Some(left),
+        (Unit::Unknown, '+' | '-', right) => Some(right),
+        _ => (left == right).then_some(left),
+    }
+}
+
 fn value(node: &Node, names: &Names) -> Result<u64, String> {
     Ok(match node {
-        Node::Value(value) => *value,
+        Node::Value(value, _) => *value,
         Node::Name(name) => *names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?,
         Node::Operation(left, operation, right) => {
             let (left, right) = (value(left, names)?, value(right, names)?);
@@ -109,26 +150,28 @@ fn factor(rest: &mut &str, depth: usize) -> Result<Node, String> {
     *rest = behind;
     match word.chars().next() {
         None => Err("a number is missing".into()),
-        Some(first) if first.is_ascii_digit() => literal(word).map(Node::Value),
+        Some(first) if first.is_ascii_digit() => literal(word),
         Some(_) => Ok(Node::Name(word.to_owned())),
     }
 }
 
-fn literal(word: &str) -> Result<u64, String> {
+fn literal(word: &str) -> Result<Node, String> {
     let wrong = || format!("`{word}` is not a number");
     if let Some(hex) = word.strip_prefix("0x") {
-        return u64::from_str_radix(hex, 16).map_err(|_| wrong());
+        return u64::from_str_radix(hex, 16).map(|value| Node::Value(value, Unit::None)).map_err(|_| wrong());
     }
     let digits = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
     let (number, unit) = word.split_at(digits);
-    let unit = match unit {
-        "" | "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
+    let (factor, unit) = match unit {
+        "" => (1, Unit::None),
+        "ns" => (1, Unit::Time),
+        "us" => (1_000, Unit::Time),
+        "ms" => (1_000_000, Unit::Time),
+        "s" => (1_000_000_000, Unit::Time),
         _ => return Err(wrong()),
     };
-    number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)
+    let value = number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    value.map(|value| Node::Value(value, unit)).ok_or_else(wrong)
 }
 
 #[cfg(test)]
@@ -155,6 +198,16 @@ mod tests {
             ("0-1", u64::MAX),
         ] {
             assert_eq!(of(text), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_without_unit_are_refused() {
+        for good in ["500ms", "3*20ms/4", "2*4194304ns+500ms", "t", "2*t", "t+1s", "(t+1us)/2", "1s-t"] {
+            assert!(Number::parse_time(good).is_ok(), "{good}");
+        }
+        for bad in ["500", "0x10", "0", "2*500", "1s+5", "5+1s", "1s/1ms", "t+5", "(3+4)*2"] {
+            assert!(Number::parse_time(bad).unwrap_err().contains(&format!("`{bad}` has no unit")), "{bad}");
         }
     }
 

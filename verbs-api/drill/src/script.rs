@@ -17,6 +17,12 @@ use steps::{Line, Step};
 const MAX_CASES: usize = 4096;
 /// The most bytes of a script.
 const MAX_LEN: usize = 1 << 20;
+/// The most bytes of a line, with the values of loops in it, and of such a value.
+const MAX_LINE: usize = 64 << 10;
+const MAX_VALUE: usize = 1 << 10;
+/// The most bytes of all cases together, and what a line counts besides its text.
+const MAX_UNROLLED: usize = 16 << 20;
+const LINE_COST: usize = 64;
 
 /// A script that can be run.
 #[derive(Debug)]
@@ -78,8 +84,10 @@ impl Script {
         if script.title.is_empty() {
             return Err(error(1, "", "a script begins with its title".into()));
         }
+        let mut room = MAX_UNROLLED;
         for parameters in combinations {
-            let case = unroll(&sources, parameters).map_err(|(line, text, what)| error(line, &text, what))?;
+            let unrolled = unroll(&sources, parameters, &mut room);
+            let case = unrolled.map_err(|(line, text, what)| error(line, &text, what))?;
             script.cases.push(case);
         }
         Ok(script)
@@ -134,6 +142,9 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
     if turns.is_empty() || turns.iter().any(|turn| turn.len() != names.len()) {
         return Err(format!("each turn of this loop has {} values", names.len()));
     }
+    if turns.iter().flatten().any(|value| value.len() > MAX_VALUE) {
+        return Err(format!("a value of a loop has at most {MAX_VALUE} bytes"));
+    }
     if combinations.len().saturating_mul(turns.len()) > MAX_CASES {
         return Err(format!("the loops of a script make at most {MAX_CASES} cases"));
     }
@@ -150,7 +161,19 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
 /// A line that says nothing: its number, its text with the values of loops in it, and why.
 type Complaint = (usize, String, String);
 
-fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Complaint> {
+/// `line` with the values of loops in it.
+fn filled(line: &str, parameters: &Parameters) -> Result<String, String> {
+    let fits = |text: String| {
+        let why = || format!("a line has at most {MAX_LINE} bytes, with the values of loops in it");
+        if text.len() <= MAX_LINE { Ok(text) } else { Err(why()) }
+    };
+    parameters
+        .iter()
+        .try_fold(fits(line.to_owned())?, |text, (name, value)| fits(text.replace(&format!("{{{name}}}"), value)))
+}
+
+/// One case of a script; what it takes of memory is taken from `room`.
+fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, Complaint> {
     let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
     let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
     let mut case = Case { names, parameters, is_ipv6: &[false, true], lines: Vec::new() };
@@ -158,15 +181,20 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters) -> Result<Case, Compla
     // The blocks around the current line, with the count of each.
     let mut open: Vec<(Line, Vec<Line>)> = Vec::new();
     for (at, line) in sources {
-        let text = case
-            .parameters
-            .iter()
-            .fold((*line).to_owned(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value));
+        let (head, _) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        if ["title", "clause", "for"].contains(&head) {
+            continue;
+        }
+        let start = || line.chars().take(100).collect::<String>();
+        let text = filled(line, &case.parameters).map_err(|what| (*at, start(), what))?;
+        *room = room.checked_sub(text.len() + LINE_COST).ok_or_else(|| {
+            let cases = format!("with its loops unrolled the script is longer than {} MiB", MAX_UNROLLED >> 20);
+            (*at, start(), cases)
+        })?;
         let complain = |what: String| (*at, text.clone(), what);
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((&text, ""));
         let rest = rest.trim();
         match word {
-            "title" | "clause" | "for" => continue,
             "service" => service = rest.into(),
             "family" => case.is_ipv6 = family(rest).map_err(complain)?,
             "end" => {

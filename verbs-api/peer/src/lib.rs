@@ -10,7 +10,8 @@
 //!   only `unsafe` of the package
 //! - two cards compared, each through its agent: [`check`]
 //! - what a session owns, and its commands: `session.rs`, `session/`
-//! - who is let in, one at a time, and for how long: [`server`]
+//! - who is let in, one at a time, and for how long: [`server`]; connections of strangers, for
+//!   other servers too: [`visitors`]
 //!
 //! What a controller says is not trusted. It names memory by region and offset, which are checked;
 //! an address that it gives as a number reaches the card as a number and is never followed here.
@@ -22,3 +23,4 @@ pub mod protocol;
 pub mod server;
 mod session;
 mod verbs;
+pub mod visitors;

@@ -1,13 +1,14 @@
 //! Who is let in: the listener, the token, one session at a time, and the bounds of lines and time.
 //!
 //! A connection has a thread, of which there are few; only the one that has shown the token gets a
-//! card, and only one does. Touches TCP, threads and the clock.
+//! card, and only one does. Touches TCP and threads.
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
 use crate::session::Session;
+use crate::visitors::{self, Timed, Visit};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub struct Options {
     pub device: Option<String>,
     /// Which of its ports.
     pub port: u8,
+    /// What controllers have to show; drawn if there is none.
+    pub token: Option<String>,
 }
 
 /// An agent that listens.
@@ -43,16 +46,14 @@ impl Server {
     /// Listens, and draws the token.
     ///
     /// # Errors
-    /// If the address cannot be used, there is no such device, or no libibverbs.
+    /// If the address cannot be used, there is no such device, no libibverbs, or a token that is
+    /// easily guessed.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
         // Said now, and not to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
         let unheard = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
         let listener = TcpListener::bind(options.listen).map_err(unheard)?;
-        let mut secret = [0; 16];
-        let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
-        getrandom::fill(&mut secret).map_err(undrawn)?;
-        let token = protocol::to_hex(&secret);
+        let token = options.token.clone().map_or_else(draw_token, check_token)?;
         let gate = Gate { options: options.clone(), token, session: Mutex::new(()) };
         Ok(Self { listener, gate: Arc::new(gate) })
     }
@@ -76,36 +77,39 @@ impl Server {
     /// # Errors
     /// If no connection can be accepted any more.
     pub fn serve(&self, once: bool) -> io::Result<()> {
-        loop {
-            let (stream, _) = match self.listener.accept() {
-                Ok(accepted) => accepted,
-                // A connection that was closed before it was accepted.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => return Err(error),
-            };
-            if once {
-                if self.gate.admit(stream) {
-                    return Ok(());
+        let (listener, gate) = (self.listener.try_clone()?, Arc::clone(&self.gate));
+        let (over, wait) = mpsc::channel();
+        let failed = over.clone();
+        thread::Builder::new().spawn(move || {
+            let served = move |stream, visit| {
+                if gate.admit(stream, visit) && once {
+                    let _ = over.send(Ok(()));
                 }
-                continue;
-            }
-            let gate = Arc::clone(&self.gate);
-            // One is the server's own, each of the others that of a connection.
-            if Arc::strong_count(&gate) - 1 > limits::CONNECTIONS {
-                continue;
-            }
-            // Without a thread the connection ends.
-            let _ = thread::Builder::new().spawn(move || gate.admit(stream));
-        }
+            };
+            let _ = failed.send(visitors::accept(&listener, limits::CONNECTIONS, served));
+        })?;
+        wait.recv().unwrap_or(Ok(()))
     }
+}
+
+fn draw_token() -> protocol::Result<String> {
+    let mut secret = [0; 16];
+    let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
+    getrandom::fill(&mut secret).map_err(undrawn)?;
+    Ok(protocol::to_hex(&secret))
+}
+
+fn check_token(token: String) -> protocol::Result<String> {
+    let text = format!("a token has {} characters at least, and no space", limits::TOKEN);
+    let is_good = token.len() >= limits::TOKEN && token.chars().all(|c| c.is_ascii_graphic());
+    if is_good { Ok(token) } else { Err(Refusal { text, errno: libc::EINVAL }) }
 }
 
 impl Gate {
     /// Asks for the token and serves the controller. Whether there was a session.
-    fn admit(&self, stream: TcpStream) -> bool {
-        let mut lines = Lines { stream: BufReader::with_capacity(BUFFER, stream), answers: Vec::new() };
-        let first = lines.set_times(limits::FIRST_LINE_SECONDS).and_then(|()| lines.next(limits::FIRST_LINE));
-        let Ok(Some(line)) = first else { return false };
+    fn admit(&self, stream: TcpStream, visit: Visit) -> bool {
+        let mut lines = Lines::new(stream);
+        let Ok(Some(line)) = lines.next(limits::FIRST_LINE, limits::FIRST_LINE_SECONDS) else { return false };
         let request = Request::parse(&line);
         let id = request.as_ref().map_or(0, |request| request.id);
         let refuse = |lines: &mut Lines, text: &str, errno| {
@@ -117,6 +121,8 @@ impl Gate {
         if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
             return refuse(&mut lines, "the first request is hello with the token", libc::EACCES);
         }
+        // The connection is no longer one of those that are ended to make room.
+        drop(visit);
         // The lock says no more than that a session is on; one that panicked is over.
         let _session = match self.session.try_lock() {
             Ok(guard) => guard,
@@ -140,9 +146,8 @@ impl Gate {
 
 /// Answers requests until the controller is gone, says nothing for too long, or says `bye`.
 fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result<()> {
-    lines.set_times(limits::IDLE_SECONDS)?;
     lines.send(&protocol::answer(hello.id, &session.execute(hello)))?;
-    while let Some(line) = lines.next(limits::LINE)? {
+    while let Some(line) = lines.next(limits::LINE, limits::IDLE_SECONDS)? {
         let (id, result, is_last) = match Request::parse(&line) {
             Ok(request) => (request.id, session.execute(&request), request.command == Command::Bye),
             Err((id, refusal)) => (id, Err(refusal), false),
@@ -164,20 +169,22 @@ fn are_equal(left: &[u8], right: &[u8]) -> bool {
 /// Lines of a connection, in both directions. Answers to requests that came together leave
 /// together.
 struct Lines {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Timed>,
     answers: Vec<u8>,
 }
 
 impl Lines {
-    fn set_times(&self, idle_seconds: u64) -> io::Result<()> {
-        let stream = self.stream.get_ref();
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(idle_seconds)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(limits::ANSWER_SECONDS)))
+    fn new(stream: TcpStream) -> Self {
+        // Without it answers are late and right.
+        let _ = stream.set_nodelay(true);
+        let timed = Timed::new(stream, Duration::ZERO);
+        Self { stream: BufReader::with_capacity(BUFFER, timed), answers: Vec::new() }
     }
 
-    /// The next line, without more than `limit` bytes; nothing at the end.
-    fn next(&mut self, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    /// The next line, without more than `limit` bytes, which has to be whole after `seconds`;
+    /// nothing at the end.
+    fn next(&mut self, limit: usize, seconds: u64) -> io::Result<Option<Vec<u8>>> {
+        self.stream.get_mut().restart(Duration::from_secs(seconds));
         let mut line = Vec::new();
         (&mut self.stream).take(limit as u64).read_until(b'\n', &mut line)?;
         if line.last() == Some(&b'\n') {
@@ -193,6 +200,7 @@ impl Lines {
     /// Sends this line, behind those that wait.
     fn send(&mut self, line: &str) -> io::Result<()> {
         self.answers.extend(line.as_bytes());
+        self.stream.get_mut().restart(Duration::from_secs(limits::ANSWER_SECONDS));
         let sent = self.stream.get_mut().write_all(&self.answers);
         self.answers.clear();
         sent

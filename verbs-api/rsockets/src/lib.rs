@@ -72,6 +72,8 @@ mod wait;
 
 pub use epoll::{close, epoll_create, epoll_ctl, epoll_wait};
 pub use poll::{PollFd, poll, select};
+#[cfg(feature = "fuzz")]
+pub use proto::check::check_protocol;
 pub use socket::Socket;
 pub use table::{accept, find, open};
 

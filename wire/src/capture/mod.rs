@@ -9,5 +9,5 @@ pub mod reader;
 pub mod writer;
 
 pub use format::{Direction, Frame, LinkType};
-pub use reader::{CaptureError, Frames, frames, ip_packet};
+pub use reader::{CaptureError, Frames, MAX_INTERFACES, frames, ip_packet};
 pub use writer::{Outgoing, write_interface, write_packet, write_section};

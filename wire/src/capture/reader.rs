@@ -15,7 +15,12 @@ pub enum CaptureError {
     Truncated,
     /// A length or an interface number in a block is wrong.
     BadBlock,
+    /// A frame is of an interface behind the first [`MAX_INTERFACES`] of its section.
+    TooManyInterfaces,
 }
+
+/// Interfaces of a section of a pcapng file that are known, from the first on.
+pub const MAX_INTERFACES: usize = 1024;
 
 impl fmt::Display for CaptureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,6 +28,7 @@ impl fmt::Display for CaptureError {
             Self::UnknownFormat => "neither a pcap nor a pcapng file",
             Self::Truncated => "the capture file ends too early",
             Self::BadBlock => "a block of the capture file contradicts itself",
+            Self::TooManyInterfaces => "a frame is of an interface behind the first 1024 of its section",
         })
     }
 }
@@ -48,6 +54,7 @@ pub struct Frames<'a> {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "nothing is allocated, so the interfaces are inside")]
 enum Format<'a> {
     Classic(Classic<'a>),
     Blocks(Blocks<'a>),
@@ -219,13 +226,12 @@ impl<'a> Classic<'a> {
 /// A pcapng file: sections of blocks; every section has its own byte order and interfaces.
 #[derive(Clone, Debug)]
 struct Blocks<'a> {
-    /// The current section, from behind its header to the end of the file: interfaces are looked up
-    /// here.
-    section: Fields<'a>,
     /// Blocks not yet read.
     rest: Fields<'a>,
-    /// The interface of the last frame; most files have one only.
-    last: Option<(u32, Interface)>,
+    /// The first interfaces of the current section; `None` if a block is broken.
+    interfaces: [Option<Interface>; MAX_INTERFACES],
+    /// How many interfaces the section has so far.
+    count: usize,
 }
 
 /// What the frames of an interface have in common.
@@ -245,16 +251,19 @@ impl<'a> Blocks<'a> {
         }
         // The byte order does not matter yet: the file begins with a section header, which sets it.
         let rest = Fields::new(Order::Big, file);
-        Ok(Self { section: rest, rest, last: None })
+        Ok(Self { rest, interfaces: [None; MAX_INTERFACES], count: 0 })
     }
 
     fn next_frame(&mut self) -> Result<Option<Frame<'a>>, CaptureError> {
         while !self.rest.is_empty() {
             let (kind, body) = next_block(&mut self.rest)?;
             match kind {
-                SECTION_HEADER => {
-                    self.section = self.rest;
-                    self.last = None;
+                SECTION_HEADER => self.count = 0,
+                INTERFACE => {
+                    if let Some(place) = self.interfaces.get_mut(self.count) {
+                        *place = Interface::read(body).ok();
+                    }
+                    self.count += 1;
                 }
                 ENHANCED_PACKET => return self.enhanced(body).map(Some),
                 SIMPLE_PACKET => return self.simple(body).map(Some),
@@ -264,7 +273,7 @@ impl<'a> Blocks<'a> {
         Ok(None)
     }
 
-    fn enhanced(&mut self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
+    fn enhanced(&self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
         let interface = self.interface(body.u32()?)?;
         let [high, low] = [body.u32()?, body.u32()?].map(u64::from);
         let [captured, _on_the_wire] = [body.u32()?, body.u32()?];
@@ -283,7 +292,7 @@ impl<'a> Blocks<'a> {
         Ok(frame)
     }
 
-    fn simple(&mut self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
+    fn simple(&self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
         let interface = self.interface(0)?;
         let on_the_wire = body.u32()?;
         let limit = if interface.snap_len == 0 { u32::MAX } else { interface.snap_len };
@@ -291,15 +300,9 @@ impl<'a> Blocks<'a> {
     }
 
     /// Interface number `id` of the current section.
-    fn interface(&mut self, id: u32) -> Result<Interface, CaptureError> {
-        if let Some((last, interface)) = self.last
-            && last == id
-        {
-            return Ok(interface);
-        }
-        let interface = find_interface(self.section, id)?;
-        self.last = Some((id, interface));
-        Ok(interface)
+    fn interface(&self, id: u32) -> Result<Interface, CaptureError> {
+        let id = usize::try_from(id).ok().filter(|id| *id < self.count).ok_or(CaptureError::BadBlock)?;
+        self.interfaces.get(id).ok_or(CaptureError::TooManyInterfaces)?.ok_or(CaptureError::BadBlock)
     }
 }
 
@@ -326,22 +329,6 @@ fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
         [_, _, _, _, 0x4d, 0x3c, 0x2b, 0x1a] => Ok(Order::Little),
         _ => Err(CaptureError::BadBlock),
     }
-}
-
-/// Walks the section instead of keeping a list: interfaces stand at its beginning, and nothing is
-/// allocated.
-fn find_interface(mut section: Fields<'_>, id: u32) -> Result<Interface, CaptureError> {
-    let mut seen = 0;
-    while !section.is_empty() {
-        let (kind, body) = next_block(&mut section)?;
-        match kind {
-            SECTION_HEADER => break,
-            INTERFACE if seen == id => return Interface::read(body),
-            INTERFACE => seen += 1,
-            _ => {}
-        }
-    }
-    Err(CaptureError::BadBlock)
 }
 
 impl Interface {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::socket_file::RemovedOnDrop;
-use std::os::unix::fs::symlink;
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 
 /// A folder of this test's, short enough for the names.
@@ -73,6 +74,15 @@ fn a_folder_that_others_could_exchange_is_refused_unless_it_is_sticky() {
 }
 
 #[test]
+fn a_runtime_folder_below_one_that_others_can_write_is_refused() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.0.join("run")).unwrap();
+    fs::set_permissions(&scratch.0, Permissions::from_mode(0o777)).unwrap();
+    let refusal = RuntimeDir::prepare(&scratch.0.join("run/roxe"), roxe_base::privilege::effective_uid());
+    assert!(matches!(refusal.unwrap_err(), Refusal::Unfit(why) if why.starts_with("others can write in /tmp/x")));
+}
+
+#[test]
 fn a_folder_of_another_user_is_refused() {
     let scratch = Scratch::new();
     if roxe_base::privilege::effective_uid() != 0 {
@@ -88,8 +98,10 @@ fn a_folder_of_another_user_is_refused() {
 
 #[test]
 fn a_folder_whose_names_would_be_too_long_is_refused() {
-    let path = Path::new("/tmp").join("x".repeat(MAX_PATH - MAX_FILE_NAME));
-    assert!(check_parent(&path, 0).unwrap_err().contains("longer than"));
+    let scratch = Scratch::new();
+    let long = scratch.0.join("x".repeat(MAX_PATH - MAX_FILE_NAME));
+    let refusal = RuntimeDir::prepare(&long, roxe_base::privilege::effective_uid()).map(drop).unwrap_err();
+    assert!(matches!(refusal, Refusal::Unfit(why) if why.contains("longer than")));
 }
 
 #[test]
@@ -170,15 +182,8 @@ fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
     let text = error.to_string();
     assert!(text.contains("/nowhere/roxe: /nowhere: ") && text.contains("set XDG_RUNTIME_DIR"), "{text}");
     let scratch = Scratch::new();
-    let found = RuntimeDir::choose(&[nowhere, scratch.candidate()], uid).unwrap();
-    assert_eq!(found.path(), scratch.candidate());
-}
-
-#[test]
-fn a_uid_map_maps_everybody_only_if_it_covers_all_ids() {
-    assert!(maps_everybody("         0          0 4294967295\n"));
-    assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
-    assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));
+    let (at, found) = RuntimeDir::choose(&[nowhere, scratch.candidate()], uid).unwrap();
+    assert_eq!((at, found.path()), (1, &*scratch.candidate()));
 }
 
 #[test]

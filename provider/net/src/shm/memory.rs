@@ -56,7 +56,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// New memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the file
-    /// to hand to the other process.
+    /// to hand to the other process. EFBIG: files of this process must be smaller.
     pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -64,6 +64,7 @@ impl SharedMemory {
         // SAFETY: a new descriptor that nobody else has.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
+        check_file_size(CONTROL + size)?;
         // SAFETY: these calls take no pointers.
         unsafe {
             check(libc::ftruncate(fd.as_raw_fd(), len))?;
@@ -191,6 +192,18 @@ impl SharedMemory {
     }
 }
 
+/// EFBIG: the limit of the process for the size of a file (`ulimit -f`) is below `len`. The system
+/// counts a memfd as a file and would end the process by SIGXFSZ.
+fn check_file_size(len: usize) -> io::Result<()> {
+    // SAFETY: an all-zero rlimit is valid, and the call fills it.
+    let limit = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        check(libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit))?;
+        limit.rlim_cur
+    };
+    if len as u64 > limit { Err(io::Error::from_raw_os_error(libc::EFBIG)) } else { Ok(()) }
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: our own mapping, which nothing refers to any more.
@@ -226,6 +239,20 @@ mod tests {
         a.put(2 * SIZE as u64 - 8, &[*b"abcdefgh", *b"ijklmnop"]);
         a.put(0, &vec![[0xff; 8]; SIZE / 8 + 1]);
         assert_eq!(b.view(SIZE as u64 - 8, 18).unwrap().to_vec(), b"abcdefghijklmnop\0\0");
+    }
+
+    #[test]
+    fn memory_beyond_the_limit_of_file_sizes_is_efbig() {
+        const VARIABLE: &str = "ROXE_TEST_FILE_SIZE";
+        // The limit is one for all threads of a process, so another process has it.
+        if std::env::var_os(VARIABLE).is_some() {
+            let error = SharedMemory::create(SIZE).unwrap_err();
+            return assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+        }
+        let script = "ulimit -f 64; exec \"$0\" memory_beyond_the_limit_of_file_sizes_is_efbig";
+        let own = std::env::current_exe().unwrap();
+        let status = std::process::Command::new("sh").args(["-c", script]).arg(own).env(VARIABLE, "1").status();
+        assert!(status.unwrap().success());
     }
 
     #[test]

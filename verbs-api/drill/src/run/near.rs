@@ -108,10 +108,11 @@ impl Run<'_> {
             Some(_) => mad::GSI,
             None => self.world.tie(wanted.spec.qp.as_deref())?.near,
         };
+        let mut received = "nothing";
         loop {
             let before = self.last;
             let Some(packet) = self.next(deadline)? else {
-                return Err(self.differs(&wanted.spec, "nothing".into()));
+                return Err(self.differs(&wanted.spec, received.into()));
             };
             let mut differences = craft::differences(&wanted.spec, &packet, &self.names)?;
             let to = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
@@ -130,6 +131,7 @@ impl Run<'_> {
                 }
                 differences.push(format!("it came {waited:?} after the packet before it"));
             } else if craft::is_skipped(&wanted.spec, wanted.skips, &packet, &self.names)? {
+                received = "nothing but packets that this step passes over";
                 continue;
             }
             let received = format!("{} ({})", craft::describe(&packet), differences.join("; "));

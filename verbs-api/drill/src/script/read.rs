@@ -60,8 +60,8 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
     let step = match word {
         "send" => Step::Send(spec(service, &mut words)?),
         "expect" => Step::Expect(expectation(service, &mut words)?),
-        "silence" => Step::Silence(Number::parse(words.next("how long")?)?),
-        "wait" => Step::Wait(Number::parse(words.next("how long")?)?),
+        "silence" => Step::Silence(Number::parse_time(words.next("how long")?)?),
+        "wait" => Step::Wait(Number::parse_time(words.next("how long")?)?),
         "repeat" => Step::Repeat(Number::parse(words.next("how often")?)?, Vec::new()),
         "let" => {
             let name = words.next("the name")?;

@@ -48,6 +48,20 @@ fn blocks_hold_the_lines_up_to_their_end() {
 }
 
 #[test]
+fn loops_that_unroll_to_too_much_are_refused() {
+    let many = (0..4096).map(|turn| format!(" {turn}")).collect::<String>();
+    let lines = "wait {n}ms\n".repeat(100);
+    let text = error(&format!("for n in{many}\n{lines}"));
+    assert!(text.contains("with its loops unrolled the script is longer than 16 MiB"), "{text}");
+    let text = error(&format!("for n in {}\n", "x".repeat(1025)));
+    assert!(text.contains("a value of a loop has at most 1024 bytes"), "{text}");
+    let text = error(&format!("for n in {}\nwait {}\n", "x".repeat(1024), "{n}".repeat(100)));
+    assert!(text.contains("a line has at most 65536 bytes"), "{text}");
+    let fits = format!("title t\nfor n in{many}\n{}", "wait {n}ms\n".repeat(30));
+    assert_eq!(Script::parse("s", &fits).unwrap().cases().len(), 4096);
+}
+
+#[test]
 fn what_a_script_does_wrong_is_said_with_its_line() {
     for (text, what) in [
         ("sned SEND_ONLY", "a.drill:2: there is no step `sned`\n    sned SEND_ONLY"),

@@ -47,14 +47,14 @@ impl<'a> Words<'a> {
         found.is_some_and(|at| !self.0.remove(at).is_empty())
     }
 
-    /// Takes the two words `name VALUE`.
+    /// Takes the two words `name DURATION`.
     pub(super) fn behind(&mut self, name: &str) -> Result<Option<Number>, String> {
         let Some(at) = self.0.iter().position(|word| *word == name) else { return Ok(None) };
         self.0.remove(at);
         if at >= self.0.len() {
             return Err(format!("what is {name} is missing"));
         }
-        Number::parse(self.0.remove(at)).map(Some)
+        Number::parse_time(self.0.remove(at)).map(Some)
     }
 
     /// Takes `name=...`.

@@ -5,7 +5,8 @@
     roxe.run(["ibv_rc_pingpong", "-g", "0"], faults="drop 1%")
 
 The options are those of `roxe run`: `netdev`, `profile`, `faults`, `capture`, `trace`, `stats`, `explain`,
-`check`, `report`, `suppressions`, `preload`, `rsocket`. `True` stands for an option without a value.
+`check`, `report`, `report_format`, `suppressions`, `weakest`, `preload`, `rsocket`. `True` stands for an option
+without a value; all are off by default.
 """
 
 import json
@@ -31,7 +32,7 @@ def _words(options):
         if value is None or value is False:
             continue
         name = "--" + name.replace("_", "-")
-        yield name if value is True else f"{name}={os.fspath(value)}"
+        yield name if value is True else f"{name}={os.fspath(value) if hasattr(value, '__fspath__') else value}"
 
 
 def command(arguments, **options):
@@ -48,10 +49,12 @@ def env(base=None, **options):
 
 
 def run(arguments, *, netdev=None, profile=None, faults=None, capture=None, trace=None, stats=None, explain=None,
-        check_verbs=None, report=None, suppressions=None, preload=None, rsocket=None, **keywords):
+        check_verbs=None, report=None, report_format=None, suppressions=None, weakest=None, preload=None, rsocket=None,
+        **keywords):
     """subprocess.run under `roxe run`; `check_verbs` is its `--check`, as `check` is taken here."""
     options = dict(netdev=netdev, profile=profile, faults=faults, capture=capture, trace=trace, stats=stats,
-                   explain=explain, check=check_verbs, report=report, suppressions=suppressions, preload=preload, rsocket=rsocket)
+                   explain=explain, check=check_verbs, report=report, report_format=report_format,
+                   suppressions=suppressions, weakest=weakest, preload=preload, rsocket=rsocket)
     return subprocess.run(command(arguments, **options), **keywords)
 
 

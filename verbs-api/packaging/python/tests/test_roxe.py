@@ -48,6 +48,60 @@ def test_a_pair_works_while_packets_are_lost(roxe_card):
     assert roxe_card.env()["ROXE_FAULTS"] == "seed=1; drop 2%"
 
 
+@pytest.mark.roxe(weakest=3)
+def test_options_may_be_numbers(roxe_card):
+    assert roxe_card.env()["ROXE_WEAKEST"] == "3"
+    output = roxe.run(["sh", "-c", "echo $ROXE_WEAKEST"], weakest=7, capture_output=True, text=True)
+    assert output.stdout == "7\n"
+
+
+def test_processes_that_programs_left_behind_are_killed(pytester):
+    pytester.makepyfile(
+        "def test_leaves(roxe_card):\n"
+        "    card = roxe_card\n"
+        "    card.run(['sh', '-c', 'setsid sleep 1000 & echo $! >left'], cwd=card.folder)\n"
+        "    left = int((card.folder / 'left').read_text())\n"
+        "    print(f'LEFT {left}')\n"
+    )
+    result = pytester.runpytest("-s")
+    result.assert_outcomes(passed=1)
+    (left,) = [line.split()[-1] for line in result.outlines if "LEFT " in line]
+    try:
+        with open(f"/proc/{left}/stat") as state:
+            assert state.read().rsplit(")")[1].split()[0] == "Z", "it runs"
+    except FileNotFoundError:
+        pass
+
+
+REPORT = '{"severity": "error", "rule": "key-stale", "message": "The key is dead.", "advice": "Register it."}\\n'
+
+
+@pytest.mark.parametrize("how", ["mark", "call"])
+def test_an_expected_report_fails_no_test_and_a_missing_one_does(pytester, how):
+    mark = "@pytest.mark.roxe(expect='key-stale')\n" if how == "mark" else ""
+    call = "    roxe_card.expect('key-stale')\n" if how == "call" else ""
+    report = f"    (roxe_card.folder / 'roxe-reports.jsonl').write_text('{REPORT}')\n"
+    pytester.makepyfile(
+        f"import pytest\n{mark}def test_comes(roxe_card):\n{call}{report}"
+        f"{mark}def test_misses(roxe_card):\n{call}    pass\n"
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=2, errors=1)
+    assert "no report of key-stale, which the test expects" in result.stdout.str()
+
+
+def test_reports_are_told_in_words(pytester):
+    pytester.makepyfile(
+        f"def test_wrong(roxe_card):\n    (roxe_card.folder / 'roxe-reports.jsonl').write_text('{REPORT}')\n"
+    )
+    text = pytester.runpytest().stdout.str()
+    assert "roxe's checker: error [key-stale]: The key is dead." in text and "what to do     Register it." in text
+
+
+def test_programs_keep_their_exit_status_under_the_checker(roxe_card):
+    assert "warn" in roxe_card.env()["ROXE_CHECK"].split(",")
+
+
 def test_an_error_of_the_checker_fails_the_test(pytester):
     pytester.makepyfile(
         "def test_wrong(roxe_card):\n"

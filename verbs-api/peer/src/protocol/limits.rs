@@ -4,11 +4,13 @@
 pub const LINE: usize = 4 << 20;
 /// Bytes of the line of a controller that has not shown the token yet.
 pub const FIRST_LINE: usize = 1 << 10;
+/// Characters of a token that the user chose, at least.
+pub const TOKEN: usize = 16;
 /// Seconds in which a controller shows the token.
 pub const FIRST_LINE_SECONDS: u64 = 10;
-/// Connections of controllers that have not shown the token yet, and the one that has.
+/// Connections of controllers that have not shown the token yet; another one ends the oldest.
 pub const CONNECTIONS: usize = 8;
-/// Seconds between two requests, after which the session ends.
+/// Seconds from an answer to the end of the next request, after which the session ends.
 pub const IDLE_SECONDS: u64 = 600;
 /// Seconds in which a controller takes an answer.
 pub const ANSWER_SECONDS: u64 = 30;

@@ -161,7 +161,7 @@ impl ConnData {
     }
 }
 
-/// A count in one byte: as it is up to 128, above that in steps of 256.
+/// A count below 2^15 in one byte: as it is up to 128, above that in steps of 256.
 // clause: RSOCK-IOMAP-SCALE
 pub(crate) const fn scale(value: u16) -> u8 {
     if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
@@ -183,6 +183,20 @@ mod tests {
             iomaps: Some(3),
             targets: Target { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314, len: 2 },
             data: Target { addr: 0x2122_2324_2526_2728, rkey: 0x3132_3334, len: 65536 },
+        }
+    }
+
+    /// Never rounded up: the peer must not write behind the table.
+    #[test]
+    fn counts_in_one_byte_are_rounded_down() {
+        for value in 0..=u16::MAX {
+            let read = unscale(scale(value));
+            assert!(read <= value && (value > 0x80 || read == value), "{value}: {read}");
+            // Seven bits are left; librdmacm loses the eighth as well.
+            assert!(value >= 0x8000 || value - read < 256, "{value}: {read}");
+        }
+        for byte in 0..=u8::MAX {
+            assert_eq!(unscale(scale(unscale(byte))), unscale(byte), "{byte}");
         }
     }
 

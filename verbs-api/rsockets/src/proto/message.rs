@@ -100,6 +100,24 @@ mod tests {
         }
     }
 
+    /// Every type with every number of 16 bits, with and without the bits above.
+    #[test]
+    fn all_messages_that_are_read_mean_the_same_when_written() {
+        for high in 0..1u32 << 16 {
+            for low in [0, 1, 2, 3, 0x7fff, 0xffff] {
+                let (imm, swapped) = (high << 16 | low, low << 16 | high);
+                for imm in [imm, swapped] {
+                    let is_reserved = [1, 2, 3, 5].contains(&(imm >> NUMBER_BITS));
+                    let message = Message::decode(imm);
+                    assert_eq!(message.is_err(), is_reserved, "{imm:#x}");
+                    if let Ok(message) = message {
+                        assert_eq!(Message::decode(message.encode()), Ok(message), "{imm:#x}");
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_credit_counts_modulo_two_to_the_sixteenth() {
         assert_eq!(Message::decode(0x8001_0003), Ok(Message::Credit(3)));

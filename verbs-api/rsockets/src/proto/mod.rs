@@ -9,6 +9,8 @@
 //!
 //! Datagrams need only headers: `datagram.rs`.
 
+#[cfg(feature = "fuzz")]
+pub(crate) mod check;
 pub(crate) mod conn;
 pub(crate) mod datagram;
 pub(crate) mod incoming;

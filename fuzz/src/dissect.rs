@@ -1,0 +1,28 @@
+//! A capture file from anywhere, told in words and as a page.
+
+use roxe_dissect::ladder::render;
+use roxe_dissect::{Analysis, Counts, Item, items, page, sections, words};
+
+/// Properties: telling never panics and ends; every packet of the file is counted once; what the
+/// file says becomes no markup of the page.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn dissect(data: &[u8]) {
+    let Ok(items) = items(data, |_| false) else { return };
+    let (mut analysis, mut counts, mut told) = (Analysis::default(), Counts::default(), Vec::new());
+    for item in items {
+        let Item::Packet(captured) = item else { continue };
+        let finding = analysis.take(&captured);
+        counts.add(&captured, &finding);
+        let _ = (words(&captured, &finding), sections(&captured));
+        told.push((captured, finding));
+    }
+    assert_eq!(counts.packets, told.len());
+    let title = "<i>\"'&";
+    let html = render(&page(title.to_owned(), &told, &analysis, &counts, vec![title.to_owned()]));
+    let remarks = told.iter().map(|(captured, _)| captured.remark).filter(|remark| remark.contains('<'));
+    for text in remarks.chain([title]) {
+        assert!(!html.contains(text), "{text:?} became markup");
+    }
+}

@@ -1,0 +1,71 @@
+//! The token of an agent (`roxe peer`): read from a file or from the environment, because every
+//! user of a host sees the arguments of its processes (`ps`).
+
+use roxe_base::config::variable;
+use roxe_peer::client::Target;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Holds the token where no file is named.
+pub(crate) const VARIABLE: &str = "ROXE_PEER_TOKEN";
+
+/// Gives `target` the token in `file`, else that of the environment, unless it has one already.
+pub(crate) fn complete(target: &Target, file: Option<&Path>) -> Result<Target, String> {
+    let from_file = file.map(read).transpose()?;
+    if !target.token.is_empty() {
+        eprintln!(
+            "roxe: warning: every user of this host can read the token in the arguments (ps); \
+             put it into {VARIABLE} or --token-file"
+        );
+        return Ok(target.clone());
+    }
+    let address = &target.address;
+    let token = from_file.map_or_else(of_environment, |token| Ok(Some(token)))?;
+    let missing = || {
+        format!(
+            "no token for {address}: put the one that `roxe peer` printed there into {VARIABLE}, \
+             or into a file that --token-file names"
+        )
+    };
+    Ok(Target { token: token.ok_or_else(missing)?, address: address.clone() })
+}
+
+/// The token in the environment; an empty variable holds none.
+pub(crate) fn of_environment() -> Result<Option<String>, String> {
+    let text = variable(VARIABLE).filter(|value| !value.is_empty());
+    text.map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    let failed = |why: &dyn std::fmt::Display| format!("cannot use the token file {}: {why}", file.display());
+    if fs::metadata(file).map_err(|cause| failed(&cause))?.mode() & 0o077 != 0 {
+        return Err(failed(&"other users can read it; chmod 600"));
+    }
+    let text = fs::read_to_string(file).map_err(|cause| failed(&cause))?;
+    match text.trim() {
+        "" => Err(failed(&"it is empty")),
+        token => Ok(token.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn token_comes_from_a_file_that_only_its_owner_reads() {
+        let file = std::env::temp_dir().join(format!("roxe-cli-token-{}", std::process::id()));
+        fs::write(&file, "ab12\n").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        let target = "host:7".parse().unwrap();
+        let expected = Target { token: "ab12".to_owned(), address: "host:7".to_owned() };
+        assert_eq!(complete(&target, Some(&file)).unwrap(), expected);
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        assert!(complete(&target, Some(&file)).unwrap_err().contains("chmod 600"));
+        fs::remove_file(&file).unwrap();
+        assert!(complete(&target, Some(&file)).unwrap_err().contains("cannot use the token file"));
+    }
+}

@@ -1,0 +1,179 @@
+//! Connections of strangers: how long one may take, and how many there are.
+//!
+//! A limit for each read lets a stranger who sends a byte now and then stay for ever, so the limit
+//! is for all of a line or a request. When too many wait, the oldest one has to go: a controller
+//! that says at once what it wants is served however many say nothing. Touches TCP, threads and the
+//! clock.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A stream whose reads and writes together may take until a deadline.
+#[derive(Debug)]
+pub struct Timed {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Timed {
+    /// A stream with `time` from now on.
+    #[must_use]
+    pub fn new(stream: TcpStream, time: Duration) -> Self {
+        Self { stream, deadline: Instant::now() + time }
+    }
+
+    /// Sets the deadline to `time` from now on.
+    pub fn restart(&mut self, time: Duration) {
+        self.deadline = Instant::now() + time;
+    }
+
+    /// The stream itself.
+    #[must_use]
+    pub const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Connections that may be ended to make room, the oldest first.
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    streams: VecDeque<(u64, TcpStream)>,
+}
+
+/// A connection that waits; once this is dropped it is no longer ended to make room.
+#[derive(Debug)]
+pub struct Visit {
+    id: u64,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        lock(&self.waiting).streams.retain(|(id, _)| *id != self.id);
+    }
+}
+
+// A thread that panics holds the lock for no longer than a push or a removal takes.
+fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Hands every connection at `listener` to `serve`, in a thread of its own; the newest `most` of
+/// those that still hold their [`Visit`] stay, others are ended.
+///
+/// # Errors
+/// If no connection can be accepted any more.
+pub fn accept<F>(listener: &TcpListener, most: usize, serve: F) -> io::Result<()>
+where
+    F: Fn(TcpStream, Visit) + Send + Sync + 'static,
+{
+    let (waiting, serve) = (Arc::new(Mutex::new(Waiting::default())), Arc::new(serve));
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            // A connection that was closed before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+            Err(error) => return Err(error),
+        };
+        let Ok(copy) = stream.try_clone() else { continue };
+        let visit = {
+            let mut all = lock(&waiting);
+            while all.streams.len() >= most {
+                // Its thread reads the end of the connection, and ends.
+                all.streams.pop_front().map(|(_, oldest)| oldest.shutdown(Shutdown::Both));
+            }
+            let id = all.next;
+            all.next += 1;
+            all.streams.push_back((id, copy));
+            Visit { id, waiting: Arc::clone(&waiting) }
+        };
+        let serve = Arc::clone(&serve);
+        // Without a thread the connection ends.
+        let _ = thread::Builder::new().spawn(move || serve(stream, visit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    /// A server that answers a line with that line, if it comes in time.
+    fn echo(time: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            accept(&listener, 3, move |stream, visit| {
+                let mut timed = Timed::new(stream, time);
+                let mut line = Vec::new();
+                let mut byte = [0];
+                while !line.ends_with(b"\n") && timed.read(&mut byte).is_ok_and(|count| count == 1) {
+                    line.push(byte[0]);
+                }
+                drop(visit);
+                if line.ends_with(b"\n") {
+                    let _ = timed.write_all(&line);
+                }
+            })
+        });
+        address
+    }
+
+    fn answer(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"hello\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn bytes_that_trickle_in_do_not_extend_the_deadline() {
+        let address = echo(Duration::from_millis(300));
+        let mut slow = TcpStream::connect(address).unwrap();
+        // Each byte alone comes in time; writing fails once the server has closed.
+        let is_ended = (0..500).any(|_| {
+            thread::sleep(Duration::from_millis(20));
+            slow.write_all(b"x").is_err()
+        });
+        assert!(is_ended, "ten seconds of bytes were listened to");
+    }
+
+    #[test]
+    fn silent_connections_keep_no_other_from_being_served() {
+        let address = echo(Duration::from_secs(3600));
+        let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+        assert_eq!(answer(address), "hello\n");
+        // The oldest were ended.
+        assert!(!silent[0].read(&mut [0]).is_ok_and(|count| count > 0));
+        assert_eq!(answer(address), "hello\n");
+    }
+}
