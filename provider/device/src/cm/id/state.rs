@@ -35,10 +35,10 @@ use roxe_transport::cm::{CmError, Ece, ListenId};
 use roxe_transport::qp::Service;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
-use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::{fmt, io};
 
 /// Where the events of ids arrive (`struct rdma_event_channel`).
 ///
@@ -72,10 +72,19 @@ impl Channel {
         Ok(fetched(self.events.next()?))
     }
 
-    /// The next event for a caller that has slept itself, by reading a unit from the descriptor.
-    /// `None`: there is no event any more, go on waiting.
-    pub fn take(&self) -> Option<Event> {
-        self.events.take_next().map(fetched)
+    /// For a caller that sleeps itself: the descriptor of which a unit is to be read, `None` if an
+    /// event is pending.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has made [`Channel::fd`] non-blocking and nothing is pending.
+    pub fn before_wait(&self) -> io::Result<Option<RawFd>> {
+        self.events.sleep_on()
+    }
+
+    /// The next event for a caller of [`Channel::before_wait`] that has `slept`, by reading a unit,
+    /// or did not have to. `None`: there is no event any more, go on waiting.
+    pub fn take(&self, slept: bool) -> Option<Event> {
+        self.events.take_next(slept).map(fetched)
     }
 
     /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
