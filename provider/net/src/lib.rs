@@ -21,7 +21,8 @@
 //!   who has which port
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
-//! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
+//! - [`group`], [`link_events`], [`next_hop`]: addresses of multicast groups; changes of the
+//!   system's interfaces; whether packets to an address can leave
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
 //! # The way of a run
@@ -52,6 +53,7 @@ pub mod group;
 pub mod link;
 pub mod link_events;
 pub mod named;
+pub mod next_hop;
 pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;

@@ -11,6 +11,7 @@ use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_engine::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
+use roxe_transport::cm::Route;
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Socket, Type};
 use std::io;
@@ -125,6 +126,11 @@ impl HostRoute {
             _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
         Ok(Self { device_addr: DeviceAddr::of(source.into())?, source, destination: to.ip(), hop_limit })
+    }
+
+    /// Its ends as packets have them.
+    pub(super) fn ends(&self) -> Route {
+        Route { local: self.device_addr.gid, remote: self.destination.into() }
     }
 
     /// From an address to itself.
