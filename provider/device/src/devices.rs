@@ -4,7 +4,7 @@
 
 use crate::device::Device;
 use crate::runtime;
-use roxe_base::config::{Config, Stats, config, parse_netdevs};
+use roxe_base::config::{Config, Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -56,11 +56,12 @@ fn start_weakness(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this
-/// one). Nobody keeps these devices, and they are not to be opened.
-pub fn preview(netdevs: Option<&str>) -> Result<Vec<Device>, Error> {
-    let names = netdevs.map_or_else(|| config().map(|config| config.netdevs.clone()), parse_netdevs)?;
-    Ok((0..).zip(choose(&Netdev::all(), &names)?).map(|(index, netdev)| Device::new(index, &netdev)).collect())
+/// What [`devices`] would find. Nobody keeps these devices, and they are not to be opened.
+pub fn preview() -> Result<Vec<Device>, Error> {
+    Ok((0..)
+        .zip(choose(&Netdev::all(), &config()?.netdevs)?)
+        .map(|(index, netdev)| Device::new(index, &netdev))
+        .collect())
 }
 
 /// The devices that were given out, for the end of the process: nothing while another thread is

@@ -14,7 +14,7 @@ use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats};
 use roxe_check::Selection;
-use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::config::{ConfigError, check_value, preset, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
@@ -188,7 +188,7 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     let file = program::find(program);
     let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        shown = show_view(args.options.netdev.as_deref(), &library, file.as_deref(), &mut command)?;
+        shown = show_view(&args.options, &library, file.as_deref(), &mut command)?;
     }
     let missing = file.as_deref().and_then(|file| misses_roxe(file, shown, args.options.preload));
     if let Some(why) = &missing {
@@ -316,13 +316,15 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
 /// Shows the program our devices in the places where others look for hardware, and our library in
 /// those where others look for theirs.
 fn show_view(
-    netdevs: Option<&str>,
+    options: &Options,
     library: &Path,
     program: Option<&Path>,
     command: &mut Command,
 ) -> Result<Shown, RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
-    let shown = view::enter(netdevs, library, program, &scratch, |error| eprintln!("roxe run: {error}"));
+    let chosen = [("ROXE_NETDEV", &options.netdev), ("ROXE_PROFILE", &options.profile)];
+    preset(chosen.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))).collect());
+    let shown = view::enter(library, program, &scratch, |error| eprintln!("roxe run: {error}"));
     if shown.counters {
         command.env("ROXE_COUNTERS", view::CLASS);
     }
