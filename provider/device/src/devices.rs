@@ -11,6 +11,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest;
 use roxe_engine::port::Netdev;
 use roxe_engine::stats_file::{legend_of, line};
+use roxe_net::runtime_dir;
 use std::io::{Write, stderr};
 use std::sync::{Arc, Once};
 
@@ -29,6 +30,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
+    runtime_dir::note_look();
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {

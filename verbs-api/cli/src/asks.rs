@@ -33,17 +33,22 @@ pub(crate) enum Asks {
 /// How `program` comes to libibverbs; `None` if it does not.
 pub(crate) fn of(program: &Path) -> Option<Asks> {
     let elf = Elf::open(program)?;
-    if links(program, &elf) { Some(Asks::Links) } else { names(program).then_some(Asks::Names) }
+    if links(program, &elf, &VERBS) { Some(Asks::Links) } else { names(program).then_some(Asks::Names) }
 }
 
-/// Whether libibverbs is among the libraries that are loaded with `program`.
-fn links(program: &Path, elf: &Elf) -> bool {
+/// True if one of the libraries with these beginnings of names is loaded with `program`.
+pub(crate) fn needs(program: &Path, names: &[&str]) -> bool {
+    Elf::open(program).is_some_and(|elf| links(program, &elf, names))
+}
+
+/// Whether one of `names` is among the libraries that are loaded with `program`.
+fn links(program: &Path, elf: &Elf, names: &[&str]) -> bool {
     let cache = std::fs::read(CACHE).unwrap_or_default();
     let mut folders = program::own_folders(program);
     let mut seen = BTreeSet::new();
     let mut open: Vec<String> = elf.needed();
     while let Some(name) = open.pop() {
-        if VERBS.iter().any(|begin| name.starts_with(begin)) {
+        if names.iter().any(|begin| name.starts_with(begin)) {
             return true;
         }
         if let Some(path) = find(&name, &folders, &cache).filter(|_| seen.insert(name)) {

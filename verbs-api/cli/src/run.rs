@@ -12,7 +12,7 @@ use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
-use crate::{asks, bypass, checkers, stats};
+use crate::{asks, bypass, checkers, stats, unused};
 use roxe_check::Selection;
 use roxe_provider::config::{ConfigError, check_value, preset, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
@@ -194,12 +194,21 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
-    if args.options.explain || stderr().is_terminal() {
-        let told = missing.is_some();
-        // Who cannot have that has the rest all the same.
-        let _ = bypass::watch(&library, &library::link_folder(&library)?, file.as_deref().filter(|_| !told));
-    }
+    watch(args, &library, file.as_deref(), missing.is_some())?;
     Ok(command)
+}
+
+/// Has somebody look at what the program does, unless that is `told` or of no interest.
+fn watch(args: &Args, library: &Path, file: Option<&Path>, told: bool) -> Result<(), RunError> {
+    let looks = args.options.explain || stderr().is_terminal();
+    let file = file.filter(|_| !told);
+    let unused = file.filter(|_| unused::may_be_told(&args.command));
+    if looks || unused.is_some_and(unused::comes_to_verbs) {
+        let looked_at = bypass::Args::new(library, &library::link_folder(library)?);
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&looked_at.about(file.filter(|_| looks), unused, !looks, args.options.explain));
+    }
+    Ok(())
 }
 
 /// Why a program does not come to roxe, as far as its file tells.
