@@ -17,7 +17,7 @@ use crate::asks::{self, Asks};
 use crate::unused::{self, Opened};
 use crate::{bundled, program};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
@@ -45,6 +45,8 @@ const PART: u32 = 16;
 const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or names another libibverbs first there (env -i, sudo, or \
                     a script that sets it); start `roxe run` behind that";
 pub(crate) const STATIC: &str = "it is linked statically, so it does not load libibverbs";
+const INSIDE: &str =
+    "rdma-core is linked into that file, so it does not load libibverbs; build it against libibverbs.so.1";
 /// `AT_SECURE` (`man getauxval`).
 const AT_SECURE: u64 = 23;
 
@@ -135,11 +137,19 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
 
 /// Looks until the program has ended. True if something was said of one of its processes.
 fn follow(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
-    let (begin, mut looks) = (Instant::now(), !args.blind);
+    let (begin, mut looks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
     while Path::new("/proc").join(args.process.to_string()).exists() {
         for process in if looks { family(args.process) } else { vec![] } {
             match loaded(process, ours) {
-                Loaded::Nothing => note(process, &args.folder, ran),
+                Loaded::Nothing => {
+                    note(process, &args.folder, ran);
+                    let modules = modules(process).into_iter().filter(|path| searched.insert(path.clone()));
+                    if let Some(path) = modules.into_iter().find(|path| asks::has_verbs_inside(path)) {
+                        let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+                        eprintln!("roxe run: {}", does_not_see(&program, process, &path, INSIDE));
+                        return true;
+                    }
+                }
                 Loaded::Ours => {
                     note(process, &args.folder, ran);
                     looks = false;
@@ -244,11 +254,25 @@ fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
         return None;
     }
     let why = why(path, has_rights(&vector), leads_to(&environment, folder));
-    Some(format!(
-        "{} (process {process}) has loaded {} and does not see roxe: {why}",
-        program.display(),
-        path.display()
-    ))
+    Some(does_not_see(&program, process, path, why))
+}
+
+fn does_not_see(program: &Path, process: u32, path: &Path, why: &str) -> String {
+    format!("{} (process {process}) has loaded {} and does not see roxe: {why}", program.display(), path.display())
+}
+
+/// The libraries that a process runs code of, but for those of the system. None while it becomes
+/// another program.
+fn modules(process: u32) -> BTreeSet<PathBuf> {
+    let program = || fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+    let (before, maps) = (program(), fs::read(format!("/proc/{process}/maps")).unwrap_or_default());
+    if before != program() || fs::read_link("/proc/self/exe").is_ok_and(|own| own == before) {
+        return BTreeSet::new();
+    }
+    let lines = maps.split(|byte| *byte == b'\n').filter(|line| line.windows(6).any(|part| part == b" r-xp "));
+    let paths = lines.filter_map(|line| line.iter().position(|byte| *byte == b'/').and_then(|at| line.get(at..)));
+    let paths = paths.map(|path| PathBuf::from(OsStr::from_bytes(path)));
+    paths.filter(|path| *path != before && !asks::FOLDERS.iter().any(|folder| path.starts_with(folder))).collect()
 }
 
 fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
