@@ -22,6 +22,7 @@
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
 //! - [`privilege`]: the user and the privileges of the process
+//! - [`standard_error`]: the standard error that the process began with
 //! - [`private_file`]: files that the user names for captures and traces
 //!
 //! # The life of a lock
@@ -34,8 +35,8 @@
 //!
 //! # Unsafe code
 //!
-//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel` and `privilege` (a system or
-//! libc call or two each).
+//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `privilege` and `standard_error`
+//! (a system or libc call or two each).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
@@ -58,6 +59,8 @@ pub mod profile;
 pub mod queue;
 pub mod random;
 pub mod ready;
+#[allow(unsafe_code)]
+pub mod standard_error;
 pub mod sync;
 pub mod table;
 pub mod timers;

@@ -8,11 +8,11 @@ use roxe_base::config::{Config, Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::standard_error;
 use roxe_base::weakest;
 use roxe_engine::port::Netdev;
 use roxe_engine::stats_file::{legend_of, line};
 use roxe_net::runtime_dir;
-use std::io::{Write, stderr};
 use std::sync::{Arc, Once};
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
@@ -51,7 +51,7 @@ fn start_weakness(config: &Config) -> Result<(), Error> {
     let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok).map_err(|e| Error::os("cannot draw a seed", &e))?;
     STARTED.call_once(|| {
         if wanted.seed.is_none() {
-            let _ = writeln!(stderr(), "roxe: weakest: seed {seed}");
+            standard_error::write(&format!("roxe: weakest: seed {seed}\n"));
         }
         weakest::turn_on(seed, wanted.weaknesses);
     });
@@ -93,7 +93,7 @@ fn report() {
         if prints == Stats::Words {
             text += &legend_of(&text);
         }
-        let _ = stderr().write_all(text.as_bytes());
+        standard_error::write(&text);
     }
 }
 

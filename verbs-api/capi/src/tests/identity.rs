@@ -196,7 +196,7 @@ fn a_shared_receive_queue_with_an_overwritten_field_is_refused_and_works_when_it
 
 #[test]
 fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused() {
-    let mut rig = Rig::new();
+    let rig = Rig::new();
     let (other, ah, [qp, peer]) = (second_context(&rig), rig.ah(), rig.rc_pair());
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
     // SAFETY: living handles and whole structures.
