@@ -41,7 +41,36 @@ fn main() -> ExitCode {
     let documents = documents.map(|(end, judge)| {
         Check::new(format!("report: two processes, one file .{end}"), move || judge_document(end, judge))
     });
-    report::main(twins.chain(clean).chain(documents).collect())
+    let closed = [("by the program", true), ("before it starts", false)].map(|(when, by_program)| {
+        Check::new(format!("report: standard error closed {when}"), move || judge_closed(by_program))
+    });
+    report::main(twins.chain(clean).chain(documents).chain(closed).collect())
+}
+
+/// A program without a standard error opens a file, which gets that number. No report may end in
+/// the file; where there was a standard error at the start it comes there.
+fn judge_closed(by_program: bool) -> Verdict {
+    if let Some(why) = cc::missing() {
+        return Verdict::Skipped(why);
+    }
+    match misuse::program().and_then(|program| run_closed(&program, by_program)) {
+        Ok(()) => Verdict::Passed,
+        Err(why) => Verdict::Failed(why),
+    }
+}
+
+fn run_closed(program: &str, by_program: bool) -> Result<(), String> {
+    let data = std::env::temp_dir().join(format!("roxe-misuse-{}-data-{by_program}", std::process::id()));
+    let close = if by_program { "" } else { "exec 2>&-; " };
+    let script = format!("{close}MISUSE_DATA={} exec {program} attr-garbage wrong", data.display());
+    let program = Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
+    let place = Place { options: ["--check".to_owned()].into(), ..Place::default() };
+    let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+    let text = fs::read_to_string(&data).map_err(|e| e.to_string())?;
+    let _ = fs::remove_file(&data);
+    let failed = outcome.output.contains(&format!("exit status: {EXIT_STATUS}"));
+    let reported = outcome.output.contains("error [attr-garbage]") == by_program;
+    if text.is_empty() && failed && reported { Ok(()) } else { Err(format!("{}\ndata: {text}", outcome.output)) }
 }
 
 /// A server and a client of the field without a mistake that any card would meet.

@@ -307,7 +307,7 @@ fn script() -> PathBuf {
 /// Programs that know nothing of RDMA, in all the ways in which programs wait for sockets.
 fn unaware() -> Vec<Check> {
     let mut checks = Vec::new();
-    for kind in ["blocking", "select", "poll", "epoll", "edge", "asyncio", "spawn", "fork", "datagram"] {
+    for kind in ["blocking", "select", "poll", "epoll", "edge", "asyncio", "spawn", "addressed", "fork", "datagram"] {
         for lossy in [false, true] {
             // A lost datagram stays lost.
             if !lossy || kind != "datagram" {

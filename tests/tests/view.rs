@@ -168,17 +168,29 @@ fn leaves_the_system_alone() -> Verdict {
     }
 }
 
-/// As tutorials want it: `-d mlx5_0 -g 3`, also inside another view of that name; and with the
-/// limits of a card that takes four elements per request.
+/// As tutorials want it: `-d mlx5_0 -g 3`, also inside another view of that name, and with the
+/// limits of a card. Those of Mellanox have that order of GIDs by themselves.
 fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
     }
-    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox", roxe(), "run", "--profile", "qedr", "--"];
+    for (layout, profile, limits) in [
+        ("ROXE_GID_LAYOUT=mellanox", "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "),
+        ("ROXE_DEVICE_NAME=mlx5_0", "cx5", " vendor_part_id: 4119 max_sge_rd: 30 "),
+    ] {
+        if let failed @ Verdict::Failed(_) = looks_like(layout, profile, limits) {
+            return failed;
+        }
+    }
+    Verdict::Passed
+}
+
+fn looks_like(layout: &str, profile: &str, limits: &str) -> Verdict {
+    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", layout, roxe(), "run", "--profile", profile, "--"];
     let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
                  ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
     let script = pingpong("-d mlx5_0 -g 3", files);
-    let seen = "mlx5_0\nIB/RoCE v1\nRoCE v2\nmlx5_0\n vendor_part_id: 32880 max_sge_rd: 4 ";
+    let seen = format!("mlx5_0\nIB/RoCE v1\nRoCE v2\nmlx5_0\n{limits}");
     for between in [&[][..], &[roxe(), "run", "--"]] {
         let output = run(&card, &[between, &["sh", "-c", &script]].concat());
         if text(&output.stdout) != seen {

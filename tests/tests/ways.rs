@@ -60,6 +60,7 @@ const WAYS: &[Way] = &[
     way("roxe run in roxe run", "$roxe run -- $roxe run -- $linked", There, There),
     way("an empty environment", "$roxe run -- env -i $linked", There, There),
     way("another LD_LIBRARY_PATH", "$roxe run -- env LD_LIBRARY_PATH=/nowhere $linked", There, There),
+    way("linked and not used", "$roxe run -- $idle", Nowhere("no device was opened"), Nowhere("no device was opened")),
     way("opened as libibverbs.so.1", "$roxe run -- $opened libibverbs.so.1", There, There),
     way("opened as libibverbs.so", "$roxe run -- $opened libibverbs.so", There, There),
     way("opened by its full path", "$roxe run -- $opened $system", There, There),
@@ -78,6 +79,12 @@ const WAYS: &[Way] = &[
     way("roxe env instead of roxe run", "eval \"$($roxe env)\"; $linked", There, There),
     way("an empty environment, looked at", "$roxe run --explain -- env -i $linked", There, There),
     way("opened, looked at", "$roxe run --explain -- $opened", There, There),
+    way(
+        "a module with rdma-core inside",
+        "P=\"$holds $module\" $roxe run --explain -- sh -c \"$watched\"",
+        Nowhere("rdma-core is linked into that file"),
+        Nowhere("rdma-core is linked into that file"),
+    ),
     way("a program without verbs, looked at", "$roxe run --explain -- ls /", Elsewhere, Elsewhere),
     way("a static program without verbs, looked at", "$roxe run --explain -- $plain", Elsewhere, Elsewhere),
     way(
@@ -155,6 +162,9 @@ impl Programs {
         fs::copy(build::roxe(), self.at("roxe")).map_err(io)?;
         self.compile("linked", "linked", &[])?;
         self.compile("opened", "opened", &[])?;
+        self.compile("linked", "idle", &["-DIDLE"])?;
+        self.compile("plain", "holds", &["-DHOLDS"])?;
+        self.compile("plain", "module", &["-shared", "-fPIC", "-DHAS_VERBS"])?;
         self.compile("plain", "static", &["-static", "-DNAMES_VERBS"])?;
         self.compile("plain", "plain", &["-static"])?;
         self.compile("linked", "runpath", &["-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib"])?;
@@ -185,7 +195,10 @@ impl Programs {
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
         let mut all = String::new();
         let system = system_library().unwrap_or_default();
-        let names = ["roxe", "linked", "opened", "static", "plain", "runpath", "rpath", "script", "setuid", "setcap"];
+        let names = [
+            "roxe", "idle", "holds", "module", "linked", "opened", "static", "plain", "runpath", "rpath", "script",
+            "setuid", "setcap",
+        ];
         let mut words: Vec<(&str, String)> = names.map(|name| (name, self.at(name).display().to_string())).into();
         words.extend([
             ("python", self.at("env/bin/python3").display().to_string()),

@@ -49,7 +49,7 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "ROXE_GID_LAYOUT",
-        default: "plain",
+        default: "as the profile's card",
         help: "Order of the GID table: plain, or mellanox: each address twice, IPv6 first, IPv4 with RoCE v2 at index 3.",
     },
     Knob {
@@ -183,6 +183,13 @@ pub enum GidLayout {
     Mellanox,
 }
 
+impl GidLayout {
+    /// That of this card.
+    fn of(card: &Profile) -> Self {
+        if card.vendor_id == profile::MELLANOX { Self::Mellanox } else { Self::Plain }
+    }
+}
+
 /// How a file of reports is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
@@ -287,10 +294,23 @@ pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
 
+/// What [`preset`] was given.
+static PRESETS: OnceLock<Vec<(&'static str, OsString)>> = OnceLock::new();
+
+/// Lets this process see these variables as a program will that it is about to become. Once, before
+/// the first [`config`].
+pub fn preset(variables: Vec<(&'static str, OsString)>) {
+    let _ = PRESETS.set(variables);
+}
+
 /// The environment variable `name`; not set if it is empty, or for a program that has rights which
 /// whoever started it lacks.
 pub fn variable(name: &str) -> Option<OsString> {
-    if is_privileged_start() { None } else { std::env::var_os(name).filter(|value| !value.is_empty()) }
+    if is_privileged_start() {
+        return None;
+    }
+    let preset = PRESETS.get().and_then(|presets| presets.iter().find(|(preset, _)| *preset == name));
+    preset.map(|(_, value)| value.clone()).or_else(|| std::env::var_os(name)).filter(|value| !value.is_empty())
 }
 
 fn text_of(name: &str) -> Option<String> {
@@ -316,22 +336,20 @@ pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
 fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     let switch = |name, default| parse_with(&get, name, "it must be on or off", default, |text| word(&SWITCH, text));
     let file = |name| parse_with(&get, name, "it must be a path", None, |text| Some(Some(text.into())));
+    let netdevs = read_netdevs(&get)?;
+    let vendor_part_id = parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", None, |text| {
+        text.parse().ok().map(Some)
+    })?;
+    let profile = parse_with(&get, "ROXE_PROFILE", "it must be cx3, cx5, cx6, cx6lx, qedr or rxe", None, |text| {
+        profile::named(text).map(Some)
+    })?;
+    let layout = profile.map_or(GidLayout::Plain, GidLayout::of);
     Ok(Config {
-        netdevs: parse_with(
-            &get,
-            "ROXE_NETDEV",
-            "it must be names of network devices separated by commas",
-            vec!["lo".to_owned()],
-            parse_names,
-        )?,
-        vendor_part_id: parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", None, |text| {
-            text.parse().ok().map(Some)
-        })?,
-        profile: parse_with(&get, "ROXE_PROFILE", "it must be cx3, cx5, cx6, cx6lx, qedr or rxe", None, |text| {
-            profile::named(text).map(Some)
-        })?,
+        netdevs,
+        vendor_part_id,
+        profile,
         device_name: parse_with(&get, "ROXE_DEVICE_NAME", DeviceName::RULE, DeviceName::default(), DeviceName::parse)?,
-        gid_layout: parse_with(&get, "ROXE_GID_LAYOUT", "it must be plain or mellanox", GidLayout::Plain, |text| {
+        gid_layout: parse_with(&get, "ROXE_GID_LAYOUT", "it must be plain or mellanox", layout, |text| {
             word(&LAYOUTS, text)
         })?,
         window: parse_with(&get, "ROXE_WINDOW", "it must be a number from 65536 to 67108864", None, |text| {
@@ -371,6 +389,11 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     })
 }
 
+fn read_netdevs(get: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, ConfigError> {
+    let expected = "it must be names of network devices separated by commas";
+    parse_with(get, "ROXE_NETDEV", expected, vec!["lo".to_owned()], parse_names)
+}
+
 fn parse_stats(text: &str) -> Option<Stats> {
     match text {
         "words" => Some(Stats::Words),
@@ -398,11 +421,6 @@ fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, Co
     let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
     let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
     Ok((!rules.is_empty()).then_some(rules))
-}
-
-/// The names in a value of `ROXE_NETDEV`.
-pub fn parse_netdevs(value: &str) -> Result<Vec<String>, ConfigError> {
-    parse(|asked| (asked == "ROXE_NETDEV").then(|| value.to_owned())).map(|config| config.netdevs)
 }
 
 /// The value of a variable; none if it is empty, because scripts empty a variable where they mean
@@ -470,6 +488,16 @@ mod tests {
         assert_eq!(with("ROXE_VENDOR_PART_ID", "4119").unwrap().vendor_part_id, Some(4119));
         assert_eq!(with("ROXE_PROFILE", "cx5").unwrap().profile.map(|card| card.vendor_part_id), Some(4119));
         assert_eq!(with("ROXE_GID_LAYOUT", "mellanox").unwrap().gid_layout, GidLayout::Mellanox);
+        for (profile, layout) in [("cx5", GidLayout::Mellanox), ("qedr", GidLayout::Plain), ("rxe", GidLayout::Plain)] {
+            assert_eq!(with("ROXE_PROFILE", profile).unwrap().gid_layout, layout, "{profile}");
+        }
+        let plain = |name: &str| {
+            [("ROXE_PROFILE", "cx5"), ("ROXE_GID_LAYOUT", "plain")]
+                .into_iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| v.to_owned())
+        };
+        assert_eq!(parse(plain).unwrap().gid_layout, GidLayout::Plain, "what is said wins");
         assert!(["ROXE_PROFILE", "ROXE_GID_LAYOUT"].iter().all(|name| with(name, "cx99").is_err()));
         assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));

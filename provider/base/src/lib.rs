@@ -24,6 +24,7 @@
 //! - [`privilege`]: the user and the privileges of the process
 //! - [`private_dir`]: folders that nobody else can exchange; [`private_file`]: files that the user
 //!   names for captures and traces
+//! - [`standard_error`]: the standard error that the process began with
 //!
 //! # The life of a lock
 //!
@@ -35,8 +36,8 @@
 //!
 //! # Unsafe code
 //!
-//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel` and `privilege` (a system or
-//! libc call or two each).
+//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `privilege` and `standard_error`
+//! (a system or libc call or two each).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
@@ -62,6 +63,8 @@ pub mod profile;
 pub mod queue;
 pub mod random;
 pub mod ready;
+#[allow(unsafe_code)]
+pub mod standard_error;
 pub mod sync;
 pub mod table;
 pub mod timers;

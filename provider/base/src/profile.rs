@@ -41,6 +41,9 @@ pub struct Profile {
     pub max_srq_sge: Option<u32>,
 }
 
+/// `vendor_id` of the cards of Mellanox, now NVIDIA.
+pub const MELLANOX: u32 = 0x02c9;
+
 const UNKNOWN: Profile = Profile {
     name: "",
     source: "",
@@ -64,7 +67,7 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "cx3",
         source: "https://github.com/claudebarthels/infinity/issues/5",
-        vendor_id: 0x02c9,
+        vendor_id: MELLANOX,
         vendor_part_id: 4099,
         max_qp: Some(131_000),
         max_qp_wr: Some(16_351),
@@ -81,7 +84,7 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "cx5",
         source: "https://github.com/open-mpi/ompi/pull/6137",
-        vendor_id: 0x02c9,
+        vendor_id: MELLANOX,
         vendor_part_id: 4119,
         max_qp: Some(262_144),
         max_qp_wr: Some(32_768),
@@ -97,7 +100,7 @@ pub const PROFILES: &[Profile] = &[
         name: "cx6",
         // The vendor of the first is the maker of the server.
         source: "https://github.com/openucx/ucx/issues/8229, https://github.com/openucx/ucx/issues/4556",
-        vendor_id: 0x02c9,
+        vendor_id: MELLANOX,
         vendor_part_id: 4123,
         max_qp: Some(262_144),
         max_qp_wr: Some(32_768),
@@ -106,7 +109,7 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "cx6lx",
         source: "https://github.com/openucx/ucx/issues/10317",
-        vendor_id: 0x02c9,
+        vendor_id: MELLANOX,
         vendor_part_id: 4127,
         max_qp: Some(131_072),
         max_qp_wr: Some(32_768),

@@ -9,13 +9,13 @@ use roxe_base::clock;
 use roxe_base::config::{Explain, config};
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::standard_error;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{QpAttr, Service};
 use roxe_transport::wr::{Access, Cqe, WC_STATUS_TEXTS, WcStatus};
 use roxe_wire::Qpn;
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -275,7 +275,7 @@ fn say(text: &str, more: &str) {
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
         // Under the lock, so that no text is torn by another one. Nobody else can be told.
-        let _ = stderr().write_all(format!("{text}{more}").as_bytes());
+        standard_error::write(&format!("{text}{more}"));
     }
 }
 

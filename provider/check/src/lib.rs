@@ -49,10 +49,10 @@ use roxe_base::config::{Config, ReportFormat, config, variable};
 use roxe_base::error::Error;
 use roxe_base::exit::{self, Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::standard_error;
 use rules::Rules;
 use sink::Sink;
 use stack::Stack;
-use std::io::{Write, stderr};
 use std::path::Path;
 use world::World;
 
@@ -90,11 +90,17 @@ fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
     }
 }
 
+/// What is set where lines may have to be written while the program runs.
+const WRITERS: [&str; 4] = ["ROXE_CHECK", "ROXE_TRACE", "ROXE_EXPLAIN", "ROXE_STATS"];
+
 /// To be called before `main`, where that can be done: then whatever the program itself does at its
 /// end comes before the last look at its objects, and before the exit status is decided.
 pub fn on_load() {
     if variable("ROXE_CHECK").is_some() || variable("ROXE_TRACE").is_some() {
         exit::install();
+    }
+    if WRITERS.iter().any(|name| variable(name).is_some()) {
+        standard_error::keep();
     }
 }
 
@@ -173,7 +179,7 @@ fn observe(event: &Event<'_>) {
 fn end() {
     tell(|| Event::Exit);
     if let Some(text) = SINK.try_lock().and_then(|sink| sink.as_ref().and_then(Sink::summary)) {
-        let _ = stderr().write_all(text.as_bytes());
+        standard_error::write(&text);
     }
     trace::end();
 }

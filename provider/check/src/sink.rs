@@ -7,8 +7,8 @@ use crate::report::file::ReportFile;
 use crate::rule::{Rule, Selection, Severity};
 use crate::stack::Stack;
 use crate::suppressions::Suppressions;
+use roxe_base::standard_error;
 use std::collections::HashMap;
-use std::io::{Write, stderr};
 
 /// Reports of one rule that are printed, from different places of the program.
 const LIMIT: u32 = 10;
@@ -56,7 +56,7 @@ impl Sink {
             return;
         }
         // Who cannot be told by one of them is told by the other.
-        let _ = stderr().write_all(named.text().as_bytes());
+        standard_error::write(&named.text());
         if let Some(file) = &mut self.file {
             let _ = file.add(&named);
         }

@@ -29,8 +29,9 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_file::names_process;
+use roxe_base::standard_error;
 use std::fs::File;
-use std::io::{self, Write, stderr};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracks::Tracks;
@@ -129,7 +130,7 @@ pub fn write_out() {
     });
     writing.clear();
     if let Err(cause) = written {
-        let _ = writeln!(stderr(), "roxe: trace: cannot write, the trace ends here: {cause}");
+        standard_error::write(&format!("roxe: trace: cannot write, the trace ends here: {cause}\n"));
         *output = None;
         *TRACE.lock() = None;
         listeners::remove(listeners::TRACE);

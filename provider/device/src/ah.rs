@@ -9,6 +9,7 @@ use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use};
 use roxe_check::{Event, Made, Tracked, tell};
 use roxe_net::group;
+use roxe_transport::cm::Route;
 use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::sync::Arc;
@@ -47,9 +48,13 @@ impl Context {
 }
 
 impl Pd {
-    /// A new address handle; errors as [`Context::resolve_av`], and ENOMEM: there are `max_ah`.
+    /// A new address handle, once packets can leave for its address. Errors as
+    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH, EACCES: no route leads there; ETIMEDOUT:
+    /// the neighbour has not answered for a second; ENOMEM: there are `max_ah`.
+    // clause: AV-NEXT-HOP
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
         let av = self.context().resolve_av(attr)?;
+        self.context().engine().await_next_hop(Route { local: av.sgid, remote: av.dgid })?;
         let _quota = self.context().device().quotas().ahs.take()?;
         let _tracked = Tracked::new(ObjectId::next(), || Made::Ah { pd: self.object() });
         Ok(Ah { av, pd: Arc::clone(self), _use: self.hold(), _quota, _tracked })

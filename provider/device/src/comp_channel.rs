@@ -13,6 +13,7 @@ use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
+use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -77,19 +78,22 @@ impl CompChannel {
         self.events.next()
     }
 
-    /// For a caller that sleeps itself, by a `read` of the descriptor: looks around first. Keep the
-    /// answer until it has slept.
-    pub fn before_wait(&self) -> impl Sized + '_ {
+    /// For a caller that sleeps itself: receives what has arrived, and returns the descriptor of
+    /// which a unit is to be read (`None` if an event is pending) and what to keep until it was.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has made [`CompChannel::fd`] non-blocking and nothing is pending.
+    pub fn before_wait(&self) -> io::Result<(Option<RawFd>, impl Sized + '_)> {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
-        // What is there already it only has to take.
-        let watched = (is_on() && self.events.is_empty()).then(|| self.watch());
+        let sleep_on = self.events.sleep_on()?;
+        let watched = (is_on() && sleep_on.is_some()).then(|| self.watch());
         let wait = || {
             // One of them is enough to look at: the threads of the others see to the rest.
             self.engines.others().iter().for_each(|engine| engine.before_sleep_elsewhere());
             self.engines.main().before_sleep(is_over)
         };
-        (watched, self.events.would_wait().then(wait))
+        Ok((sleep_on, (watched, sleep_on.map(|_| wait()))))
     }
 
     /// Tells when a wait that begins now has taken long; not once the answer is dropped.
@@ -100,11 +104,11 @@ impl CompChannel {
         wait
     }
 
-    /// The `user` token of the next event, for a caller that has slept by itself
-    /// ([`CompChannel::before_wait`]) and has read a unit. `None`: there is no event any more, go
-    /// on waiting.
-    pub fn take_event(&self) -> Option<u64> {
-        self.events.take_next()
+    /// The `user` token of the next event, for a caller of [`CompChannel::before_wait`] that has
+    /// `slept`, by reading a unit, or did not have to. `None`: there is no event any more, go on
+    /// waiting.
+    pub fn take_event(&self, slept: bool) -> Option<u64> {
+        self.events.take_next(slept)
     }
 
     /// As [`CompChannel::get_event`], but never waits, whatever the mode of the descriptor.

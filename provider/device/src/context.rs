@@ -108,10 +108,19 @@ impl Context {
         self.events.next()
     }
 
-    /// The next asynchronous event for a caller that has slept itself, by reading a unit from
-    /// `async_fd`. `None`: there is no event any more, go on waiting.
-    pub fn take_async_event(&self) -> Option<AsyncEvent> {
-        self.events.take_next()
+    /// For a caller that sleeps itself: the descriptor of which a unit is to be read, `None` if an
+    /// event is pending.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has made `async_fd` non-blocking and nothing is pending.
+    pub fn before_async_wait(&self) -> io::Result<Option<RawFd>> {
+        self.events.sleep_on()
+    }
+
+    /// The next asynchronous event for a caller of [`Context::before_async_wait`] that has `slept`,
+    /// by reading a unit, or did not have to. `None`: there is no event any more, go on waiting.
+    pub fn take_async_event(&self, slept: bool) -> Option<AsyncEvent> {
+        self.events.take_next(slept)
     }
 
     /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.

@@ -4,14 +4,15 @@
 
 use crate::device::Device;
 use crate::runtime;
-use roxe_base::config::{Config, Stats, config, parse_netdevs};
+use roxe_base::config::{Config, Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::standard_error;
 use roxe_base::weakest;
 use roxe_engine::port::Netdev;
 use roxe_engine::stats_file::{legend_of, line};
-use std::io::{Write, stderr};
+use roxe_net::runtime_dir;
 use std::sync::{Arc, Once};
 
 /// What earlier calls of [`devices`] gave out, with their engines and counters.
@@ -29,6 +30,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
+    runtime_dir::note_look();
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {
@@ -49,18 +51,19 @@ fn start_weakness(config: &Config) -> Result<(), Error> {
     let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok).map_err(|e| Error::os("cannot draw a seed", &e))?;
     STARTED.call_once(|| {
         if wanted.seed.is_none() {
-            let _ = writeln!(stderr(), "roxe: weakest: seed {seed}");
+            standard_error::write(&format!("roxe: weakest: seed {seed}\n"));
         }
         weakest::turn_on(seed, wanted.weaknesses);
     });
     Ok(())
 }
 
-/// What [`devices`] would find in a process whose `ROXE_NETDEV` is `netdevs` (`None`: that of this
-/// one). Nobody keeps these devices, and they are not to be opened.
-pub fn preview(netdevs: Option<&str>) -> Result<Vec<Device>, Error> {
-    let names = netdevs.map_or_else(|| config().map(|config| config.netdevs.clone()), parse_netdevs)?;
-    Ok((0..).zip(choose(&Netdev::all(), &names)?).map(|(index, netdev)| Device::new(index, &netdev)).collect())
+/// What [`devices`] would find. Nobody keeps these devices, and they are not to be opened.
+pub fn preview() -> Result<Vec<Device>, Error> {
+    Ok((0..)
+        .zip(choose(&Netdev::all(), &config()?.netdevs)?)
+        .map(|(index, netdev)| Device::new(index, &netdev))
+        .collect())
 }
 
 /// The devices that were given out, for the end of the process: nothing while another thread is
@@ -90,7 +93,7 @@ fn report() {
         if prints == Stats::Words {
             text += &legend_of(&text);
         }
-        let _ = stderr().write_all(text.as_bytes());
+        standard_error::write(&text);
     }
 }
 

@@ -1,8 +1,12 @@
 //! Event queues with a file descriptor to wait on, and the kinds of asynchronous events.
 //!
-//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events, so
-//! that one event is one readable unit and programs may put the descriptor into epoll and make it
-//! non-blocking. Touches eventfds only.
+//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events. An
+//! eventfd polls as writable, which an event file of the kernel's never does, so programs get an
+//! epoll set that holds it: it is readable while there are events, edges included, and never
+//! writable. Whether a wait blocks is the mode of the program's descriptor; the eventfd is always
+//! the one that a thread sleeps on, by a `read` that signal handlers with `SA_RESTART` do not end.
+//!
+//! Touches these two descriptors only.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
@@ -11,7 +15,7 @@ use roxe_engine::queue_pair::Deadline;
 use roxe_net::wake;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -86,18 +90,23 @@ struct Waiting<T> {
 
 /// Events in order, and a descriptor that is readable while there are any.
 ///
-/// Invariant while the lock is free: count of the eventfd + readers that took a unit and wait for
-/// the lock = events queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met
-/// such a reader, which then finds nothing and waits again.
+/// Invariant while the lock is free: count of `units` + readers that took a unit and wait for the
+/// lock = events queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met such
+/// a reader, which then finds nothing and waits again.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    fd: File,
+    /// The program's descriptor: an epoll set with `units`.
+    fd: OwnedFd,
+    /// The eventfd. Blocks, but for the moments of [`EventQueue::take_unit_by_mode`].
+    units: File,
     events: Mutex<rank::Events, VecDeque<Waiting<T>>>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> Result<Self, Error> {
-        Ok(Self { fd: eventfd()?, events: Mutex::new(VecDeque::new()) })
+        let units = eventfd().map_err(|e| Error::os("cannot create an eventfd", &e))?;
+        let fd = epoll_of(&units).map_err(|e| Error::os("cannot create an epoll set", &e))?;
+        Ok(Self { fd, units, events: Mutex::new(VecDeque::new()) })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -108,41 +117,57 @@ impl<T> EventQueue<T> {
         self.fd.as_fd()
     }
 
-    /// Queues an event of `source` and makes the descriptor readable for one more read.
+    /// Queues an event of `source` and makes the descriptor readable for one more event.
     pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
         let mut events = self.events.lock();
         events.push_back(Waiting { event, source, watch });
-        wake(self.fd());
+        wake(self.units.as_raw_fd());
     }
 
     /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is
     /// non-blocking.
-    ///
-    /// The wait is a plain `read`, so a signal handler installed with `SA_RESTART` does not
-    /// interrupt it, as programs expect of `ibv_get_cq_event`.
     pub(crate) fn next(&self) -> Result<T, Error> {
         loop {
-            (&self.fd).read(&mut [0; 8]).map_err(|e| match e.kind() {
-                ErrorKind::WouldBlock => Error::new(libc::EAGAIN, "no event is pending"),
-                _ => Error::os("cannot wait for an event", &e),
-            })?;
-            if let Some(event) = self.take_next() {
+            let sleeps = self.sleep_on().map_err(|_| Error::new(libc::EAGAIN, "no event is pending"))?;
+            if sleeps.is_some() {
+                match (&self.units).read(&mut [0; 8]) {
+                    // The unit was not blocking for a moment.
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+                    read => read.map_err(|e| Error::os("cannot wait for an event", &e))?,
+                };
+            }
+            if let Some(event) = self.take_next(sleeps.is_some()) {
                 return Ok(event);
             }
         }
     }
 
-    /// The oldest event, for a caller that has read a unit from the descriptor. `None`: it was
-    /// forgotten meanwhile.
-    pub(crate) fn take_next(&self) -> Option<T> {
-        let waiting = self.events.lock().pop_front()?;
-        Some(waiting.event)
+    /// The descriptor whose next unit a thread has to `read` before it can have an event; `None` if
+    /// one is there.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has made its descriptor non-blocking.
+    pub(crate) fn sleep_on(&self) -> io::Result<Option<RawFd>> {
+        if !self.is_empty() {
+            return Ok(None);
+        }
+        // SAFETY: takes no pointers.
+        match unsafe { libc::fcntl(self.fd(), libc::F_GETFL) } & libc::O_NONBLOCK {
+            0 => Ok(Some(self.units.as_raw_fd())),
+            _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+        }
     }
 
-    /// Whether [`EventQueue::next`] would wait.
-    pub(crate) fn would_wait(&self) -> bool {
-        // SAFETY: takes no pointers.
-        self.is_empty() && unsafe { libc::fcntl(self.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0
+    /// The oldest event, if there is one; `slept` says that the caller has read its unit. Never
+    /// waits.
+    pub(crate) fn take_next(&self, slept: bool) -> Option<T> {
+        let mut events = self.events.lock();
+        let waiting = events.pop_front()?;
+        if !slept {
+            self.take_unit();
+        }
+        drop(events);
+        Some(waiting.event)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -160,11 +185,7 @@ impl<T> EventQueue<T> {
 
     /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub(crate) fn try_next(&self) -> Option<T> {
-        let mut events = self.events.lock();
-        let waiting = events.pop_front()?;
-        self.take_unit();
-        drop(events);
-        Some(waiting.event)
+        self.take_next(false)
     }
 
     /// Drops the queued events of an object that goes away.
@@ -182,29 +203,57 @@ impl<T> EventQueue<T> {
         taken.into_iter().map(|waiting| waiting.event).collect()
     }
 
-    /// Takes one unit from the eventfd if there is one, without waiting whatever the mode of the
-    /// descriptor.
+    /// Takes one unit if there is one, without waiting. Under the lock.
     fn take_unit(&self) {
         let mut unit = [0u8; 8];
         let iov = libc::iovec { iov_base: unit.as_mut_ptr().cast(), iov_len: unit.len() };
         // SAFETY: `iov` describes `unit`, which outlives the call; the descriptor is open as long
-        // as `self.fd`.
-        let n = unsafe { libc::preadv2(self.fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
-        // Kernels before 5.8 cannot do this; their readers then wake up once for nothing and wait
-        // again.
-        let _ = n;
+        // as `self.units`.
+        let n = unsafe { libc::preadv2(self.units.as_raw_fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
+        if n < 0 && io::Error::last_os_error().kind() != ErrorKind::WouldBlock {
+            self.take_unit_by_mode();
+        }
+    }
+
+    /// As [`EventQueue::take_unit`], for kernels before 5.8, which cannot read an eventfd without
+    /// waiting. Threads that begin to sleep meanwhile get EAGAIN and begin again.
+    fn take_unit_by_mode(&self) {
+        let set_mode = |mode: libc::c_int| {
+            // SAFETY: takes no pointers.
+            let _ = unsafe { libc::fcntl(self.units.as_raw_fd(), libc::F_SETFL, mode) };
+        };
+        set_mode(libc::O_NONBLOCK);
+        // Empty if a thread that slept has taken it.
+        let _ = (&self.units).read(&mut [0; 8]);
+        set_mode(0);
     }
 }
 
 /// A new eventfd in semaphore mode.
-fn eventfd() -> Result<File, Error> {
+fn eventfd() -> io::Result<File> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
-    if fd < 0 {
-        return Err(Error::os("cannot create an eventfd", &std::io::Error::last_os_error()));
+    owned(fd).map(File::from)
+}
+
+/// A new epoll set that is readable while `units` is.
+fn epoll_of(units: &File) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+    let mut readable = libc::epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 0 };
+    // SAFETY: one event that outlives the call.
+    match unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, units.as_raw_fd(), &raw mut readable) } {
+        0 => Ok(set),
+        _ => Err(io::Error::last_os_error()),
     }
-    // SAFETY: `fd` was just opened and nobody else knows it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened, and no other code knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(test)]
@@ -221,11 +270,72 @@ mod tests {
         assert_eq!(rc, 0);
     }
 
-    fn is_readable(fd: RawFd) -> bool {
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    fn revents(fd: RawFd) -> i16 {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLOUT, revents: 0 };
         // SAFETY: one pollfd that outlives the call.
-        let n = unsafe { libc::poll(&raw mut poll, 1, 0) };
-        n == 1
+        unsafe { libc::poll(&raw mut poll, 1, 0) };
+        poll.revents
+    }
+
+    fn is_readable(fd: RawFd) -> bool {
+        revents(fd) == libc::POLLIN
+    }
+
+    #[test]
+    fn event_descriptor_polls_readable_and_never_writable() {
+        let queue = EventQueue::new().unwrap();
+        assert_eq!(revents(queue.fd()), 0);
+        push(&queue, 1);
+        assert_eq!(revents(queue.fd()), libc::POLLIN);
+        set_nonblocking(queue.fd());
+        assert_eq!(revents(queue.fd()), libc::POLLIN);
+        assert_eq!(queue.next().unwrap(), 1);
+        assert_eq!(revents(queue.fd()), 0);
+    }
+
+    /// Events that `set` reports at once.
+    fn reported(set: &OwnedFd) -> Vec<u32> {
+        let mut found = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        // SAFETY: room for four events, which outlives the call.
+        let n = unsafe { libc::epoll_wait(set.as_raw_fd(), found.as_mut_ptr(), 4, 0) };
+        found.iter().take(usize::try_from(n).unwrap()).map(|event| event.events).collect()
+    }
+
+    #[test]
+    fn edge_triggered_epoll_reports_every_event_once() {
+        let queue = EventQueue::new().unwrap();
+        // SAFETY: takes no pointers.
+        let set = owned(unsafe { libc::epoll_create1(0) }).unwrap();
+        let asked = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
+        let mut asked = libc::epoll_event { events: asked.cast_unsigned(), u64: 0 };
+        // SAFETY: one event that outlives the call.
+        let rc = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.fd(), &raw mut asked) };
+        assert_eq!((rc, reported(&set)), (0, vec![]));
+        for event in 0..3 {
+            push(&queue, event);
+            assert_eq!(reported(&set), [libc::EPOLLIN.cast_unsigned()], "event {event}, with those before it unread");
+            assert_eq!(reported(&set), [0; 0]);
+        }
+        for event in 0..3 {
+            assert_eq!((queue.try_next(), reported(&set)), (Some(event), vec![]));
+        }
+    }
+
+    #[test]
+    fn unit_taken_by_mode_wakes_no_sleeper_and_fails_none() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        let reader = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.next().unwrap()
+        });
+        for _ in 0..1000 {
+            queue.take_unit_by_mode();
+        }
+        push(&queue, 7);
+        assert_eq!(reader.join().unwrap(), 7);
+        push(&queue, 8);
+        queue.take_unit_by_mode();
+        assert!(!is_readable(queue.fd()));
     }
 
     #[test]

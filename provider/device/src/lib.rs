@@ -120,7 +120,7 @@ pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
 pub use roxe_base::privilege::has_capabilities;
 pub use roxe_base::uses::{ObjectId, Use};
-pub use roxe_base::{config, limits, lock, own_threads, profile, ranks, weakest};
+pub use roxe_base::{config, limits, lock, own_threads, profile, ranks, standard_error, weakest};
 pub use roxe_engine::counter_files::counter_files;
 pub use roxe_engine::counters::Counters;
 pub use roxe_engine::flow_counters::{CounterKind, FlowCounters};

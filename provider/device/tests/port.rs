@@ -44,10 +44,14 @@ fn follows() {
     }
     let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(10, 77, 0, last));
     let context = devices().unwrap()[0].open().unwrap();
-    assert_eq!((context.port_attr(1).unwrap().state, index_of(&context, first)), (4, Some(0)));
+    let port = || context.port_attr(1).unwrap();
+    // 1X QDR: a veth says 10 Gbit/s.
+    let speed = || (port().active_width, port().active_speed);
+    assert_eq!((port().state, speed(), index_of(&context, first)), (4, (1, 4), Some(0)));
     ip("link set x0 down");
     expect(&context, AsyncEventKind::PortErr);
-    assert_eq!(context.port_attr(1).unwrap().state, 1);
+    assert_eq!((port().state, speed()), (1, (1, 4)));
+    assert_eq!(devices().unwrap()[1].port_attr().active_speed, 4, "of a device that is opened while it is down");
     ip("link set x0 up");
     expect(&context, AsyncEventKind::PortActive);
     assert_eq!(context.port_attr(1).unwrap().state, 4);
@@ -86,6 +90,6 @@ fn follows() {
 #[test]
 fn the_port_follows_its_interface() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
-                ip link set x1 up && ip link set x0 up";
-    namespace::run("follows", &format!("{make} && {LINKED}"), "x0");
+                ip link add y0 type veth peer name y1 && ip link set x1 up && ip link set x0 up";
+    namespace::run("follows", &format!("{make} && {LINKED}"), "x0,y0");
 }

@@ -264,11 +264,12 @@ impl Engine {
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
-        let always: [&dyn Lockable; 13] = [
+        let always: [&dyn Lockable; 14] = [
             self.table.raw_owned(),
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,
+            &self.links.next_hops,
             map,
             // Those of single rings are only taken under locks of queue pairs and of the receive
             // side.

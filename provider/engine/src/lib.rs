@@ -25,7 +25,8 @@
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
 //!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
 //!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
-//!   engines of further threads: [`further`]; why nobody answers: [`reachability`], [`reasons`].
+//!   engines of further threads: [`further`]; whether packets can leave: [`next_hops`]; why nobody
+//!   answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
 //!
@@ -51,6 +52,7 @@ pub mod gsi;
 pub mod interceptor;
 mod links;
 mod multicast;
+pub mod next_hops;
 pub mod notice;
 pub mod poll_policy;
 #[allow(unsafe_code)]

@@ -9,8 +9,10 @@ use roxe_net::link::SendError;
 use roxe_net::tx_queue::TxQueue;
 use roxe_net::udp::UdpLink;
 use roxe_wire::{Gid, Qpn};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// The links of an engine.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub(crate) struct Links {
     pub(crate) frame_senders: Mutex<rank::FrameSenders, Vec<Weak<FrameSender>>>,
     /// The addresses of all interfaces of this host.
     pub(crate) host_addresses: RwLock<rank::HostAddresses, Vec<Gid>>,
+    /// When the way from an address to one of another host was found.
+    pub(crate) next_hops: Mutex<rank::NextHops, HashMap<(Gid, Gid), Instant>>,
 }
 
 impl Links {

@@ -176,10 +176,11 @@ impl Netdev {
         NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
     }
 
-    /// Link speed, Mbit/s; 0 when the interface has none (loopback, most virtual ones).
+    /// Link speed, Mbit/s; 0 when the interface has none (loopback, bridges) or does not know it.
+    /// The driver is asked: `/sys/class/net` says nothing of an interface that is down, and may
+    /// show another network namespace.
     fn speed(&self) -> u32 {
-        let text = std::fs::read_to_string(format!("/sys/class/net/{}/speed", self.name)).unwrap_or_default();
-        text.trim().parse().unwrap_or_default()
+        link_speed(&self.name).unwrap_or_default()
     }
 }
 
@@ -200,10 +201,36 @@ fn speed_codes(mbits: u32) -> (u8, u8) {
     }
 }
 
-/// MTU of an interface, bytes of an IP packet.
-fn mtu_of(name: &str) -> Result<u32, Error> {
-    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)
-        .map_err(|e| Error::os("cannot open a socket", &e))?;
+/// The start of `struct ethtool_cmd` up to the upper half of the speed (<linux/ethtool.h>), and room
+/// for the rest.
+#[repr(C)]
+#[derive(Default)]
+struct LinkSettings {
+    command: u32,
+    modes: [u32; 2],
+    speed: u16,
+    kinds: [u8; 6],
+    packets: [u32; 2],
+    speed_high: u16,
+    rest: [u8; 14],
+}
+
+/// Link speed of an interface, Mbit/s; 0 if it is not known. EOPNOTSUPP: it has none.
+fn link_speed(name: &str) -> Result<u32, Error> {
+    const ETHTOOL_GSET: u32 = 1;
+    const UNKNOWN: u32 = u32::MAX;
+    let mut settings = LinkSettings { command: ETHTOOL_GSET, ..LinkSettings::default() };
+    let mut request = request_about(name);
+    request.ifr_ifru.ifru_data = (&raw mut settings).cast();
+    // SAFETY: SIOCETHTOOL reads the name and the command, and writes a `struct ethtool_cmd` to
+    // where the `ifreq` points; both structures outlive the call.
+    unsafe { ask(&mut request, libc::SIOCETHTOOL) }.map_err(|e| Error::os(format!("no speed of {name}"), &e))?;
+    let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
+    Ok(if speed == UNKNOWN { 0 } else { speed })
+}
+
+/// An `ifreq` with this name, cut to its room.
+fn request_about(name: &str) -> libc::ifreq {
     // SAFETY: all-zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays 0.
@@ -211,11 +238,26 @@ fn mtu_of(name: &str) -> Result<u32, Error> {
     for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`, which outlives the call.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) };
-    if rc != 0 {
-        return Err(Error::os(format!("cannot read the MTU of {name}"), &io::Error::last_os_error()));
-    }
+    request
+}
+
+/// Asks the system about an interface.
+///
+/// # Safety
+/// `request` is what the ioctl `code` reads and writes.
+unsafe fn ask(request: &mut libc::ifreq, code: libc::c_ulong) -> io::Result<()> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
+    // SAFETY: this function's contract.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), code as _, &raw mut *request) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// MTU of an interface, bytes of an IP packet.
+fn mtu_of(name: &str) -> Result<u32, Error> {
+    let mut request = request_about(name);
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`.
+    unsafe { ask(&mut request, libc::SIOCGIFMTU) }
+        .map_err(|e| Error::os(format!("cannot read the MTU of {name}"), &e))?;
     // SAFETY: the successful ioctl filled in `ifru_mtu`; any bit pattern is an integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u32::try_from(mtu).unwrap_or(0))
@@ -272,7 +314,12 @@ impl Port {
         let (state, gids) = (self.attr.state, self.gids);
         match now {
             Some(netdev) => {
+                let known = (self.attr.active_width, self.attr.active_speed, self.line_rate);
                 (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
+                if !netdev.up && netdev.speed() == 0 {
+                    // A link that is down may not know its speed any more.
+                    (self.attr.active_width, self.attr.active_speed, self.line_rate) = known;
+                }
                 (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
                 self.gids.update(&card_address::usable(&netdev.addresses));
             }

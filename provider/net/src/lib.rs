@@ -23,7 +23,8 @@
 //!   whose port 4791 of an address is
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
-//! - [`group`], [`link_events`]: addresses of multicast groups; changes of the system's interfaces
+//! - [`group`], [`link_events`], [`next_hop`]: addresses of multicast groups; changes of the
+//!   system's interfaces; whether packets to an address can leave
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
 //! # The way of a run
@@ -56,6 +57,7 @@ pub mod link;
 pub mod link_events;
 pub mod local_port;
 pub mod named;
+pub mod next_hop;
 pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;

@@ -23,8 +23,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 /// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
@@ -198,6 +198,14 @@ impl RuntimeDir {
 /// says what was tried.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
+}
+
+/// Opens the folder once: `roxe run` watches it, and learns so that this process has looked for
+/// devices.
+pub fn note_look() {
+    static NOTED: Once = Once::new();
+    // Without a folder it learns nothing.
+    NOTED.call_once(|| drop(runtime_dir().and_then(File::open)));
 }
 
 /// The common folder, or where there is none that of this process: for what all processes of this

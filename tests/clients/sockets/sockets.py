@@ -3,7 +3,8 @@
     sockets.py KIND server ADDRESS PORT CLIENTS     serves so many clients one after the other or at once, then ends
     sockets.py KIND client ADDRESS PORT NUMBER      prints "good" when every byte was right
 
-KIND: blocking, select, poll, epoll, edge (edge-triggered epoll), asyncio, fork, datagram, spawn (starts programs meanwhile).
+KIND: blocking, select, poll, epoll, edge (edge-triggered epoll), asyncio, fork, datagram, spawn (starts programs meanwhile),
+addressed (answers with sendto and sendmsg to an address that Linux ignores).
 """
 
 import asyncio
@@ -63,6 +64,23 @@ def serve_spawn(address, port, clients):
                 while data := connection.recv(65536):
                     subprocess.run(["true"], check=True, close_fds=True)
                     connection.sendall(data)
+
+
+def serve_addressed(address, port, clients):
+    """Of a connected stream Linux ignores the address, here one at which nobody listens."""
+    elsewhere = (address, 1)
+    with listener(address, port) as server:
+        for _ in range(clients):
+            connection, _ = server.accept()
+            with connection:
+                while data := connection.recv(65536):
+                    half = len(data) // 2
+                    for part, send in [
+                        (data[:half], lambda part: connection.sendto(part, elsewhere)),
+                        (data[half:], lambda part: connection.sendmsg([part], [], 0, elsewhere)),
+                    ]:
+                        while part:
+                            part = part[send(part) :]
 
 
 def serve_ready(make, address, port, clients):
@@ -254,6 +272,7 @@ def main(kind, role, address, port, number):
     servers = {
         "blocking": serve_blocking,
         "spawn": serve_spawn,
+        "addressed": serve_addressed,
         "select": lambda *where: serve_ready(selectors.SelectSelector, *where),
         "poll": lambda *where: serve_ready(selectors.PollSelector, *where),
         "epoll": lambda *where: serve_ready(selectors.EpollSelector, *where),

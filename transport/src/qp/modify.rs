@@ -175,7 +175,6 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
         (AttrMask::TIMEOUT, attr.timeout <= 31),
         (AttrMask::RETRY_CNT, attr.retry_cnt <= 7),
         (AttrMask::RNR_RETRY, attr.rnr_retry <= 7),
-        (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer <= 31),
         (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic <= MAX_RD_ATOMIC),
         (AttrMask::ALT_PATH, is_alternate(attr)),
@@ -233,6 +232,9 @@ fn apply_migration(sh: &mut Shared, attr: &QpAttr, mask: AttrMask) {
     }
 }
 
+/// What cards look at of an RNR timer; some programs set 0x20.
+const RNR_TIMER_BITS: u8 = 31;
+
 /// Copies the attributes that `mask` names and enters `to`, the state that [`check`] returned.
 pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState) {
     let own = &mut sh.attr;
@@ -253,11 +255,14 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         RNR_RETRY => rnr_retry,
         RQ_PSN => rq_psn,
         MAX_QP_RD_ATOMIC => max_rd_atomic,
-        MIN_RNR_TIMER => min_rnr_timer,
         SQ_PSN => sq_psn,
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
         DEST_QPN => dest_qpn,
         RATE_LIMIT => rate_limit,
+    }
+    if set(AttrMask::MIN_RNR_TIMER) {
+        // clause: STATE-VALUES
+        own.min_rnr_timer = attr.min_rnr_timer & RNR_TIMER_BITS;
     }
     apply_migration(sh, attr, mask);
     sh.set_path();

@@ -53,11 +53,12 @@ fn rnr_retry_7_never_gives_up() {
     assert_eq!(recvs(&mut p, B), each(1..=1, WcStatus::Success));
 }
 
-// clause: RNR-WAIT, CHECK-RECEIVE
+// clause: RNR-WAIT, CHECK-RECEIVE, STATE-VALUES
 #[test]
 fn the_wait_of_the_responder_is_kept() {
-    for code in 0..32 {
-        let mut p = Pair::new(Setup { min_rnr_timer: code, ..Setup::default() });
+    for set in (0..32).chain([0x20, 0x2c, 0xff]) {
+        let code = set & 31;
+        let mut p = Pair::new(Setup { min_rnr_timer: set, ..Setup::default() });
         post(&mut p, A, 1, SendOp::Send, &[]);
         while request_psns(&p, A).len() < 2 {
             assert!(p.step());

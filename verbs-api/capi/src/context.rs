@@ -10,6 +10,7 @@ use crate::{
     window, wq, xrc,
 };
 use core::ffi::c_int;
+use roxe_provider::standard_error;
 use std::sync::Arc;
 
 /// `man ibv_open_device`.
@@ -19,7 +20,8 @@ pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut
 
 /// A new context of a device.
 pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
-    let context = device::device(handle)?.open().inspect_err(|error| eprintln!("roxe: {error}"))?;
+    let context =
+        device::device(handle)?.open().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
     Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 

@@ -9,6 +9,7 @@ use crate::lock::DeviceEntries;
 use core::ffi::{CStr, c_char, c_int};
 use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
+use roxe_provider::standard_error;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
@@ -71,7 +72,8 @@ pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
 pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     let mut entries = ENTRIES.lock();
     if entries.is_empty() {
-        let devices = roxe_provider::devices().inspect_err(|error| eprintln!("roxe: {error}"))?;
+        let devices =
+            roxe_provider::devices().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
         entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
     }
     Ok(entries.iter().map(|entry| (&raw const entry.public).cast_mut()).collect())

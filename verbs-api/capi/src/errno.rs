@@ -3,7 +3,7 @@
 
 use core::ffi::c_int;
 use roxe_check::explain;
-use roxe_provider::uncancelled;
+use roxe_provider::{standard_error, uncancelled};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -45,7 +45,7 @@ impl From<roxe_provider::Error> for Errno {
 #[cold]
 fn tell_once(error: &roxe_provider::Error) {
     static TOLD: Once = Once::new();
-    TOLD.call_once(|| eprintln!("roxe: {error}"));
+    TOLD.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
 }
 
 impl From<roxe_provider::PostError> for Errno {

@@ -44,8 +44,8 @@ pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
 }
 
 /// The CQ of the next event and its context pointer; `None` if it is gone.
-fn next_cq(channel: &CompChannel) -> Option<(*mut ibv_cq, *mut c_void)> {
-    with_token::<ibv_cq_ex, _>(Token(channel.take_event()?), |object| {
+fn next_cq(channel: &CompChannel, slept: bool) -> Option<(*mut ibv_cq, *mut c_void)> {
+    with_token::<ibv_cq_ex, _>(Token(channel.take_event(slept)?), |object| {
         object.inner.comp_events.hand_out();
         // SAFETY: the structure is alive; the field is not written after creation.
         (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
@@ -66,9 +66,9 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     };
     for_event(
         find,
-        |channel| (channel.fd(), channel.before_wait()),
-        |channel| {
-            let Some(found) = next_cq(channel) else { return Ok(false) };
+        |channel| Ok(channel.before_wait()?),
+        |channel, slept| {
+            let Some(found) = next_cq(channel, slept) else { return Ok(false) };
             // SAFETY: not NULL; the program passes two variables.
             unsafe {
                 cq.write(found.0);
@@ -143,9 +143,9 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     let find = || if event.is_null() { Err(EINVAL) } else { context(handle) };
     for_event(
         find,
-        |context| (context.async_fd(), ()),
-        |context| {
-            let next = context.take_async_event();
+        |context| Ok((context.before_async_wait()?, ())),
+        |context, slept| {
+            let next = context.take_async_event(slept);
             let Some((next, element)) = next.and_then(|next| Some((next, hand_out(next)?))) else { return Ok(false) };
             // SAFETY: not NULL; the program passes a whole structure.
             unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };

@@ -229,8 +229,8 @@ impl<E: Exposed> Object<E> {
         }
     }
 
-    /// Whether its structure says what it said when the object was made.
-    fn is_itself(&self) -> bool {
+    /// True if its structure says what it said when the object was made.
+    pub(crate) fn is_itself(&self) -> bool {
         // SAFETY: the structure lives as long as the object.
         unsafe { Identity::read(self.exposed()) == self.identity }
     }

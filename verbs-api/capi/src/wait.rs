@@ -7,7 +7,7 @@
 
 use crate::errno::{Result, minus_one};
 use core::ffi::{c_int, c_void};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
 
 unsafe extern "C-unwind" {
@@ -16,28 +16,30 @@ unsafe extern "C-unwind" {
 }
 
 /// For calls that wait for an event and return 0, or -1 with `errno` set. `find` says on what,
-/// once: who waits on it goes on doing so when another thread destroys it, as with rdma-core.
-/// `prepare` says on which eventfd to sleep, and what to keep until then; `take` works off an event
-/// of which a unit was read, and says whether it was one for the program.
+/// once: a thread that waits on it goes on doing so when another one destroys it, as with
+/// rdma-core. `prepare` returns the eventfd to sleep on, if no event is pending, and what to keep
+/// until then; `take` works off an event, told whether its unit was read from there, and returns
+/// true if it was one for the program.
 pub(crate) fn for_event<T, W>(
     find: impl FnOnce() -> Result<T>,
-    prepare: impl Fn(&T) -> (RawFd, W),
-    mut take: impl FnMut(&T) -> Result<bool>,
+    prepare: impl Fn(&T) -> Result<(Option<RawFd>, W)>,
+    mut take: impl FnMut(&T, bool) -> Result<bool>,
 ) -> c_int {
     let found = match step(find) {
         Ok(found) => found,
         Err(refused) => return refused,
     };
     loop {
-        let (fd, kept) = match step(|| Ok(prepare(&found))) {
+        let (sleep_on, kept) = match step(|| prepare(&found)) {
             Ok(prepared) => prepared,
             Err(refused) => return refused,
         };
-        let slept = take_unit(fd);
+        let slept = sleep_on.map_or(Ok(()), take_unit);
         drop(kept);
-        match step(|| {
-            slept?;
-            take(&found)
+        match step(|| match slept {
+            // Only the program's own descriptor says whether a call may wait.
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
+            slept => slept.map_err(Into::into).and_then(|()| take(&found, sleep_on.is_some())),
         }) {
             Ok(true) => return 0,
             Ok(false) => {}
@@ -56,8 +58,8 @@ fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
     made.ok_or(refused)
 }
 
-/// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor
-/// says so. A signal handler installed with `SA_RESTART` does not end that.
+/// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler installed with
+/// `SA_RESTART` does not end that.
 fn take_unit(fd: RawFd) -> io::Result<()> {
     let mut unit = [0u8; 8];
     // SAFETY: room for the eight bytes that an eventfd gives.

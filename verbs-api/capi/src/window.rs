@@ -55,7 +55,9 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     })
 }
 
-/// The binding of a window of type 2 under the key that ends in the last byte of `rkey`.
+/// The binding of a window of type 2 under the key that ends in the last byte of `rkey`. EINVAL, as
+/// from [`bind_mw`], if the structure of the window or the region does not say any more what it
+/// said when it was made: this is rare enough to look.
 ///
 /// # Safety
 /// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a
@@ -64,7 +66,11 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
     // SAFETY: this function's contract.
     unsafe {
         let (mw, info) = Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or(EINVAL)?;
-        operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), Object::<ibv_mr>::trusted(info.mr), info)
+        let region = Object::<ibv_mr>::trusted(info.mr);
+        if !mw.is_itself() || region.is_some_and(|region| !region.is_itself()) {
+            return Err(EINVAL);
+        }
+        operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), region, info)
     }
 }
 

@@ -21,6 +21,10 @@ pub(crate) const FOLDERS: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64
 const VERBS: [&str; 2] = ["libibverbs", "librdmacm"];
 /// What stands in a file that opens one of them, or that has libibverbs in it.
 const NAME: &[u8] = b"libibverbs";
+/// How the messages begin that only the code of rdma-core's libibverbs has.
+const MESSAGE: &[u8] = b"libibverbs: ";
+/// Longer files are not searched for it.
+const SEARCHED: u64 = 256 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
@@ -33,17 +37,22 @@ pub(crate) enum Asks {
 /// How `program` comes to libibverbs; `None` if it does not.
 pub(crate) fn of(program: &Path) -> Option<Asks> {
     let elf = Elf::open(program)?;
-    if links(program, &elf) { Some(Asks::Links) } else { names(program).then_some(Asks::Names) }
+    if links(program, &elf, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
 }
 
-/// Whether libibverbs is among the libraries that are loaded with `program`.
-fn links(program: &Path, elf: &Elf) -> bool {
+/// True if one of the libraries with these beginnings of names is loaded with `program`.
+pub(crate) fn needs(program: &Path, names: &[&str]) -> bool {
+    Elf::open(program).is_some_and(|elf| links(program, &elf, names))
+}
+
+/// Whether one of `names` is among the libraries that are loaded with `program`.
+fn links(program: &Path, elf: &Elf, names: &[&str]) -> bool {
     let cache = std::fs::read(CACHE).unwrap_or_default();
     let mut folders = program::own_folders(program);
     let mut seen = BTreeSet::new();
     let mut open: Vec<String> = elf.needed();
     while let Some(name) = open.pop() {
-        if VERBS.iter().any(|begin| name.starts_with(begin)) {
+        if names.iter().any(|begin| name.starts_with(begin)) {
             return true;
         }
         if let Some(path) = find(&name, &folders, &cache).filter(|_| seen.insert(name)) {
@@ -68,18 +77,23 @@ pub(crate) fn cached(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
     paths.map(|text| PathBuf::from(OsStr::from_bytes(text)))
 }
 
-/// Whether the name of libibverbs stands anywhere in a file.
-fn names(program: &Path) -> bool {
-    let Ok(mut file) = File::open(program) else { return false };
+/// True if rdma-core's libibverbs is linked into this file.
+pub(crate) fn has_verbs_inside(file: &Path) -> bool {
+    file.metadata().is_ok_and(|meta| meta.len() <= SEARCHED) && has(file, MESSAGE)
+}
+
+/// True if this text stands anywhere in a file.
+fn has(file: &Path, text: &[u8]) -> bool {
+    let Ok(mut file) = File::open(file) else { return false };
     let (mut bytes, mut kept) = (vec![0; 1 << 16], 0);
     while let Some(got) = file.read(&mut bytes[kept..]).ok().filter(|got| *got > 0) {
         let len = kept + got;
-        let first = bytes[..len].iter().enumerate().filter(|(_, byte)| **byte == NAME[0]);
-        if first.into_iter().any(|(at, _)| bytes[at..len].starts_with(NAME)) {
+        let first = bytes[..len].iter().enumerate().filter(|(_, byte)| **byte == text[0]);
+        if first.into_iter().any(|(at, _)| bytes[at..len].starts_with(text)) {
             return true;
         }
         // A name may lie across the end of what was read.
-        kept = len.min(NAME.len() - 1);
+        kept = len.min(text.len() - 1);
         bytes.copy_within(len - kept..len, 0);
     }
     false
@@ -95,10 +109,10 @@ mod tests {
         for at in [0, 100, 65_530, 65_536, 131_070] {
             let mut text = vec![b'l'; at];
             std::fs::write(&path, &text).unwrap();
-            assert!(!names(&path), "{at}");
+            assert!(!has(&path, NAME), "{at}");
             text.extend(NAME);
             std::fs::write(&path, &text).unwrap();
-            assert!(names(&path), "{at}");
+            assert!(has(&path, NAME), "{at}");
         }
         std::fs::remove_file(path).unwrap();
     }

@@ -1,4 +1,5 @@
-//! Programs that come to another libibverbs than ours, or to none: says which, and why.
+//! Programs that come to another libibverbs than ours, or to none: says which, and why; and hands
+//! over to [`crate::unused`] those that come to ours.
 //!
 //! ```text
 //! roxe run ── starts ──► roxe tell-bypass PID ...     another process group, child of init
@@ -13,9 +14,10 @@
 //! `/proc`.
 
 use crate::asks::{self, Asks};
+use crate::unused::{self, Opened};
 use crate::{bundled, program};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
@@ -37,12 +39,14 @@ const OURS: &str = bundled::LIBRARY;
 const ASKED_FOR: &str = "libibverbs.so.1";
 /// The shortest pause between two looks, and the longest. In between it is a part of the time so
 /// far: most load their libraries at once, some much later.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
 const PART: u32 = 16;
 /// Why a program misses us, where that does not depend on which.
 const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or names another libibverbs first there (env -i, sudo, or \
                     a script that sets it); start `roxe run` behind that";
 pub(crate) const STATIC: &str = "it is linked statically, so it does not load libibverbs";
+const INSIDE: &str =
+    "rdma-core is linked into that file, so it does not load libibverbs; build it against libibverbs.so.1";
 /// `AT_SECURE` (`man getauxval`).
 const AT_SECURE: u64 = 23;
 
@@ -58,27 +62,53 @@ pub(crate) struct Args {
     /// The program's file, unless all that can be said of it has been.
     #[arg(long)]
     program: Option<PathBuf>,
+    /// The program's file, if it is to be said that it has opened no device.
+    #[arg(long)]
+    unused: Option<PathBuf>,
+    /// Do not look at processes, only wait for the end.
+    #[arg(long)]
+    blind: bool,
+    /// Say more.
+    #[arg(long)]
+    explain: bool,
     /// Leave the work to a process that nobody waits for.
     #[arg(long)]
     detach: bool,
 }
 
-/// Starts who looks at the program that this process is about to become. From here on nobody but
-/// the program may open the library.
-pub(crate) fn watch(library: &Path, folder: &Path, program: Option<&Path>) -> io::Result<()> {
+impl Args {
+    /// For the program that this process is about to become.
+    pub(crate) fn new(library: &Path, folder: &Path) -> Self {
+        let (process, library, folder) = (std::process::id(), library.to_owned(), folder.to_owned());
+        Self { process, library, folder, program: None, unused: None, blind: false, explain: false, detach: false }
+    }
+
+    /// With what is to be said of which file, by how close a look, and in how many words.
+    pub(crate) fn about(self, bypass: Option<&Path>, unused: Option<&Path>, blind: bool, explain: bool) -> Self {
+        Self { program: bypass.map(Path::to_owned), unused: unused.map(Path::to_owned), blind, explain, ..self }
+    }
+}
+
+/// Starts the process that looks at the program which this process is about to become. From here on
+/// only the program may open the library and devices.
+pub(crate) fn watch(args: &Args) -> io::Result<()> {
     let opened = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    opened.add_watch(library, AddWatchFlags::IN_OPEN)?;
-    let (process, program) = (std::process::id(), program.map(Path::to_owned));
-    let args = Args { process, library: library.to_owned(), folder: folder.to_owned(), program, detach: true };
+    opened.add_watch(&args.library, AddWatchFlags::IN_OPEN)?;
+    unused::watch_devices(&opened)?;
     // A child of a child, so that the program has no child that it does not know.
-    itself(&args).arg("--detach").stdin(OwnedFd::from(opened)).stdout(Stdio::null()).status().map(drop)
+    itself(args).arg("--detach").stdin(OwnedFd::from(opened)).stdout(Stdio::null()).status().map(drop)
 }
 
 /// This program, to look. A signal for the program's process group does not end it.
 fn itself(args: &Args) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("tell-bypass").arg(args.process.to_string()).arg(&args.library).arg(&args.folder);
-    command.args(args.program.iter().flat_map(|program| [OsStr::new("--program"), program.as_os_str()]));
+    let files = [("--program", &args.program), ("--unused", &args.unused)];
+    command.args(
+        files.into_iter().filter_map(|(name, file)| Some([OsStr::new(name), file.as_ref()?.as_os_str()])).flatten(),
+    );
+    let flags = [("--blind", args.blind), ("--explain", args.explain)];
+    command.args(flags.into_iter().filter_map(|(name, set)| set.then_some(name)));
     command.process_group(0);
     command
 }
@@ -92,30 +122,56 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     println!();
-    let begin = Instant::now();
     let ours = fs::metadata(&args.library)?;
     let mut ran = BTreeMap::from_iter(args.program.iter().map(|file| (file.clone(), true)));
+    let said = follow(args, &ours, &mut ran);
+    let opened = Opened::read(&mut io::stdin());
+    let missing = || ran.iter().find_map(|(file, led)| Some((file, misses(file, *led)?)));
+    if let Some((file, why)) = missing().filter(|_| !said && !opened.library) {
+        eprintln!("roxe run: {} has ended and has not seen roxe: {why}", file.display());
+    } else if let Some(program) = args.unused.as_ref().filter(|_| !said && !opened.device && !is_in_use(&ours)) {
+        unused::tell(program, ran.keys(), opened, args.explain);
+    }
+    Ok(())
+}
+
+/// Looks until the program has ended. True if something was said of one of its processes.
+fn follow(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
+    let (begin, mut looks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
     while Path::new("/proc").join(args.process.to_string()).exists() {
-        for process in family(args.process) {
-            match loaded(process, &ours) {
-                Loaded::Nothing => note(process, &args.folder, &mut ran),
-                Loaded::Ours => return Ok(()),
+        for process in if looks { family(args.process) } else { vec![] } {
+            match loaded(process, ours) {
+                Loaded::Nothing => {
+                    note(process, &args.folder, ran);
+                    let modules = modules(process).into_iter().filter(|path| searched.insert(path.clone()));
+                    if let Some(path) = modules.into_iter().find(|path| asks::has_verbs_inside(path)) {
+                        let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+                        eprintln!("roxe run: {}", does_not_see(&program, process, &path, INSIDE));
+                        return true;
+                    }
+                }
+                Loaded::Ours => {
+                    note(process, &args.folder, ran);
+                    looks = false;
+                }
                 Loaded::Other(path) => {
                     // One that has ended meanwhile does not tell why any more.
                     let Some(sentence) = sentence(process, &path, &args.folder) else { continue };
                     eprintln!("roxe run: {sentence}");
-                    return Ok(());
+                    return true;
                 }
             }
         }
         sleep((begin.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
     }
-    let opened = io::stdin().read(&mut [0; 4096]).is_ok_and(|got| got > 0);
-    if let Some((file, why)) = ran.iter().find_map(|(file, led)| Some((file, misses(file, *led)?))).filter(|_| !opened)
-    {
-        eprintln!("roxe run: {} has ended and has not seen roxe: {why}", file.display());
-    }
-    Ok(())
+    false
+}
+
+/// True if a process has our library although the program has ended, as a daemon has.
+fn is_in_use(ours: &Metadata) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.any(|process| loaded(process, ours) == Loaded::Ours)
 }
 
 /// Keeps which program a process runs, and whether its environment leads it to us.
@@ -198,11 +254,25 @@ fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
         return None;
     }
     let why = why(path, has_rights(&vector), leads_to(&environment, folder));
-    Some(format!(
-        "{} (process {process}) has loaded {} and does not see roxe: {why}",
-        program.display(),
-        path.display()
-    ))
+    Some(does_not_see(&program, process, path, why))
+}
+
+fn does_not_see(program: &Path, process: u32, path: &Path, why: &str) -> String {
+    format!("{} (process {process}) has loaded {} and does not see roxe: {why}", program.display(), path.display())
+}
+
+/// The libraries that a process runs code of, but for those of the system. None while it becomes
+/// another program.
+fn modules(process: u32) -> BTreeSet<PathBuf> {
+    let program = || fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+    let (before, maps) = (program(), fs::read(format!("/proc/{process}/maps")).unwrap_or_default());
+    if before != program() || fs::read_link("/proc/self/exe").is_ok_and(|own| own == before) {
+        return BTreeSet::new();
+    }
+    let lines = maps.split(|byte| *byte == b'\n').filter(|line| line.windows(6).any(|part| part == b" r-xp "));
+    let paths = lines.filter_map(|line| line.iter().position(|byte| *byte == b'/').and_then(|at| line.get(at..)));
+    let paths = paths.map(|path| PathBuf::from(OsStr::from_bytes(path)));
+    paths.filter(|path| *path != before && !asks::FOLDERS.iter().any(|folder| path.starts_with(folder))).collect()
 }
 
 fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {

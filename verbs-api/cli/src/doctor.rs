@@ -144,7 +144,7 @@ fn proc() -> Finding {
 }
 
 fn interfaces() -> Finding {
-    match roxe_provider::preview(None) {
+    match roxe_provider::preview() {
         Ok(devices) if devices.is_empty() => {
             Finding::missing("interfaces", "none can be used", "ip link set lo up, or name one: --netdev eth0")
         }
@@ -170,7 +170,7 @@ fn card() -> Finding {
 }
 
 fn own_port() -> Finding {
-    let first = roxe_provider::preview(None).ok().and_then(|devices| devices.into_iter().next());
+    let first = roxe_provider::preview().ok().and_then(|devices| devices.into_iter().next());
     let addresses = first.map(|device| device.gid_entries()).unwrap_or_default();
     let mut addresses = addresses.into_iter().map(|entry| entry.gid.to_ip()).filter(IpAddr::is_ipv4);
     let address = addresses.next().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));

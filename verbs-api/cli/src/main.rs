@@ -9,6 +9,7 @@
 //!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
 //!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
 //!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
+//!   `unused.rs`, those that load it and open no device;
 //!   `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
@@ -61,6 +62,7 @@ mod status;
 mod table;
 mod token;
 mod top;
+mod unused;
 mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};

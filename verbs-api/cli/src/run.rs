@@ -12,10 +12,10 @@ use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
-use crate::{asks, bypass, checkers, stats};
+use crate::{asks, bypass, checkers, stats, unused};
 use roxe_base::private_file::{self, names_process, with_process_id};
 use roxe_check::{Selection, Suppressions};
-use roxe_provider::config::{ConfigError, check_value, variable};
+use roxe_provider::config::{ConfigError, check_value, preset, variable};
 use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
@@ -191,18 +191,27 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     let file = program::find(program);
     let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
-        shown = show_view(args.options.netdev.as_deref(), &library, file.as_deref(), &mut command)?;
+        shown = show_view(&args.options, &library, file.as_deref(), &mut command)?;
     }
     let missing = file.as_deref().and_then(|file| misses_roxe(file, shown, args.options.preload));
     if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
-    if args.options.explain || stderr().is_terminal() {
-        let told = missing.is_some();
-        // Who cannot have that has the rest all the same.
-        let _ = bypass::watch(&library, &library::link_folder(&library)?, file.as_deref().filter(|_| !told));
-    }
+    watch(args, &library, file.as_deref(), missing.is_some())?;
     Ok(command)
+}
+
+/// Has somebody look at what the program does, unless that is `told` or of no interest.
+fn watch(args: &Args, library: &Path, file: Option<&Path>, told: bool) -> Result<(), RunError> {
+    let looks = args.options.explain || stderr().is_terminal();
+    let file = file.filter(|_| !told);
+    let unused = file.filter(|_| unused::may_be_told(&args.command));
+    if looks || unused.is_some_and(unused::comes_to_verbs) {
+        let looked_at = bypass::Args::new(library, &library::link_folder(library)?);
+        // Who cannot have that has the rest all the same.
+        let _ = bypass::watch(&looked_at.about(file.filter(|_| looks), unused, !looks, args.options.explain));
+    }
+    Ok(())
 }
 
 /// Why a program does not come to roxe, as far as its file tells.
@@ -341,13 +350,15 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
 /// Shows the program our devices in the places where others look for hardware, and our library in
 /// those where others look for theirs.
 fn show_view(
-    netdevs: Option<&str>,
+    options: &Options,
     library: &Path,
     program: Option<&Path>,
     command: &mut Command,
 ) -> Result<Shown, RunError> {
     let scratch = private_folder(&base_folder()?.join("view"))?;
-    let shown = view::enter(netdevs, library, program, &scratch, |error| eprintln!("roxe run: {error}"));
+    let chosen = [("ROXE_NETDEV", &options.netdev), ("ROXE_PROFILE", &options.profile)];
+    preset(chosen.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))).collect());
+    let shown = view::enter(library, program, &scratch, |error| eprintln!("roxe run: {error}"));
     if shown.counters {
         command.env("ROXE_COUNTERS", view::CLASS);
     }

@@ -68,18 +68,12 @@ pub(crate) struct Shown {
     pub(crate) library: bool,
 }
 
-/// Moves this process to where it sees the devices of `netdevs`, and `library` in place of all
+/// Moves this process to where it sees roxe's devices, and `library` in place of all
 /// others of its names, for `program`, which it will become; `scratch` is a folder to mount on
 /// meanwhile. What cannot be done is handed to `report`.
-pub(crate) fn enter(
-    netdevs: Option<&str>,
-    library: &Path,
-    program: Option<&Path>,
-    scratch: &Path,
-    report: impl Fn(ViewError),
-) -> Shown {
+pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> Shown {
     let others = libraries::find(library, program);
-    match prepare(netdevs, program) {
+    match prepare(program) {
         Ok(devices) => {
             let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
             let library = laid.map_err(&report).is_ok();
@@ -124,8 +118,8 @@ fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
 }
 
 /// The devices, once this process is in namespaces of its own.
-fn prepare(netdevs: Option<&str>, program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
-    let devices = roxe_provider::preview(netdevs)?;
+fn prepare(program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
+    let devices = roxe_provider::preview()?;
     let space = space_for(program)?;
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
     Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())

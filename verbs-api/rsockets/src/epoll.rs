@@ -1,9 +1,9 @@
 //! `repoll`: sets of rsockets and other descriptors that are waited for together, as `epoll(7)`.
 //!
 //! A set is kept here, not in the kernel, and a wait is a [`poll`](crate::poll()) of its members.
-//! The number of a set is that of an event counter, so that no file has it. Every state is reported
-//! as long as it lasts: an edge-triggered member may hear more than it asked for, which `epoll(7)`
-//! allows.
+//! The number of a set is that of an empty set of the kernel's: no file has it, and it never polls
+//! as writable. Every state is reported as long as it lasts: an edge-triggered member may hear more
+//! than it asked for, which `epoll(7)` allows.
 
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
@@ -23,7 +23,7 @@ static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<Set>>>> = LazyLock::n
 /// A set: its members, and those who wait for them.
 #[derive(Debug)]
 struct Set {
-    /// What the set's number belongs to; nothing is ever counted there.
+    /// What the set's number belongs to; it has no members.
     number: OwnedFd,
     members: Mutex<EpollMembers, Members>,
 }
@@ -86,7 +86,7 @@ pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
     if flags & !libc::EPOLL_CLOEXEC != 0 {
         return Err(os(libc::EINVAL));
     }
-    let set = Set { number: sys::eventfd()?, members: Mutex::default() };
+    let set = Set { number: sys::epoll()?, members: Mutex::default() };
     let number = set.number.as_raw_fd();
     SETS.write().insert(number, Arc::new(set));
     Ok(number)
@@ -184,6 +184,14 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn number_of_a_set_is_neither_readable_nor_writable() {
+        let set = epoll_create(0).unwrap();
+        let mut fds = [libc::pollfd { fd: set, events: libc::POLLIN | libc::POLLOUT, revents: 0 }];
+        assert_eq!((sys::poll(&mut fds, 0).unwrap(), fds[0].revents), (0, 0));
+        close(set).unwrap();
+    }
 
     #[test]
     fn a_number_that_was_closed_leaves_the_set_unless_the_program_has_changed_it_meanwhile() {

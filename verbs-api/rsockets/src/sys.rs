@@ -27,6 +27,14 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// An empty epoll set that closes on exec.
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Gives up a descriptor number whose owner is never dropped.
 pub(crate) fn close(fd: RawFd) {
     // SAFETY: no memory is passed; the caller forgets who owns it.

@@ -119,6 +119,8 @@ crate::ranks! { pub, 10_000.. ;
     FrameSenders,
     /// `engine`: the addresses of this host.
     HostAddresses,
+    /// `engine::next_hops`: the ways to other hosts that were found.
+    NextHops,
     /// `device`: the description of the port.
     Port,
     /// `cm::agent`: what waits for the connection manager.

@@ -29,10 +29,13 @@ pub(super) struct Attributes {
 
 impl Observer for Attributes {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        // Some values beyond their field are taken all the same.
+        if let Event::Modified { qp, attr, mask } | Event::ModifyRefused { qp, attr, mask, .. } = *event {
+            reports.extend(out_of_range(qp, (attr, mask), stack, world));
+        }
         match *event {
             Event::ModifyRefused { qp, attr, mask, .. } => {
                 reports.extend(mtu_over_port(qp, (attr, mask), stack, world));
-                reports.extend(out_of_range(qp, (attr, mask), stack, world));
             }
             Event::Garbage { call, argument, value, accepted } => {
                 let sentence = format!("{argument} of {call} is {value:#x}; it takes {accepted}.");
@@ -178,6 +181,10 @@ mod tests {
         let attr = QpAttr { timeout: 32, retry_cnt: 7, ..QpAttr::default() };
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
+        // Cards take it, and look at the lower five bits only.
+        let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
+        let taken = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
+        assert_eq!(card.tell(taken), [Rule::AttrGarbage]);
         let garbage = Event::Garbage { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
         assert_eq!(card.tell(garbage), [Rule::AttrGarbage]);
     }

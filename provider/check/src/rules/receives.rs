@@ -110,10 +110,10 @@ impl Receives {
     /// A sender has to wait for as long as `min_rnr_timer` says.
     fn wait(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
-        let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer == 0;
+        let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
         (is_zero && pair.service.is_reliable() && self.reported.insert((qp, Rule::RnrTimerZero))).then(|| {
             let sentence = "A message found no receive posted, and the sender has to wait for 655.36 ms, because \
-                            min_rnr_timer is 0.";
+                            the lower five bits of min_rnr_timer are 0.";
             let report = Report::new(Rule::RnrTimerZero, sentence).fact("queue pair", world.name(qp));
             let advice = "Set min_rnr_timer to 1, which is 10 µs, or to what the program needs; 12 is 640 µs.";
             report.at("set at", &attributes.call(AttrMask::MIN_RNR_TIMER)).advice(advice)

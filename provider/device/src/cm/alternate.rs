@@ -79,7 +79,7 @@ impl Inner {
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };
         self.device_addr()?.engine.ensure_link(path.sgid)?;
         let mask = AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE;
-        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify(&attr, mask))
+        self.qp.as_ref().map_or(Ok(()), |qp| qp.modify_at_once(&attr, mask))
     }
 
     /// The peer proposes a path: loads it and says so, or why not.

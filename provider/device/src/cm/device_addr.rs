@@ -13,6 +13,7 @@ use roxe_engine::notice;
 use roxe_engine::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
 use roxe_net::udp_table::other_owner_of_port;
+use roxe_transport::cm::Route;
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Socket, Type};
 use std::io;
@@ -161,6 +162,11 @@ impl HostRoute {
         let is_it = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
         let found = DeviceAddr::find(&devices()?, is_it)?;
         found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of the loopback interface"))
+    }
+
+    /// Its ends as packets have them.
+    pub(super) fn ends(&self) -> Route {
+        Route { local: self.device_addr.gid, remote: self.destination.into() }
     }
 
     /// From an address to itself.

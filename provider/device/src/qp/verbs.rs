@@ -20,6 +20,7 @@ use roxe_base::weakest::{Weakness, has};
 use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
+use roxe_transport::cm::Route;
 use roxe_transport::qp::{AttrMask, PostError, QpAttr, QpCaps, QpConfig, QpState, Service};
 use roxe_transport::wr::RecvRequest;
 use roxe_wire::{Gid, Qpn};
@@ -192,9 +193,24 @@ impl Qp {
 
     /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not
     /// valid; nothing changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the
-    /// device.
+    /// device. With an address it waits until packets can leave for it: ENETUNREACH, EHOSTUNREACH,
+    /// EACCES: no route leads there; ETIMEDOUT: the neighbour has not answered for a second.
+    // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        let (qp, modified) = (self.core.resources.id, self.change(attr, mask));
+        let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
+        let has_way = mask.contains(AttrMask::AV) && !route.local.is_zero();
+        let way = if has_way { self.core.engine().await_next_hop(route) } else { Ok(()) };
+        self.report(attr, mask, way.and_then(|()| self.change(attr, mask)))
+    }
+
+    /// As [`Qp::modify`], for an address to which packets can leave: never waits.
+    pub(crate) fn modify_at_once(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
+        self.report(attr, mask, self.change(attr, mask))
+    }
+
+    /// Tells the checker what came of a change.
+    fn report(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
+        let qp = self.core.resources.id;
         match &modified {
             Ok(()) => tell(|| Event::Modified { qp, attr, mask }),
             Err(error) => tell(|| Event::ModifyRefused { qp, attr, mask, error }),

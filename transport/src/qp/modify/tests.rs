@@ -112,7 +112,6 @@ fn values_are_checked_on_both_sides_of_their_limits() {
     limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
     limit(AttrMask::RETRY_CNT, |attr, v| attr.retry_cnt = v, 7);
     limit(AttrMask::RNR_RETRY, |attr, v| attr.rnr_retry = v, 7);
-    limit(AttrMask::MIN_RNR_TIMER, |attr, v| attr.min_rnr_timer = v, 31);
     limit(AttrMask::MAX_QP_RD_ATOMIC, |attr, v| attr.max_rd_atomic = v, MAX_RD_ATOMIC);
     limit(AttrMask::MAX_DEST_RD_ATOMIC, |attr, v| attr.max_dest_rd_atomic = v, MAX_RD_ATOMIC);
     limit(AttrMask::PKEY_INDEX, |attr, v| attr.pkey_index = v.into(), 0);

@@ -41,10 +41,10 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     };
     for_event(
         find,
-        |inner| (inner.channel.fd(), ()),
-        |inner| {
+        |inner| Ok((inner.channel.before_wait()?, ())),
+        |inner, slept| {
             let _turn = inner.turn.lock();
-            let Some(next) = inner.channel.take().and_then(|next| hand_out(&next)) else { return Ok(false) };
+            let Some(next) = inner.channel.take(slept).and_then(|next| hand_out(&next)) else { return Ok(false) };
             // SAFETY: not NULL; a variable of the program.
             unsafe { event.write(next) };
             Ok(true)
@@ -238,7 +238,9 @@ mod tests {
         // first look at it when it is destroyed, and gives the call a variable of its own.
         unsafe {
             let channel = rdma_create_event_channel();
-            let mut fd = File::from(BorrowedFd::borrow_raw((*channel).fd).try_clone_to_owned().unwrap());
+            let copy = |fd| BorrowedFd::borrow_raw(fd).try_clone_to_owned().unwrap();
+            let fd = copy((*channel).fd);
+            let mut units = File::from(copy(inner(channel).unwrap().channel.before_wait().unwrap().unwrap()));
             let address = channel.expose_provenance();
             let waiting = thread::spawn(move || {
                 let mut event = null_mut();
@@ -246,14 +248,14 @@ mod tests {
                 (result, io::Error::last_os_error().raw_os_error())
             });
             // A unit without an event: when it is gone, the thread waits.
-            fd.write_all(&1u64.to_ne_bytes()).unwrap();
+            units.write_all(&1u64.to_ne_bytes()).unwrap();
             let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             while libc::poll(&raw mut poll, 1, 0) > 0 {
                 thread::yield_now();
             }
             rdma_destroy_event_channel(channel);
             libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
-            fd.write_all(&1u64.to_ne_bytes()).unwrap();
+            units.write_all(&1u64.to_ne_bytes()).unwrap();
             assert_eq!(waiting.join().unwrap(), (-1, Some(libc::EAGAIN)));
         }
     }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
 use crate::object::{Token, with_token};
+use crate::rdmacm::{rdma_create_event_channel, rdma_destroy_event_channel};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) fn set_nonblocking(fd: c_int) {
@@ -17,6 +18,21 @@ pub(super) fn get_cq_event(rig: &Rig) -> (c_int, *mut ibv_cq) {
     // SAFETY: a living channel and two variables.
     let rc = unsafe { ibv_get_cq_event(rig.channel, &raw mut cq, &raw mut cq_context) };
     (rc, cq)
+}
+
+#[test]
+fn event_descriptors_never_poll_as_writable() {
+    let rig = Rig::new();
+    // SAFETY: takes no arguments.
+    let cm = unsafe { rdma_create_event_channel() };
+    // SAFETY: a living channel, context and channel.
+    let fds = unsafe { [(*rig.channel).fd, (*rig.context).async_fd, (*cm).fd] };
+    let mut polls = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN | libc::POLLOUT, revents: 0 });
+    // SAFETY: three entries that outlive the call.
+    let ready = unsafe { libc::poll(polls.as_mut_ptr(), 3, 0) };
+    assert_eq!((ready, polls.map(|poll| poll.revents)), (0, [0; 3]));
+    // SAFETY: a living channel without identifiers.
+    unsafe { rdma_destroy_event_channel(cm) };
 }
 
 #[test]

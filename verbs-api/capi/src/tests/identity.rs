@@ -197,7 +197,7 @@ fn a_shared_receive_queue_with_an_overwritten_field_is_refused_and_works_when_it
 #[test]
 fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused() {
     let rig = Rig::new();
-    let (other, ah, qp) = (second_context(&rig), rig.ah(), rig.qp(RC));
+    let (other, ah, [qp, peer]) = (second_context(&rig), rig.ah(), rig.rc_pair());
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
     // SAFETY: living handles and whole structures.
     unsafe {
@@ -223,6 +223,22 @@ fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused
         let uses: &[Call<'_>] = &[("bind_mw", &|| bind(mr))];
         let destroys: Call<'_> = ("dealloc_mw", &|| dealloc_mw(mw));
         refuses(mw_fields, other, uses, destroys);
+        // A window of type 2 is bound by a work request, which is looked at like the verb.
+        let second = alloc_mw(rig.pd, 2);
+        let second_fields: Fields = (&raw mut (*second).context, Some(&raw mut (*second).handle));
+        let post = || {
+            let bind_info = ibv_mw_bind_info { mr, addr: rig.addr(0), length: 8, mw_access_flags: 0 };
+            let mut wr = send_wr(6, 8, &[]);
+            wr.bind_mw = wr_bind_mw { mw: second, rkey: 1, bind_info };
+            rig.post_send(qp, &mut wr).0
+        };
+        let uses: &[Call<'_>] = &[("post_send of BIND_MW", &post)];
+        let rkey = (*second).rkey;
+        refuses(mr_fields, other, uses, ("dereg_mr", &|| ibv_dereg_mr(mr)));
+        refuses(second_fields, other, uses, ("dealloc_mw", &|| dealloc_mw(second)));
+        assert_eq!((bind(mr), post()), (0, 0), "they can be bound");
+        assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
+        assert_eq!(((*second).rkey, dealloc_mw(second)), (rkey, 0), "posting does not write to the window");
         let destroys: Call<'_> = ("destroy_ah", &|| ibv_destroy_ah(ah));
         refuses(ah_fields, other, &[], destroys);
         assert_eq!((dealloc_mw(mw), dealloc_mw(mw)), (0, libc::EINVAL));
@@ -230,7 +246,7 @@ fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused
         assert_eq!((ibv_destroy_ah(ah), ibv_destroy_ah(ah)), (0, libc::EINVAL));
         assert_eq!(ibv_close_device(other), 0);
     }
-    destroy(&[qp]);
+    destroy(&[qp, peer]);
 }
 
 #[test]

@@ -190,8 +190,7 @@ mod tests {
         fn new(name: &str) -> Self {
             let to = std::env::temp_dir().join(format!("roxe-tree-{}-{name}", std::process::id()));
             fs::create_dir_all(&to).unwrap();
-            let cards: Vec<DeviceFiles> =
-                roxe_provider::preview(Some("lo")).unwrap().iter().map(DeviceFiles::new).collect();
+            let cards: Vec<DeviceFiles> = roxe_provider::preview().unwrap().iter().map(DeviceFiles::new).collect();
             write_class(&cards, &to).unwrap();
             write_dev(&cards, &to.join("dev")).unwrap();
             Self(to)

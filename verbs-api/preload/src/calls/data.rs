@@ -16,10 +16,6 @@ forwarded! {
     read / rread by behind_data (buf: *mut c_void, len: size_t) -> ssize_t, uses libc::POLLIN;
     readv / rreadv by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLIN;
     send / rsend by behind_data (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLOUT;
-    sendto / rsendto by behind_data
-        (buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t,
-        uses libc::POLLOUT;
-    sendmsg / rsendmsg by behind_data (message: *const msghdr, flags: c_int) -> ssize_t, uses libc::POLLOUT;
     write / rwrite by behind_data (buf: *const c_void, len: size_t) -> ssize_t, uses libc::POLLOUT;
     writev / rwritev by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLOUT;
 }
@@ -30,6 +26,58 @@ fortified! {
     __recvfrom_chk = recvfrom(
         fd: c_int, buf: *mut c_void, len: size_t; room, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t
     ) -> ssize_t, if |room| len <= room;
+}
+
+/// `man 2 sendto`. A stream does not look at the address, as on Linux; `rsendto` says EISCONN.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    let Some((rdma, number)) = behind_data(fd) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendto)(fd, buf, len, flags, to, to_len) };
+    };
+    // SAFETY: the caller's own arguments.
+    let mut done = unsafe { rdma.rsendto(number, buf, len, flags, to, to_len) };
+    if done < 0 && !to.is_null() && is_stream(fd) {
+        // SAFETY: the caller's own arguments.
+        done = unsafe { rdma.rsend(number, buf, len, flags) };
+    }
+    crate::epoll::used(fd, libc::POLLOUT);
+    done
+}
+
+/// `man 2 sendmsg`. A stream does not look at the address, as on Linux; `rsendmsg` says EISCONN.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let Some((rdma, number)) = behind_data(fd) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendmsg)(fd, message, flags) };
+    };
+    // SAFETY: the caller's own arguments.
+    let mut done = unsafe { rdma.rsendmsg(number, message, flags) };
+    // SAFETY: NULL, or the caller's structure.
+    let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
+    if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
+        let nameless = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
+        // SAFETY: the caller's own message but for its name.
+        done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
+    }
+    crate::epoll::used(fd, libc::POLLOUT);
+    done
+}
+
+/// True if this number, whose kernel socket is of the type that the program asked for, is a stream.
+fn is_stream(fd: c_int) -> bool {
+    let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
+    // SAFETY: an integer and its size, which outlive the call.
+    let rc = unsafe { (real().getsockopt)(fd, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len) };
+    rc == 0 && kind == libc::SOCK_STREAM
 }
 
 /// `man 2 recvmmsg`. From rsockets one after the other, without a look at `timeout`.

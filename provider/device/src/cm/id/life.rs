@@ -93,7 +93,7 @@ impl Id {
         let (device_addr, link) = (inner.device_addr.take(), std::mem::replace(&mut inner.link, Link::Over));
         let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
         inner.leave_groups();
-        let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later));
+        let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later), inner.resolution.take());
         drop(inner);
         let channel = self.channel();
         for (engine, listen) in listens {

@@ -34,10 +34,10 @@ impl Id {
         }
         inner.check_device(qp)?;
         if qp.service() == Service::Ud {
-            ud_states().into_iter().try_for_each(|(attr, mask)| qp.modify(&attr, mask))?;
+            ud_states().into_iter().try_for_each(|(attr, mask)| qp.modify_at_once(&attr, mask))?;
         } else {
             let (attr, mask) = init(Access::empty());
-            qp.modify(&attr, mask)?;
+            qp.modify_at_once(&attr, mask)?;
         }
         inner.groups.attach_all(qp)?;
         inner.qp = Some(Arc::clone(qp));
@@ -112,7 +112,7 @@ impl Inner {
         self.check_device(qp)?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let (attr, mask) = self.modify_to(session, state, qp.service(), depths)?;
-            qp.modify(&attr, mask)?;
+            qp.modify_at_once(&attr, mask)?;
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Inner {
 
 /// Moves a queue pair to ERR.
 pub(super) fn fail(qp: &Qp) -> Result<(), Error> {
-    qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE)
+    qp.modify_at_once(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE)
 }
 
 /// What a peer may do that we serve so many READs and atomics of.

@@ -1,18 +1,28 @@
 //! How an id gets its addresses, its device and its path.
 
-use super::state::{Id, Inner, Port, State};
+use super::state::{Id, Inner, Port, Resolution, State};
 use crate::cm::address::{Address, IbAddress};
 use crate::cm::device_addr::{DeviceAddr, HostRoute};
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::route::{PACKET_LIFE_TIME, Path};
 use crate::fork;
 use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
+use crate::runtime::Runtime;
+use roxe_base::clock;
 use roxe_base::error::Error;
+use roxe_engine::next_hops::no_answer;
+use roxe_engine::queue_pair::Deadline;
+use roxe_net::next_hop::NextHop;
 use roxe_transport::cm::Route;
+use roxe_transport::time::Instant;
 use roxe_wire::cm::{PortSpace, ServiceId};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+/// How long after the first look at a neighbour comes the second, and how far looks get apart.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// Bits of a service that say the port space.
 const SPACE_MASK: u64 = !0xffff;
 
@@ -72,13 +82,15 @@ impl Id {
         }
     }
 
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, and the
-    /// device. An address of the loopback interface that no device has is this host, at the address
-    /// of a device. Comes to [`EventKind::AddrResolved`], or to [`EventKind::AddrError`] after
-    /// which it may be tried again. The time is not needed: the system knows its routes.
+    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, the device, and
+    /// the neighbour to which packets go first. An address of the loopback interface that no device
+    /// has is this host, at the address of a device. Comes to [`EventKind::AddrResolved`], or to
+    /// [`EventKind::AddrError`] after which it may be tried again: with ENETUNREACH if no route
+    /// leads there, with ETIMEDOUT if the neighbour has not answered within `timeout_ms`.
     ///
     /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
-    pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, _timeout_ms: u32) -> Result<(), Error> {
+    // clause: AV-NEXT-HOP
+    pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, timeout_ms: u32) -> Result<(), Error> {
         let dst = &or_all(*dst);
         let mut inner = self.lock();
         inner.check(&[State::Idle, State::Bound])?;
@@ -91,17 +103,52 @@ impl Id {
         }
         inner.peer = Some(*dst);
         match find_route(&inner, dst) {
-            Ok(route) => {
-                inner.take_route(route);
-                self.raise_in(&inner, EventKind::AddrResolved, 0, EventData::None);
-            }
-            Err(e) => {
-                let (kind, status) = (EventKind::AddrError, -e.errno());
-                self.explain(&inner, (kind, status, &EventData::None), Some(&e));
-                self.raise_in(&inner, kind, status, EventData::None);
-            }
+            Ok((route, None)) => self.resolved(&mut inner, route),
+            Ok((route, Some(hop))) => self.begin_resolution(&mut inner, route, hop, timeout_ms),
+            Err(e) => self.not_resolved(&mut inner, &e),
         }
         Ok(())
+    }
+
+    fn resolved(&self, inner: &mut Inner, route: HostRoute) {
+        inner.take_route(route);
+        self.raise_in(inner, EventKind::AddrResolved, 0, EventData::None);
+    }
+
+    fn not_resolved(&self, inner: &mut Inner, error: &Error) {
+        inner.state = State::Bound;
+        let (kind, status) = (EventKind::AddrError, -error.errno());
+        self.explain(inner, (kind, status, &EventData::None), Some(error));
+        self.raise_in(inner, kind, status, EventData::None);
+    }
+
+    /// Looks at the neighbour again and again: a thread of the program need not wait for it.
+    fn begin_resolution(&self, inner: &mut Inner, route: HostRoute, hop: NextHop, timeout_ms: u32) {
+        let (id, engine) = (Weak::clone(&self.me), route.device_addr.engine.clone());
+        let look = Arc::new_cyclic(|me| Look { me: Weak::clone(me), id, engine });
+        let until = clock::now().after(Duration::from_millis(timeout_ms.into()));
+        look.again(FIRST_PAUSE);
+        inner.state = State::Resolving;
+        inner.resolution = Some(Resolution { route, hop, until, pause: FIRST_PAUSE, look });
+    }
+
+    /// What came of the resolution by now. Returns when to look again.
+    fn follow_resolution(&self, inner: &mut Inner) -> Option<Duration> {
+        let mut resolution = inner.resolution.take().filter(|_| inner.state == State::Resolving)?;
+        let route = resolution.route.ends();
+        if resolution.hop.is_resolved() {
+            resolution.route.device_addr.engine.note_next_hop(route);
+            self.resolved(inner, resolution.route);
+            return None;
+        }
+        if clock::now() >= resolution.until {
+            self.not_resolved(inner, &no_answer(route, &resolution.hop));
+            return None;
+        }
+        resolution.pause = (resolution.pause * 2).min(LONGEST_PAUSE);
+        let pause = resolution.pause;
+        inner.resolution = Some(resolution);
+        Some(pause)
     }
 
     /// Binds the active side: who does not name a port gets one that only this process knows of,
@@ -159,12 +206,41 @@ fn or_all(addr: Address) -> Address {
     }
 }
 
-/// The way from where the id is bound, with sockets at its beginning.
-fn find_route(inner: &Inner, dst: &Address) -> Result<HostRoute, Error> {
+/// The way from where the id is bound, with sockets at its beginning, and the neighbour that has to
+/// answer before packets can leave.
+fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop>), Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
     let route = HostRoute::find(bound, dst)?;
-    route.device_addr.engine.ensure_link(route.device_addr.gid)?;
-    Ok(route)
+    let engine = &route.device_addr.engine;
+    engine.ensure_link(route.device_addr.gid)?;
+    let hop = engine.find_next_hop(route.ends())?;
+    Ok((route, hop))
+}
+
+/// Looks at a resolution when it is time.
+#[derive(Debug)]
+struct Look {
+    me: Weak<Self>,
+    id: Weak<Id>,
+    engine: Runtime,
+}
+
+impl Look {
+    fn again(&self, pause: Duration) {
+        self.engine.add_deadline(clock::now().after(pause), Weak::clone(&self.me) as _);
+    }
+}
+
+impl Deadline for Look {
+    fn on_deadline(&self, _: Instant) {
+        let Some(id) = self.id.upgrade() else { return };
+        // A thread that has the id may be the one that runs the timers.
+        let pause = match id.inner.try_lock() {
+            Some(mut inner) => id.follow_resolution(&mut inner),
+            None => Some(FIRST_PAUSE),
+        };
+        pause.into_iter().for_each(|pause| self.again(pause));
+    }
 }
 
 impl Inner {

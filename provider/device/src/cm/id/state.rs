@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved
-//!                     │                                                         │ connect
+//!                     │     (Resolving while a neighbour is asked)              │ connect
 //!                   listen ─► Listening ── a request ─► another id, Connected   └─► Connected
 //!
 //!   Connected ── DISCONNECTED ─► Disconnected
@@ -15,7 +15,7 @@
 //! `Connected` means that the connection manager knows it: from `connect` or the request on.
 
 use crate::cm::address::Address;
-use crate::cm::device_addr::DeviceAddr;
+use crate::cm::device_addr::{DeviceAddr, HostRoute};
 use crate::cm::event::{EventData, EventKind};
 use crate::cm::groups::Groups;
 use crate::cm::options::IdOption;
@@ -31,14 +31,18 @@ use roxe_base::limits;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_check::{Event as Told, tell};
+use roxe_engine::queue_pair::Deadline;
+use roxe_net::next_hop::NextHop;
 use roxe_transport::cm::{CmError, Ece, ListenId};
 use roxe_transport::qp::Service;
+use roxe_transport::time::Instant;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
-use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+use std::{fmt, io};
 
 /// Where the events of ids arrive (`struct rdma_event_channel`).
 ///
@@ -72,10 +76,19 @@ impl Channel {
         Ok(fetched(self.events.next()?))
     }
 
-    /// The next event for a caller that has slept itself, by reading a unit from the descriptor.
-    /// `None`: there is no event any more, go on waiting.
-    pub fn take(&self) -> Option<Event> {
-        self.events.take_next().map(fetched)
+    /// For a caller that sleeps itself: the descriptor of which a unit is to be read, `None` if an
+    /// event is pending.
+    ///
+    /// # Errors
+    /// EAGAIN if the program has made [`Channel::fd`] non-blocking and nothing is pending.
+    pub fn before_wait(&self) -> io::Result<Option<RawFd>> {
+        self.events.sleep_on()
+    }
+
+    /// The next event for a caller of [`Channel::before_wait`] that has `slept`, by reading a unit,
+    /// or did not have to. `None`: there is no event any more, go on waiting.
+    pub fn take(&self, slept: bool) -> Option<Event> {
+        self.events.take_next(slept).map(fetched)
     }
 
     /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
@@ -120,6 +133,8 @@ pub(in crate::cm) enum State {
     #[default]
     Idle,
     Bound,
+    /// The neighbour towards the peer has not answered yet.
+    Resolving,
     AddrResolved,
     RouteResolved,
     Connected,
@@ -159,6 +174,19 @@ pub(in crate::cm) enum Port {
     Ephemeral(#[expect(dead_code, reason = "gives the port back when dropped")] Ephemeral),
 }
 
+/// A way whose first neighbour has not answered yet.
+#[derive(Debug)]
+pub(super) struct Resolution {
+    pub(super) route: HostRoute,
+    pub(super) hop: NextHop,
+    /// When the program wants to hear that it does not answer.
+    pub(super) until: Instant,
+    /// How long after the last look comes the next.
+    pub(super) pause: Duration,
+    #[expect(dead_code, reason = "the engine looks for as long as this exists")]
+    pub(super) look: Arc<dyn Deadline>,
+}
+
 /// What the lock guards.
 #[derive(Debug, Default)]
 pub(in crate::cm) struct Inner {
@@ -170,6 +198,8 @@ pub(in crate::cm) struct Inner {
     /// TTL or hop limit of the way to the peer.
     pub(super) hop_limit: u8,
     pub(in crate::cm) path: Option<Path>,
+    /// While it is [`State::Resolving`].
+    pub(super) resolution: Option<Resolution>,
     pub(in crate::cm) link: Link,
     pub(super) port: Option<Port>,
     pub(super) listens: Vec<(Runtime, ListenId)>,

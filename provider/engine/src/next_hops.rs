@@ -1,0 +1,75 @@
+//! Whether packets can leave for a peer, before a queue pair or an address handle gets its address.
+//!
+//! The kernel finds route and neighbour before a RoCE card gets an address, and tells the program
+//! where there is none. Touches sockets of its own ([`roxe_net::next_hop`]); waits only where its
+//! caller says so, without a lock.
+
+use crate::engine::Engine;
+use roxe_base::error::Error;
+use roxe_net::next_hop::NextHop;
+use roxe_transport::cm::Route;
+use roxe_wire::Gid;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long the kernel lets a neighbour answer before the verb fails.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a way that was found is not looked up again.
+const FRESH: Duration = Duration::from_secs(1);
+/// Ways that are remembered.
+const CAPACITY: usize = 1024;
+
+impl Engine {
+    /// Waits for a second at most until packets can leave on `route`. ENETUNREACH, EHOSTUNREACH,
+    /// EACCES: no route leads there. ETIMEDOUT: the neighbour does not answer.
+    pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
+        let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
+        if !hop.wait(Instant::now() + NEIGHBOUR_TIMEOUT) {
+            return Err(no_answer(route, &hop));
+        }
+        self.note_next_hop(route);
+        Ok(())
+    }
+
+    /// What keeps packets from leaving on `route`; `None` if nothing does. Errors but ETIMEDOUT as
+    /// of [`Engine::await_next_hop`].
+    pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
+        let Route { local, remote } = route;
+        let is_here = |gid: Gid| gid.to_ip().is_loopback() || self.links.host_addresses.read().contains(&gid);
+        let is_fresh = || self.links.next_hops.lock().get(&(local, remote)).is_some_and(|at| at.elapsed() < FRESH);
+        if is_here(remote) || remote.is_multicast() || is_fresh() {
+            return Ok(None);
+        }
+        let found = NextHop::find(local, remote, self.ifindex()).map_err(|e| no_route(route, &e))?;
+        if found.is_none() {
+            self.note_next_hop(route);
+        }
+        Ok(found)
+    }
+
+    /// Packets can leave on `route`.
+    pub fn note_next_hop(&self, route: Route) {
+        let mut known = self.links.next_hops.lock();
+        if known.len() >= CAPACITY {
+            known.retain(|_, at| at.elapsed() < FRESH);
+        }
+        if known.len() < CAPACITY {
+            known.insert((route.local, route.remote), Instant::now());
+        }
+    }
+}
+
+fn no_route(route: Route, error: &io::Error) -> Error {
+    let (from, to) = (route.local.to_ip(), route.remote.to_ip());
+    let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+    Error::new(errno, format!("no route leads from {from} to {to}; see `ip route get {to} from {from}`"))
+}
+
+/// ETIMEDOUT: the neighbour on `route` has not said its link address.
+pub fn no_answer(route: Route, hop: &NextHop) -> Error {
+    let (peer, neighbour) = (route.remote.to_ip(), hop.neighbour());
+    let protocol = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let whose = if neighbour == peer { String::new() } else { format!(", the next hop to {peer},") };
+    let advice = "see that the host is up and on the same network";
+    Error::new(libc::ETIMEDOUT, format!("{neighbour}{whose} does not answer {protocol}; {advice}"))
+}

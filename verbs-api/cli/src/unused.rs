@@ -1,0 +1,159 @@
+//! Programs that could have used roxe's card and did not: says so, and what usually brings it, once
+//! they have ended.
+//!
+//! Some libraries choose their transport themselves, and what they send then goes past roxe without
+//! a word: Open MPI as Debian configures it is the best known. A device that a process opens has a
+//! name in the runtime folder ([`roxe_provider::runtime_dir`]), so an inotify watch tells that one
+//! was opened. Reads files.
+
+use crate::asks;
+use nix::sys::inotify::{AddWatchFlags, Inotify};
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Bytes of `inotify_event` before its name.
+const HEADER: usize = 16;
+/// What the name of an open device in the runtime folder has in it.
+const DEVICE: &[u8] = b"-status-";
+/// Libraries of Open MPI: of its launcher, and of programs that are built with it.
+const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
+
+/// What was opened while the program ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Opened {
+    /// Roxe's library.
+    pub(crate) library: bool,
+    /// The runtime folder, as a process does that asks for the list of devices.
+    pub(crate) list: bool,
+    /// A device.
+    pub(crate) device: bool,
+}
+
+/// Lets `opened` hear of devices that are opened from now on.
+pub(crate) fn watch_devices(opened: &Inotify) -> io::Result<()> {
+    let folder = roxe_provider::runtime_dir()?;
+    opened.add_watch(&folder, AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+    Ok(())
+}
+
+impl Opened {
+    /// Reads all events of a watch that does not block.
+    pub(crate) fn read(events: &mut impl Read) -> Self {
+        let (mut found, mut bytes) = (Self::default(), vec![0; 1 << 16]);
+        while let Ok(len @ 1..) = events.read(&mut bytes) {
+            found.take(&bytes[..len]);
+        }
+        found
+    }
+
+    fn take(&mut self, mut events: &[u8]) {
+        while let Some((header, rest)) = events.split_first_chunk::<HEADER>() {
+            let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
+            let (mask, len) = (word(4), word(12) as usize);
+            let name = rest.get(..len).unwrap_or_default();
+            // Where events were lost there were many.
+            self.device |= name.windows(DEVICE.len()).any(|part| part == DEVICE)
+                || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
+            let is_folder = mask & AddWatchFlags::IN_ISDIR.bits() != 0;
+            self.list |= name.is_empty() && is_folder;
+            self.library |= name.is_empty() && !is_folder;
+            events = rest.get(len..).unwrap_or_default();
+        }
+    }
+}
+
+/// True unless a program that is called with these words only says how to call it.
+pub(crate) fn may_be_told(words: &[OsString]) -> bool {
+    let (options, only) = (["--help", "--version"], ["-h", "-V"]);
+    let asks_for_help = words.iter().any(|word| options.iter().any(|option| word == option))
+        || matches!(words, [_, word] if only.iter().any(|option| word == option));
+    !asks_for_help
+}
+
+/// True if the file of a program says that it uses verbs, or chooses between them and others.
+pub(crate) fn comes_to_verbs(file: &Path) -> bool {
+    asks::of(file).is_some() || is_open_mpi(file)
+}
+
+fn is_open_mpi(file: &Path) -> bool {
+    asks::needs(file, &OPEN_MPI)
+}
+
+/// Says that `program`, which has ended, has opened no device; `ran` are the files of processes
+/// that were seen.
+pub(crate) fn tell<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>, opened: Opened, explain: bool) {
+    let mut files = std::iter::once(program).chain(ran.map(PathBuf::as_path));
+    let (line, more) = match files.find(|file| is_open_mpi(file)) {
+        Some(_) => MPI,
+        None if opened.library && !opened.list => NOT_USED,
+        None if opened.list && explain => ONLY_LISTED,
+        None => return,
+    };
+    eprintln!("roxe run: {} has ended, and no device was opened: {line}", program.display());
+    more.iter().filter(|_| explain).for_each(|more| eprintln!("    {more}"));
+}
+
+/// What is said, and what with `--explain`.
+type Words = (&'static str, &'static [&'static str]);
+
+const MPI: Words = (
+    "Open MPI was set to other transports (Debian's openmpi-mca-params.conf switches ucx and ofi off); start it with \
+     `mpirun --mca pml ucx -x UCX_TLS=rc_v,self`",
+    &[
+        "libfabric      with --netdev eth0, as it takes no loopback interface: mpirun --mca pml cm --mca mtl ofi \
+         --mca mtl_ofi_provider_include 'verbs;ofi_rxm'",
+        "in a file      pml = ucx in ~/.openmpi/mca-params.conf; OMPI_MCA_pml=ucx in the environment",
+        "why UCX_TLS    between processes of one host UCX prefers shared memory of its own",
+    ],
+);
+
+const NOT_USED: Words = (
+    "libibverbs was loaded, and no process asked for devices; choose verbs in the program's settings (UCX_TLS=rc_v,self \
+     for UCX, FI_PROVIDER=verbs for libfabric)",
+    WAYS,
+);
+
+const ONLY_LISTED: Words = ("a process has asked for the list of devices and used none of them", WAYS);
+
+const WAYS: &[&str] = &[
+    "what it sees   roxe run -- ibv_devinfo",
+    "other names    ROXE_DEVICE_NAME=mlx5_0 for programs that look for the name of a card",
+    "GID index 3    --profile cx5, or ROXE_GID_LAYOUT=mellanox",
+    "libfabric      takes no loopback interface: --netdev eth0",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An event as the kernel writes it.
+    fn event(mask: AddWatchFlags, name: &str) -> Vec<u8> {
+        let len = if name.is_empty() { 0 } else { (name.len() + 1).next_multiple_of(16) };
+        let mut bytes = [1, mask.bits(), 0, len as u32].map(u32::to_ne_bytes).concat();
+        bytes.extend(name.bytes());
+        bytes.resize(HEADER + len, 0);
+        bytes
+    }
+
+    #[test]
+    fn events_tell_library_and_device_apart() {
+        let library = event(AddWatchFlags::IN_OPEN, "");
+        let list = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
+        let other = event(AddWatchFlags::IN_CREATE, "sweeper.lock");
+        let device = event(AddWatchFlags::IN_CREATE, "2-a-status-1022-1");
+        let read = |events: &[&[u8]]| Opened::read(&mut events.concat().as_slice());
+        assert_eq!(read(&[]), Opened::default());
+        assert_eq!(read(&[&library, &other]), Opened { library: true, ..Opened::default() });
+        assert_eq!(read(&[&list]), Opened { list: true, ..Opened::default() });
+        assert_eq!(read(&[&other, &device, &other]), Opened { device: true, ..Opened::default() });
+        assert!(read(&[&event(AddWatchFlags::IN_Q_OVERFLOW, "")]).device);
+    }
+
+    #[test]
+    fn programs_that_only_say_how_to_call_them_are_left_alone() {
+        let told = |words: &[&str]| may_be_told(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(told(&["ib_write_bw", "-h", "x"]) && told(&["fio", "job"]) && told(&["fio"]));
+        assert!(!told(&["ib_write_bw", "--help"]) && !told(&["fio", "-V"]));
+    }
+}
