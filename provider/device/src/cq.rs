@@ -21,6 +21,7 @@ use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
+use roxe_check::explain::{self, Cause};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
@@ -82,7 +83,7 @@ impl Context {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
             let vector = init.comp_vector;
-            return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
+            return Err(Error::invalid(format!("comp_vector {vector} does not exist; the device has vector 0")));
         }
         let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
@@ -217,7 +218,7 @@ impl Cq {
 
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
-        let unused = self.uses.check_unused("completion queue", "queue pairs");
+        let unused = self.uses.check_unused("completion queue", "send and receive queues of queue pairs");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
         // First no new events, then forget the old ones.
@@ -256,7 +257,18 @@ impl Cq {
         // clause: CQ-OVERRUN
         if state.ring.len() >= state.capacity && !state.ignore_overrun {
             state.overrun = true;
+            let capacity = state.capacity;
             drop(state);
+            explain::happened(|| Cause {
+                text: format!(
+                    "a completion queue overran: it has {capacity} entries, all unpolled, and the completion of wr_id {} \
+                     of queue pair {:#08x} found no place (IBV_EVENT_CQ_ERR)",
+                    cqe.wr_id,
+                    cqe.qpn.get()
+                ),
+                advice: "create the queue with room for all requests of its queue pairs (cqe), or poll it in time"
+                    .into(),
+            });
             tell(|| Event::Overrun { cq: self.id });
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
@@ -373,7 +385,7 @@ impl Drop for Cq {
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
     let most = limits::in_force().max_cqe;
-    let wrong = || Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}"));
+    let wrong = || Error::invalid(format!("cqe is {cqe}; a completion queue takes 1 to {most} entries"));
     if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
 }
 

@@ -5,7 +5,7 @@
 //! plain `read` without a lock of ours, and between it and the program is nothing that stops what
 //! unwinds: these functions are `C-unwind`.
 
-use crate::errno::{Result, minus_one};
+use crate::errno::{Result, contained, set_errno};
 use core::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
@@ -48,12 +48,10 @@ pub(crate) fn for_event<T, W>(
 
 /// What `body` makes, or what the call returns instead, with `errno` set.
 fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
-    let mut made = None;
-    let refused = minus_one(|| {
-        made = Some(body()?);
-        Ok(0)
-    });
-    made.ok_or(refused)
+    contained(body).map_err(|errno| {
+        set_errno(errno.0);
+        -1
+    })
 }
 
 /// Reads one unit from an eventfd in semaphore mode; waits for it if the mode of the descriptor

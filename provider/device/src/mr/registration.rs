@@ -356,7 +356,10 @@ pub(super) fn check_rights(access: Access) -> Result<(), Error> {
     }
     // clause: KEY-LOCAL-WRITE
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
+        return Err(Error::invalid(format!(
+            "access is {:#x}: IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE as well",
+            access.bits()
+        )));
     }
     Ok(())
 }
