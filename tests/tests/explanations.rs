@@ -287,7 +287,8 @@ const FAR: [Far; 13] = [
     Far {
         name: "network: a host without a card, a request with many retries",
         case: "retry-often",
-        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2")],
+        // From an address to which the host has sent none of its few answers in a second.
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2"), ("GID_INDEX", "1")],
         words: &["(12)", "192.0.2.2 answers that nobody listens on UDP port 4791"],
     },
     Far {
@@ -422,10 +423,13 @@ fn judge_bypass() -> Verdict {
 /// remove an interface whose name would be used again.
 fn other_host() -> Result<(), String> {
     static HOST: OnceLock<Result<Veth, String>> = OnceLock::new();
-    let end = |name, mac, address: &str| End { name, mac, addresses: vec![address.to_owned()] };
+    let end = |name, mac, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
+        End { name, mac, addresses }
+    };
     let build = || {
-        let here = end("near", "02:00:00:00:00:01", "192.0.2.1/24");
-        let there = end("far", "02:00:00:00:00:02", "192.0.2.2/24");
+        let here = end("near", "02:00:00:00:00:01", &["192.0.2.1/24", "192.0.2.9/24"]);
+        let there = end("far", "02:00:00:00:00:02", &["192.0.2.2/24"]);
         let veth = Veth::build(&here, &there).map_err(|e| e.to_string())?;
         // No host has these addresses of the link, and the kernel does not ask for them.
         for silent in ["192.0.2.78", "192.0.2.80"] {

@@ -256,7 +256,7 @@ fn line(failure: &Failure<'_>, cause: &Cause) -> String {
         "roxe: {what} with wr_id {} of queue pair {:#08x} ({}) failed: {} ({})",
         cqe.wr_id,
         qpn.get(),
-        service_name(*service),
+        service.name(),
         name(cqe.status),
         cqe.status as u32
     );
@@ -392,17 +392,6 @@ pub const fn advice(status: WcStatus) -> &'static str {
     }
 }
 
-const fn service_name(service: Service) -> &'static str {
-    match service {
-        Service::Rc => "RC",
-        Service::Uc => "UC",
-        Service::Ud => "UD",
-        Service::Raw => "raw packet",
-        Service::XrcIni => "XRC initiator",
-        Service::XrcTgt => "XRC target",
-    }
-}
-
 const fn operation(cqe: &Cqe) -> &'static str {
     use roxe_transport::wr::WcOpcode;
     match cqe.opcode {
@@ -433,6 +422,8 @@ fn say(text: &str, more: &str) {
     let mut told = TOLD.lock();
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
+        // Several processes write to one terminal.
+        let text = text.replacen("roxe: ", &format!("roxe: process {}: ", std::process::id()), 1);
         // Under the lock, so that no text is torn by another one. Nobody else can be told.
         let _ = stderr().write_all(format!("{text}{more}").as_bytes());
     }

@@ -5,6 +5,7 @@
 //! channel and the engine.
 
 mod moderation;
+mod slept_on;
 mod state;
 mod weak;
 
@@ -29,6 +30,7 @@ use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
+use slept_on::SleptOn;
 use state::{Armed, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -167,6 +169,7 @@ impl Cq {
     #[inline(never)]
     fn look_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
         let held = state.ring.len();
+        state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
         *verdict = state.show(shown);
         state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
@@ -179,8 +182,14 @@ impl Cq {
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         // With moderation an event may stand for several completions, or come late.
-        let is_plain = || self.state.lock().moderator.rule == Moderation::default();
-        tell(|| Event::Armed { cq: self.id, any: !solicited_only && is_plain() });
+        let look = || {
+            let state = self.state.lock();
+            (state.moderator.rule == Moderation::default(), state.missed())
+        };
+        tell(|| {
+            let (is_plain, missed) = look();
+            Event::Armed { cq: self.id, any: !solicited_only && is_plain, missed }
+        });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -291,6 +300,9 @@ impl Cq {
     #[inline(never)]
     fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
         self.tell_held(state);
+        if state.slept_on.is_none() {
+            state.slept_on = SleptOn::watch(self);
+        }
         if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
             return state.fires(cqe);
         }

@@ -85,8 +85,11 @@ static void retry_gid(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other
 // The peer is on another host, where nobody has a card; the environment says which, and whether the
 // own interface goes down meanwhile.
 static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
-    if (state == IBV_QPS_RTR)
-        inet_pton(AF_INET, getenv("PEER"), &attr->ah_attr.grh.dgid.raw[12]);
+    if (state != IBV_QPS_RTR)
+        return;
+    inet_pton(AF_INET, getenv("PEER"), &attr->ah_attr.grh.dgid.raw[12]);
+    if (getenv("GID_INDEX"))
+        attr->ah_attr.grh.sgid_index = atoi(getenv("GID_INDEX"));
 }
 
 static void never_answered(struct options options) {

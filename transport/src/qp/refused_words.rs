@@ -4,7 +4,6 @@
 use crate::qp::error::PostError;
 use crate::qp::modify::ModifyError;
 use crate::qp::queue_pair::Qp;
-use crate::qp::shared::Service;
 use crate::qp::{AttrMask, QpAttr};
 use crate::wr::{SendData, SendOp, SendRequest, Sge};
 
@@ -79,7 +78,7 @@ impl Qp {
                 format!("{error}: it has {} bytes, max_inline_data is {}", bytes.len(), caps.max_inline_data)
             }
             (PostError::BadOpcode, data) => {
-                let (service, depth) = (service_name(self.service()), self.attr().max_rd_atomic);
+                let (service, depth) = (self.service().name(), self.attr().max_rd_atomic);
                 let why = match data {
                     SendData::Inline(_) if !is_sent(&request.op) => "its data cannot be inline (IBV_SEND_INLINE)",
                     _ if depth == 0 && awaits_response(&request.op) => "its max_rd_atomic is 0",
@@ -161,22 +160,11 @@ const fn operation(op: &SendOp) -> &'static str {
     }
 }
 
-const fn service_name(service: Service) -> &'static str {
-    match service {
-        Service::Rc => "RC",
-        Service::Uc => "UC",
-        Service::Ud => "UD",
-        Service::Raw => "RAW_PACKET",
-        Service::XrcIni => "XRC_SEND",
-        Service::XrcTgt => "XRC_RECV",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::Peer;
-    use crate::sim::Setup;
+    use crate::qp::Service;
+    use crate::sim::{Peer, Setup};
 
     #[test]
     fn every_bad_value_is_named_with_what_is_accepted() {

@@ -55,7 +55,7 @@ pub(super) fn note_flush(state: &mut QpHostState, side: Side, cqe: &Cqe) -> bool
             )
         } else {
             let by = state.history.last_refusal();
-            let by = by.map_or_else(|| "see the last events".to_owned(), |entry| format!("after \"{entry}\""));
+            let by = by.map_or_else(|| "see what happened before it".to_owned(), |entry| format!("after \"{entry}\""));
             cause(
                 format!("the queue pair went to ERR, and no request of its own had failed: {by}"),
                 "look for what the peer's request did wrong, and handle asynchronous events (ibv_get_async_event)",
@@ -198,7 +198,7 @@ pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason)
 /// A packet of the peer waits, maybe for a state that the queue pair never reaches.
 pub(super) fn note_early(qp: &QpResources, machine: &Machine) {
     if matches!(machine.state(), QpState::Reset | QpState::Init) {
-        note_drop(qp, machine, DropReason::BadState);
+        reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, DropReason::BadState));
     }
 }
 
@@ -257,7 +257,11 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
                 DropReason::LocalProtection => WcStatus::RemOpErr,
                 _ => WcStatus::RemInvReqErr,
             };
-            (format!("refused the request: {}", machine.last_refusal()?), explain::advice(status))
+            let advice = match qp.service {
+                Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
+                _ => explain::advice(status),
+            };
+            (format!("refused the request: {}", machine.last_refusal()?), advice)
         }
         _ => return None,
     };
