@@ -48,7 +48,7 @@ impl Report {
     }
 
     /// Less wrong than what the rule finds else: wrong on some cards only.
-    pub(crate) fn as_warning(self) -> Self {
+    pub(crate) fn warned(self) -> Self {
         Self { severity: Severity::Warning, ..self }
     }
 

@@ -161,7 +161,7 @@ impl Completions {
             world.name(*cq),
             lie(queue.missed)
         );
-        let report = Report::new(Rule::SleepWithCompletions, sentence).as_warning().at("waits at", waits);
+        let report = Report::new(Rule::SleepWithCompletions, sentence).warned().at("waits at", waits);
         Some(report.at("armed at", &queue.armed_at).advice(ADVICE))
     }
 

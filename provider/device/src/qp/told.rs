@@ -116,7 +116,7 @@ impl QpHost<'_> {
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
         if is_flushed {
-            if failure::note_flush(&mut self.state, side, &cqe) {
+            if failure::note_flush(self.state, side, &cqe) {
                 self.report |= VisitOutcome::FAILED;
             }
         } else {
