@@ -79,8 +79,8 @@ const CASES: [(&str, &[&str]); 52] = [
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
 ];
 
-/// Tables of verbs that are refused, each of which runs in one process: a row, and what its one line
-/// has to say of the argument, its value and what is accepted.
+/// Tables of verbs that are refused, each of which runs in one process: a row, and what its one
+/// line has to say of the argument, its value and what is accepted.
 const REFUSED: [(&str, &[(&str, &str)]); 3] = [
     (
         "refused-creations",

@@ -50,8 +50,8 @@ struct Verb {
     because: Option<String>,
 }
 
-/// Notes why the verb that this thread is in is about to be refused. `why` is only asked if the user
-/// wants to hear it: programs post until a queue is full.
+/// Notes why the verb that this thread is in is about to be refused. `why` is only asked if the
+/// user wants to hear it: programs post until a queue is full.
 #[cold]
 pub fn because(why: impl FnOnce() -> String) {
     if explains() > Explain::Off {
@@ -294,12 +294,12 @@ fn history(failure: &Failure<'_>) -> String {
 
 /// What can be said where nothing is known but the status, and how to find out more.
 fn general(failure: &Failure<'_>) -> Cause {
-    const MUTE: &str = "; the peer's process on this host gives no reasons: start it with `roxe run --explain` too";
-    const FAR: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
-                       (`roxe run --capture FILE`, `roxe dump FILE`) to see what arrived";
+    Cause { text: general_text(failure), advice: general_advice(failure) }
+}
+
+fn general_text(failure: &Failure<'_>) -> String {
     let Failure { attr, side, service, .. } = failure;
-    let status = failure.cqe.status;
-    let text = match (status, service, side) {
+    match (failure.cqe.status, service, side) {
         (WcStatus::RetryExcErr, ..) => {
             format!("no answer came after {} (retry_cnt); why is not known", retries(attr.retry_cnt))
         }
@@ -326,23 +326,38 @@ fn general(failure: &Failure<'_>) -> Cause {
         (WcStatus::LocLenErr, Service::Ud, Side::Recv) => {
             "the datagram does not fit into its receive, of which the first 40 bytes are for the GRH".to_owned()
         }
-        (WcStatus::LocLenErr, _, Side::Send) => "the list of an atomic has to have 8 bytes".to_owned(),
+        (WcStatus::LocLenErr, Service::Rc | Service::XrcIni, Side::Send) => {
+            "the list of an atomic has to have 8 bytes".to_owned()
+        }
         (WcStatus::LocLenErr, _, Side::Recv) => {
             "the message is longer than the receive that was posted for it".to_owned()
         }
         (WcStatus::LocQpOpErr, ..) if attr.max_rd_atomic == 0 => {
             "max_rd_atomic of the queue pair is 0, so it does no READs and atomics".to_owned()
         }
+        (WcStatus::LocLenErr, Service::Raw, Side::Send) => {
+            "the frame is shorter than an Ethernet header, or longer than a frame can be".to_owned()
+        }
         _ => "why is not known".to_owned(),
-    };
-    let advice = match (status, service, side) {
+    }
+}
+
+fn general_advice(failure: &Failure<'_>) -> String {
+    const MUTE: &str = "; the peer's process on this host gives no reasons: start it with `roxe run --explain` too";
+    const FAR: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
+                       (`roxe run --capture FILE`, `roxe dump FILE`) to see what arrived";
+    let Failure { side, service, .. } = failure;
+    let status = failure.cqe.status;
+    match (status, service, side) {
         (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
             "send shorter datagrams; ibv_query_port has the MTU as active_mtu".to_owned()
         }
         (WcStatus::LocLenErr, Service::Ud, Side::Recv) => {
             "post receives that are 40 bytes longer than the longest datagram".to_owned()
         }
-        (WcStatus::LocLenErr, _, Side::Send) => "give the atomic a list of 8 bytes".to_owned(),
+        (WcStatus::LocLenErr, Service::Rc | Service::XrcIni, Side::Send) => {
+            "give the atomic a list of 8 bytes".to_owned()
+        }
         (WcStatus::LocQpOpErr, ..) => "set max_rd_atomic (IBV_QP_MAX_QP_RD_ATOMIC) on the way to RTS".to_owned(),
         _ => {
             let is_remote = matches!(
@@ -360,8 +375,7 @@ fn general(failure: &Failure<'_>) -> Cause {
             };
             advice(status).to_owned() + more
         }
-    };
-    Cause { text, advice }
+    }
 }
 
 fn retries(count: u8) -> String {

@@ -15,6 +15,7 @@ use crate::comp_channel::CompChannel;
 use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
+use crate::sleepers::{Sleeper, sleepers};
 use crate::unpolled::{Entry, Unpolled};
 use moderation::Verdict;
 use roxe_base::error::Error;
@@ -23,14 +24,14 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::{self, Cause};
-use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Tracked, is_checking, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
-use slept_on::SleptOn;
+use slept_on::{LONG, SleptOn, Watched};
 use state::{Armed, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -300,8 +301,8 @@ impl Cq {
     #[inline(never)]
     fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
         self.tell_held(state);
-        if state.slept_on.is_none() {
-            state.slept_on = SleptOn::watch(self);
+        if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
+            state.slept_on = Some(SleptOn::begin(Weak::clone(&self.me) as _));
         }
         if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
             return state.fires(cqe);
@@ -384,6 +385,34 @@ impl Deadline for Cq {
         if self.announces(verdict) {
             self.notify();
         }
+    }
+}
+
+impl Watched for Cq {
+    fn look(&self) -> Option<Instant> {
+        let channel = self.channel.as_ref()?;
+        let (now, due) = {
+            let mut state = self.state.lock();
+            if state.ring.is_empty() {
+                state.slept_on = None;
+                return None;
+            }
+            (clock::now(), state.polled_at.after(LONG))
+        };
+        if now < due {
+            return Some(due);
+        }
+        // One that has an event to take does not sleep, or waits for an edge: see `unread`.
+        if channel.has_no_events() {
+            for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
+                tell(|| Event::Sleeps { cq: self.id, thread, call });
+            }
+        }
+        Some(now.after(LONG))
+    }
+
+    fn wait(&self, at: Instant, deadline: Weak<dyn Deadline>) {
+        self.engine().add_deadline(at, deadline);
     }
 }
 

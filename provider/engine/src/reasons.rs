@@ -3,9 +3,9 @@
 //!
 //! A protocol tells a sender little or nothing, and must not; but on one host both ends belong to
 //! one user. So each process has a file in the folder that only this user can enter: its first line
-//! names the process, each further one a queue pair number and a [`Reason`], or the number of a peer
-//! and why it was refused. Its lock (`man flock`) says that the process is alive. Touches these
-//! files.
+//! names the process, each further one a queue pair number and a [`Reason`], or the number of a
+//! peer and why it was refused. Its lock (`man flock`) says that the process is alive. Touches
+//! these files.
 
 use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};

@@ -1,5 +1,5 @@
-//! Frames of a capture that are no RoCEv2 packets: what they are, so that a packet inside of a tunnel
-//! or behind an unknown link header is not passed over without a word. Touches nothing.
+//! Frames of a capture that are no RoCEv2 packets: what they are, so that a packet inside of a
+//! tunnel or behind an unknown link header is not passed over without a word. Touches nothing.
 
 use roxe_wire::ROCE_PORT;
 use roxe_wire::capture::{Frame, LinkType, ip_packet};

@@ -138,8 +138,8 @@ fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
     }
 }
 
-/// The RoCEv2 packets of a frame, each with its length on the wire: none, one, or the segments of a batch that the sender left to the
-/// network device to split, which is captured before it is split.
+/// The RoCEv2 packets of a frame, each with its length on the wire: none, one, or the segments of a
+/// batch that the sender left to the network device to split, which is captured before it is split.
 fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(NetHeader, &'f [u8], usize)> {
     // Otherwise another protocol: nothing to judge.
     let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_cut_ip) else {

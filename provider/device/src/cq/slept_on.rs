@@ -1,64 +1,53 @@
-//! Completions that a program leaves in a queue while it sleeps in front of its channel, by
-//! `epoll_wait`, `poll` or `select`: only while the checker is on.
-//!
-//! One look a second of a queue that has completions. Touches what [`sleepers`] reads.
+//! Looks once a second after a completion queue that has completions, while the checker is on:
+//! whether a thread sleeps in front of its channel. Touches nothing.
 
-use super::Cq;
-use crate::sleepers::sleepers;
 use roxe_base::clock;
-use roxe_check::{Event, is_checking, tell};
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// After so long without a poll the checker looks for threads that sleep.
-const LONG: Duration = Duration::from_secs(1);
+/// After so long without a poll it is time to look.
+pub(super) const LONG: Duration = Duration::from_secs(1);
+
+/// What is looked after.
+pub(super) trait Watched: fmt::Debug + Send + Sync {
+    /// Looks, and returns when to do so again; `None` if there is nothing left to look after.
+    fn look(&self) -> Option<Instant>;
+
+    /// Lets `deadline` come at this time.
+    fn wait(&self, at: Instant, deadline: Weak<dyn Deadline>);
+}
 
 /// Looks after a queue from its first unpolled completion on, until it is empty.
 #[derive(Debug)]
 pub(super) struct SleptOn {
     me: Weak<Self>,
-    cq: Weak<Cq>,
+    queue: Weak<dyn Watched>,
 }
 
 impl SleptOn {
     /// To be kept by the queue.
-    pub(super) fn watch(cq: &Cq) -> Option<Arc<dyn Deadline>> {
-        if !is_checking() || cq.channel.is_none() {
-            return None;
+    pub(super) fn begin(queue: Weak<dyn Watched>) -> Arc<dyn Deadline> {
+        let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue });
+        if let Some(queue) = watch.queue.upgrade() {
+            watch.wait(&*queue, clock::now().after(LONG));
         }
-        let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), cq: Weak::clone(&cq.me) });
-        watch.look_at(cq, clock::now().after(LONG));
-        Some(watch)
+        watch
     }
 
-    fn look_at(&self, cq: &Cq, at: Instant) {
-        cq.engine().add_deadline(at, Weak::clone(&self.me) as _);
+    fn wait(&self, queue: &dyn Watched, at: Instant) {
+        queue.wait(at, Weak::clone(&self.me) as _);
     }
 }
 
 impl Deadline for SleptOn {
     fn on_deadline(&self, _: Instant) {
-        let Some(cq) = self.cq.upgrade() else { return };
-        let Some(channel) = &cq.channel else { return };
-        let (now, due) = {
-            let mut state = cq.state.lock();
-            if state.ring.is_empty() {
-                state.slept_on = None;
-                return;
-            }
-            (clock::now(), state.polled_at.after(LONG))
-        };
-        if now < due {
-            return self.look_at(&cq, due);
+        if let Some(queue) = self.queue.upgrade()
+            && let Some(at) = queue.look()
+        {
+            self.wait(&*queue, at);
         }
-        // One that has an event to take does not sleep, or waits for an edge: see `unread`.
-        if channel.has_no_events() {
-            for sleeper in sleepers(channel.fd()) {
-                tell(|| Event::Sleeps { cq: cq.id, thread: sleeper.thread, call: sleeper.call });
-            }
-        }
-        self.look_at(&cq, now.after(LONG));
     }
 }

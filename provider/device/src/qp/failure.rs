@@ -3,8 +3,9 @@
 //!
 //! Nothing here runs unless something failed. Touches the files of [`reasons`].
 
-use super::host_state::QpHostState;
+use super::history::Entry;
 use super::resources::QpResources;
+use crate::srq::Srq;
 use roxe_base::config::Explain;
 use roxe_check::explain::{self, Cause, Failure, Owed, explains};
 use roxe_engine::reasons::{self, Owner, Reason};
@@ -15,6 +16,7 @@ use roxe_transport::cx::Side;
 use roxe_transport::qp::{DropReason, QpAttr, QpState, Service};
 use roxe_transport::wr::{Cqe, WcStatus};
 use roxe_wire::Qpn;
+use std::sync::Arc;
 
 /// The first failure of a queue pair since it was reset; what comes behind it follows from it.
 #[derive(Debug, Default)]
@@ -43,28 +45,28 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
     }
 }
 
-/// A request is flushed, and none has failed: returns true if that is to be explained. It is an
-/// ordinary end, of which only a user who wants all explanations hears.
-pub(super) fn note_flush(state: &mut QpHostState, side: Side, cqe: &Cqe) -> bool {
-    let is_first = explains() == Explain::Full && state.failed.is_none() && !state.is_explained;
-    if is_first {
-        let local = if state.ended_by_program {
-            cause(
-                "the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)".to_owned(),
-                "wait for the completions before the queue pair is moved, if they matter",
-            )
-        } else {
-            let by = state.history.last_refusal();
-            let by = by.map_or_else(|| "see what happened before it".to_owned(), |entry| format!("after \"{entry}\""));
-            cause(
-                format!("the queue pair went to ERR, and no request of its own had failed: {by}"),
-                "look for what the peer's request did wrong, and handle asynchronous events (ibv_get_async_event)",
-            )
-        };
-        note(&mut state.failed, side, cqe);
-        state.failed.iter_mut().for_each(|failed| failed.local = Some(local.clone()));
-    }
-    is_first
+/// A request is flushed, and none has failed before: `refusal` is what may have ended the
+/// connection unless the program did.
+pub(super) fn note_flush(
+    failed: &mut Option<Box<Failed>>,
+    (side, cqe): (Side, &Cqe),
+    ended_by_program: bool,
+    refusal: Option<Entry>,
+) {
+    let why = if ended_by_program {
+        cause(
+            "the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)".to_owned(),
+            "wait for the completions before the queue pair is moved, if they matter",
+        )
+    } else {
+        let by = refusal.map_or_else(|| "see what happened before it".to_owned(), |by| format!("after \"{by}\""));
+        cause(
+            format!("the queue pair went to ERR, and no request of its own had failed: {by}"),
+            "look for what the peer's request did wrong, and handle asynchronous events (ibv_get_async_event)",
+        )
+    };
+    note_local(failed, || why);
+    note(failed, side, cqe);
 }
 
 /// What a queue pair knows about a failure.
@@ -242,31 +244,28 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
-            let advice = "post receives before the peer sends, or set rnr_retry to 7 (for ever) and a suitable \
-                          min_rnr_timer";
-            match &qp.srq {
-                Some(srq) => (
-                    format!("had no receive posted: its shared receive queue (handle {}) was empty", srq.user() as u32),
-                    advice,
-                ),
-                None => ("had no receive posted".to_owned(), advice),
-            }
+            let of = |srq: &Arc<Srq>| format!(": its shared receive queue (handle {}) was empty", srq.user() as u32);
+            let queue = qp.srq.as_ref().map_or_else(String::new, of);
+            (format!("had no receive posted{queue}"), explain::advice(status))
         }
         DropReason::InvalidRequest | DropReason::LocalProtection => {
             status = match reason {
                 DropReason::LocalProtection => WcStatus::RemOpErr,
                 _ => WcStatus::RemInvReqErr,
             };
-            let advice = match qp.service {
-                Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
-                _ => explain::advice(status),
-            };
-            (format!("refused the request: {}", machine.last_refusal()?), advice)
+            (format!("refused the request: {}", machine.last_refusal()?), advice_of_refusal(qp.service, status))
         }
         _ => return None,
     };
     let text = format!("queue pair {:#08x} {text}", qp.qpn.get());
     Some(Reason { status, expects, text, advice: advice.to_owned() })
+}
+
+const fn advice_of_refusal(service: Service, status: WcStatus) -> &'static str {
+    match service {
+        Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
+        _ => explain::advice(status),
+    }
 }
 
 fn ifindex(qp: &QpResources) -> u32 {

@@ -116,7 +116,11 @@ impl QpHost<'_> {
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
         if is_flushed {
-            if failure::note_flush(self.state, side, &cqe) {
+            // An ordinary end, of which only a user who wants all explanations hears.
+            let state = &mut self.state;
+            if explains() == Explain::Full && state.failed.is_none() && !state.is_explained {
+                let refusal = state.history.last_refusal();
+                failure::note_flush(&mut state.failed, (side, &cqe), state.ended_by_program, refusal);
                 self.report |= VisitOutcome::FAILED;
             }
         } else {
