@@ -20,7 +20,13 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Twins beside those that are called as their rule.
-const OTHER_TWINS: [(Rule, &str); 5] = [
+const OTHER_TWINS: [(Rule, &str); 11] = [
+    (Rule::MemoryGoneInFlight, "memory-unmapped"),
+    (Rule::MemoryGoneInFlight, "memory-replaced"),
+    (Rule::AttrGarbage, "garbage-ops"),
+    (Rule::AttrGarbage, "garbage-cq"),
+    (Rule::UseAfterDestroy, "closed-twice"),
+    (Rule::PsnMismatch, "psn-mismatch-near"),
     (Rule::AtomicMixed, "atomic-mixed-xrc"),
     (Rule::EventUnread, "event-unread-async"),
     (Rule::SleepWithCompletions, "sleep-in-epoll"),
@@ -29,7 +35,7 @@ const OTHER_TWINS: [(Rule, &str); 5] = [
 ];
 
 /// Twins whose report is only a warning, although their rule finds errors.
-const WARNED: [&str; 1] = ["sleep-armed-late"];
+const WARNED: [&str; 3] = ["sleep-armed-late", "memory-unmapped", "memory-replaced"];
 
 fn main() -> ExitCode {
     let of_rules = Rule::ALL.iter().map(|rule| (*rule, rule.name()));

@@ -301,6 +301,12 @@ pub enum Event<'a> {
         /// The channel.
         channel: ObjectId,
     },
+    /// The memory of a region that is about to be deregistered was unmapped before; what is there
+    /// now, if anything, is another mapping.
+    Unmapped {
+        /// The region.
+        mr: ObjectId,
+    },
     /// A thread sleeps until a channel has an event, and none is there, while a queue of it was not
     /// polled for a second and has completions.
     Sleeps {
@@ -407,6 +413,7 @@ impl<'a> Event<'a> {
                 | Self::WaitsForAcks { .. }
                 | Self::Fork
                 | Self::AckedTooMany { .. }
+                | Self::Unmapped { .. }
                 | Self::HandleGone { .. }
                 | Self::HandleUsed { .. }
         )

@@ -125,6 +125,34 @@ pub fn page_size() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
+/// Marks the mappings of a region, so that [`is_still_there`] tells them from others that come in
+/// their place: by advice (`MADV_RANDOM`) that means nothing for memory that is not read from a
+/// file, and that a new mapping does not have. False if that cannot be done.
+pub fn mark(addr: u64, length: u64) -> bool {
+    let first = addr & !(page_size() - 1);
+    let Some(end) = addr.checked_add(length).filter(|_| length > 0) else { return false };
+    // SAFETY: the advice changes no contents; the kernel checks the range.
+    unsafe { libc::madvise(first as *mut c_void, (end - first) as usize, libc::MADV_RANDOM) == 0 }
+}
+
+/// Returns true if the mappings from `addr` on are those that were marked, or nobody can tell.
+pub fn is_still_there(addr: u64, length: u64) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return true };
+    let (mut reached, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
+    let mut current = None;
+    for line in maps.lines() {
+        if let Some((from, to, _)) = parse_mapping(line) {
+            current = Some((from, to));
+        } else if let (Some((from, to)), Some(flags)) = (current, line.strip_prefix("VmFlags:")) {
+            let is_marked = flags.split_ascii_whitespace().any(|flag| flag == "rr");
+            if from <= reached && reached < to && is_marked {
+                reached = to;
+            }
+        }
+    }
+    reached >= end
+}
+
 /// Why the card cannot get at `length` bytes at `addr`, which were mapped when they were
 /// registered.
 pub fn why_unusable(addr: u64, length: u64, write: bool) -> String {
@@ -207,6 +235,17 @@ mod tests {
         pages.protect(1, libc::PROT_NONE);
         assert!(why_unusable(pages.addr(), 2 * PAGE, false).contains("without PROT_READ"));
         assert!(why_unusable(0, PAGE, false).contains("no longer mapped"), "the first page never is");
+    }
+
+    #[test]
+    fn mapping_in_place_of_a_marked_one_is_noticed() {
+        let pages = Pages::new(3);
+        assert!(mark(pages.addr() + 1, 2 * PAGE) && !mark(0, 1));
+        assert!(is_still_there(pages.addr() + 1, 2 * PAGE));
+        pages.protect(1, libc::PROT_READ);
+        assert!(is_still_there(pages.addr() + 1, 2 * PAGE), "whatever its rights are");
+        pages.unmap(1, 1);
+        assert!(!is_still_there(pages.addr() + 1, 2 * PAGE));
     }
 
     #[test]

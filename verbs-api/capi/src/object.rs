@@ -308,7 +308,8 @@ impl<E: Exposed> Object<E> {
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
-            return Err(EINVAL);
+            drop(register);
+            return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         }
         register.by_address.remove(&handle.addr());
         // SAFETY: the block was alive until the line above, and whoever removes the entry owns the
