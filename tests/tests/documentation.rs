@@ -83,3 +83,18 @@ fn the_table_of_counters_is_the_one_in_the_code() {
     let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with("| `")).collect();
     assert_eq!(rows, wanted);
 }
+
+/// The packages hold the folder `docs`, and a published crate nothing but its own folder.
+#[test]
+fn pages_named_by_help_exist_in_the_manual() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut named = 0;
+    for file in std::fs::read_dir(root.join("verbs-api/cli/src")).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        for page in text.split("docs/").skip(1).filter_map(|rest| rest.split_once(".md")).map(|(page, _)| page) {
+            assert!(root.join(format!("docs/{page}.md")).exists(), "{}: docs/{page}.md", file.display());
+            named += 1;
+        }
+    }
+    assert!(named > 0);
+}

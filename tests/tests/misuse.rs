@@ -20,8 +20,22 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Twins beside those that are called as their rule.
-const OTHER_TWINS: [(Rule, &str); 2] =
-    [(Rule::AtomicMixed, "atomic-mixed-xrc"), (Rule::EventUnread, "event-unread-async")];
+const OTHER_TWINS: [(Rule, &str); 11] = [
+    (Rule::MemoryGoneInFlight, "memory-unmapped"),
+    (Rule::MemoryGoneInFlight, "memory-replaced"),
+    (Rule::AttrGarbage, "garbage-ops"),
+    (Rule::AttrGarbage, "garbage-cq"),
+    (Rule::UseAfterDestroy, "closed-twice"),
+    (Rule::PsnMismatch, "psn-mismatch-near"),
+    (Rule::AtomicMixed, "atomic-mixed-xrc"),
+    (Rule::EventUnread, "event-unread-async"),
+    (Rule::SleepWithCompletions, "sleep-in-epoll"),
+    (Rule::SleepWithCompletions, "sleep-in-poll"),
+    (Rule::SleepWithCompletions, "sleep-armed-late"),
+];
+
+/// Twins whose report is only a warning, although their rule finds errors.
+const WARNED: [&str; 3] = ["sleep-armed-late", "memory-unmapped", "memory-replaced"];
 
 fn main() -> ExitCode {
     let of_rules = Rule::ALL.iter().map(|rule| (*rule, rule.name()));
@@ -140,7 +154,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
     let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
-    let fails = wrong && rule.severity() == Severity::Error;
+    let fails = wrong && rule.severity() == Severity::Error && !WARNED.contains(&twins);
     let ended = if fails { outcome.output.contains(&format!("exit status: {EXIT_STATUS}")) } else { outcome.ok };
     let is_it = |report: &Value| report["rule"] == rule.name();
     let as_expected =

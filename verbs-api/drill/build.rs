@@ -1,13 +1,14 @@
-//! Lists the scripts of `tests/conform` for `src/conform.rs`, which embeds them.
+//! Lists the scripts in `conform` for `src/conform.rs`, which embeds them. The folder is a link to
+//! `tests/conform`: Cargo packs what is behind it, and nothing outside of the crate's folder.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
 
-const FOLDER: &str = "../../tests/conform";
+const FOLDER: &str = "conform";
 
 fn main() -> io::Result<()> {
-    println!("cargo::rerun-if-changed={FOLDER}");
     let root = fs::canonicalize(FOLDER)?;
+    println!("cargo::rerun-if-changed={}", root.display());
     let (mut scripts, mut open) = (Vec::new(), vec![root.clone()]);
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(folder)? {

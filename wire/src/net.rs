@@ -85,8 +85,26 @@ impl NetHeader {
     /// # Errors
     /// [`ParseError::NotIp`], [`ParseError::NotRoce`] or [`ParseError::Truncated`].
     pub fn parse_ip(packet: &[u8]) -> Result<(Self, &[u8]), ParseError> {
+        match Self::read_ip(packet)? {
+            (net, payload, _, true) => Ok((net, payload)),
+            _ => Err(ParseError::Truncated),
+        }
+    }
+
+    /// As [`parse_ip`](Self::parse_ip) for a packet of which only the beginning is there, its UDP
+    /// header at least; also the length that the whole UDP payload has.
+    ///
+    /// # Errors
+    /// As [`parse_ip`](Self::parse_ip).
+    pub fn parse_cut_ip(packet: &[u8]) -> Result<(Self, &[u8], usize), ParseError> {
+        Self::read_ip(packet).map(|(net, payload, len, _)| (net, payload, len))
+    }
+
+    /// What is there of the UDP payload, its length, and true if the whole IP packet is there.
+    #[inline]
+    fn read_ip(packet: &[u8]) -> Result<(Self, &[u8], usize, bool), ParseError> {
         let version = packet.first().ok_or(ParseError::Truncated)? >> 4;
-        let (mut net, protocol, datagram) = match version {
+        let (mut net, protocol, datagram, len) = match version {
             4 => parse_ipv4(packet)?,
             6 => parse_ipv6(packet)?,
             _ => return Err(ParseError::NotIp),
@@ -94,9 +112,10 @@ impl NetHeader {
         if protocol != PROTOCOL_UDP {
             return Err(ParseError::NotRoce);
         }
-        let (src_port, payload) = parse_udp(datagram)?;
+        let is_whole = datagram.len() == len;
+        let (src_port, payload, len) = parse_udp(datagram, len)?;
         net.src_port = src_port;
-        Ok((net, payload))
+        Ok((net, payload, len, is_whole))
     }
 
     /// The IPv4 header with DF set and checksum 0.
@@ -178,8 +197,13 @@ pub(crate) fn fold(sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Header, protocol, and what the header says is behind it.
-type IpParts<'a> = (NetHeader, u8, &'a [u8]);
+/// Header, protocol, what of the rest is there, and how long that is by the header.
+type IpParts<'a> = (NetHeader, u8, &'a [u8], usize);
+
+/// The first `len` bytes, as many of them as there are.
+fn first(bytes: &[u8], len: usize) -> &[u8] {
+    bytes.get(..len).unwrap_or(bytes)
+}
 
 fn parse_ipv4(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     let mut rest = Reader(packet);
@@ -194,7 +218,7 @@ fn parse_ipv4(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     // clause: IP-LENGTH
     let len = usize::from(total_len).checked_sub(IPV4_LEN).ok_or(ParseError::Truncated)?;
     let net = NetHeader { src, dst, src_port: 0, traffic_class, hop_limit, flow_label: 0, ident };
-    Ok((net, protocol, rest.0.get(..len).ok_or(ParseError::Truncated)?))
+    Ok((net, protocol, first(rest.0, len), len))
 }
 
 fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
@@ -205,19 +229,25 @@ fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     let [traffic_class, ..] = (word << 4).to_be_bytes();
     let flow_label = word & 0x000f_ffff;
     let net = NetHeader { src, dst, src_port: 0, traffic_class, hop_limit, flow_label, ident: 0 };
-    Ok((net, protocol, rest.0.get(..usize::from(len)).ok_or(ParseError::Truncated)?))
+    let len = usize::from(len);
+    Ok((net, protocol, first(rest.0, len), len))
 }
 
-/// Source port and payload of a datagram to the RoCEv2 port.
-fn parse_udp(datagram: &[u8]) -> Result<(u16, &[u8]), ParseError> {
+/// Source port, payload as far as it is there, and its length, of a datagram of `most` bytes to the
+/// RoCEv2 port.
+fn parse_udp(datagram: &[u8], most: usize) -> Result<(u16, &[u8], usize), ParseError> {
     let mut rest = Reader(datagram);
     let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
     // clause: UDP-PORT
     if dst_port != ROCE_PORT {
         return Err(ParseError::NotRoce);
     }
-    let len = usize::from(len).checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;
-    Ok((src_port, rest.0.get(..len).ok_or(ParseError::Truncated)?))
+    let len = usize::from(len);
+    if len > most {
+        return Err(ParseError::Truncated);
+    }
+    let len = len.checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;
+    Ok((src_port, first(rest.0, len), len))
 }
 
 #[cfg(test)]
@@ -251,6 +281,19 @@ mod tests {
         assert_eq!(with(&[(25, 9)]), Err(ParseError::Truncated), "UDP length beyond the packet");
         assert_eq!(with(&[(25, 7)]), Err(ParseError::Truncated), "UDP length below the header");
         assert_eq!(NetHeader::parse_ip(&[]), Err(ParseError::Truncated));
+    }
+
+    #[test]
+    fn cut_packet_keeps_its_headers_and_its_length() {
+        let mut packet = PACKET.to_vec();
+        (packet[3], packet[25]) = (128, 108);
+        packet.extend([7; 12]);
+        assert_eq!(NetHeader::parse_ip(&packet), Err(ParseError::Truncated));
+        let (net, payload, len) = NetHeader::parse_cut_ip(&packet).unwrap();
+        assert_eq!((net.src_port, payload, len), (0xc132, &[7; 12][..], 100));
+        assert_eq!(NetHeader::parse_cut_ip(&packet[..27]), Err(ParseError::Truncated), "within the UDP header");
+        packet[25] = 109;
+        assert_eq!(NetHeader::parse_cut_ip(&packet), Err(ParseError::Truncated), "longer than the IP packet");
     }
 
     // clause: UD-GRH

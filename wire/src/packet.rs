@@ -60,6 +60,24 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
+    /// Reads the headers of a packet whose UDP payload has `len` bytes, of which only the first are
+    /// in `cut`. Its payload is as long as it was, and taken from `filler`.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] if not all headers are in `cut`, or `filler` is too short; else as
+    /// [`parse`](Self::parse).
+    pub fn parse_cut(cut: &[u8], len: usize, filler: &'a [u8]) -> Result<Self, ParseError> {
+        let mut packet = Self::none();
+        let mut rest = Reader(cut);
+        let (opcode, pad, bth) = Bth::read(&mut rest)?;
+        packet.header.bth = bth;
+        packet.header.kind = Kind::read(opcode, &mut rest)?;
+        let around = cut.len() - rest.0.len() + icrc::LEN;
+        let body = len.checked_sub(around).and_then(|body| filler.get(..body)).ok_or(ParseError::Truncated)?;
+        packet.payload = strip_pad(opcode.facts().payload, pad, body)?;
+        Ok(packet)
+    }
+
     /// What a packet is read into.
     const fn none() -> Self {
         let bth = Bth::new(crate::num::Qpn::new(0), crate::num::Psn::new(0));

@@ -76,7 +76,7 @@ impl File {
 }
 
 fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, CaptureError> {
-    Ok(Frame { timestamp_ns, data, ..Frame::new(link) })
+    Ok(Frame { timestamp_ns, data, length: data.len() as u64, ..Frame::new(link) })
 }
 
 #[test]
@@ -150,7 +150,9 @@ fn interfaces_of_a_section_are_known_up_to_the_limit() {
 #[test]
 fn simple_packets_are_cut_at_the_snapshot_length() {
     let file = File::default().section(false).interface(1, 4, None).block(3, |body| body.u32(9).raw(b"nine"));
-    assert_eq!(file.frames(), [frame(0, LinkType::Ethernet, b"nine")]);
+    let nine = frame(0, LinkType::Ethernet, b"nine").map(|frame| Frame { length: 9, ..frame });
+    assert_eq!(file.frames(), [nine]);
+    assert!(nine.is_ok_and(|frame| frame.is_cut()));
 }
 
 #[test]

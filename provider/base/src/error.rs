@@ -48,7 +48,8 @@ impl Error {
 
     /// The object still has users, which have to be destroyed first.
     pub fn busy(what: &str, users: &str, count: u32) -> Self {
-        Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy them first"))
+        let (users, them) = if count == 1 { (users.trim_end_matches('s'), "it") } else { (users, "them") };
+        Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy {them} first"))
     }
 
     /// A failed system call; keeps its errno. EACCES about the host: what was refused before any

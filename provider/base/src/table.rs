@@ -114,6 +114,11 @@ impl<T> Slots<T> {
         (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
     }
 
+    /// Returns true if `key` is that of the last value of a slot that has none now.
+    pub fn was_last(&self, key: u32) -> bool {
+        key != 0 && self.slots.get(self.place(key)).is_some_and(|slot| slot.value.is_none() && slot.key == key)
+    }
+
     /// Gives the value under `key` another tag, and another value.
     pub fn retag(&mut self, key: u32, tag: u8, value: T) {
         let place = self.place(key);

@@ -269,6 +269,8 @@ pub enum Event<'a> {
         cq: ObjectId,
         /// Whichever comes raises it, and at once.
         any: bool,
+        /// Completions that lay there and that no event stands for.
+        missed: usize,
     },
     /// It gets that event.
     Announced {
@@ -298,6 +300,22 @@ pub enum Event<'a> {
     StillWaits {
         /// The channel.
         channel: ObjectId,
+    },
+    /// The memory of a region that is about to be deregistered was unmapped before; what is there
+    /// now, if anything, is another mapping.
+    Unmapped {
+        /// The region.
+        mr: ObjectId,
+    },
+    /// A thread sleeps until a channel has an event, and none is there, while a queue of it was not
+    /// polled for a second and has completions.
+    Sleeps {
+        /// The completion queue.
+        cq: ObjectId,
+        /// The kernel's number of the thread.
+        thread: i32,
+        /// The call that it sleeps in.
+        call: &'static str,
     },
     /// Events lie in a channel for a second, and a thread sleeps that should have taken them.
     Unread {
@@ -395,6 +413,7 @@ impl<'a> Event<'a> {
                 | Self::WaitsForAcks { .. }
                 | Self::Fork
                 | Self::AckedTooMany { .. }
+                | Self::Unmapped { .. }
                 | Self::HandleGone { .. }
                 | Self::HandleUsed { .. }
         )

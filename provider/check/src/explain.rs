@@ -10,10 +10,11 @@ use roxe_base::config::{Explain, config};
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::standard_error;
-use roxe_transport::cx::{MemError, Side};
+use roxe_transport::cx::Side;
 use roxe_transport::qp::{QpAttr, Service};
-use roxe_transport::wr::{Access, Cqe, WC_STATUS_TEXTS, WcStatus};
+use roxe_transport::wr::{Cqe, WC_STATUS_TEXTS, WcStatus};
 use roxe_wire::Qpn;
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,13 +35,84 @@ pub fn explains() -> Explain {
     config().map_or(Explain::Off, |config| config.explain)
 }
 
-/// A verb was refused with `errno`; `why` is only asked if the user wants to hear it: programs post
-/// until a queue is full.
-pub fn refused(errno: i32, why: impl FnOnce() -> String) {
+thread_local! {
+    static VERB: RefCell<Verb> = const { RefCell::new(Verb { depth: 0, is_explained: false, because: None }) };
+}
+
+/// The verb that a thread is in.
+#[derive(Debug)]
+struct Verb {
+    /// Verbs that are inside of each other, as `ibv_create_qp` is in `rdma_create_qp`.
+    depth: u32,
+    /// True if it was said why the verb is refused.
+    is_explained: bool,
+    /// Why the verb is about to be refused.
+    because: Option<String>,
+}
+
+/// Notes why the verb that this thread is in is about to be refused. `why` is only asked if the
+/// user wants to hear it: programs post until a queue is full.
+#[cold]
+pub fn because(why: impl FnOnce() -> String) {
+    if explains() > Explain::Off {
+        let why = why();
+        VERB.with_borrow_mut(|verb| verb.because = Some(why));
+    }
+}
+
+/// As [`because`], for what knows less than a function that may have noted something before.
+#[cold]
+pub fn because_at_least(why: impl FnOnce() -> String) {
+    if explains() > Explain::Off && VERB.with_borrow(|verb| verb.because.is_none()) {
+        because(why);
+    }
+}
+
+/// This thread is in a verb until this is dropped.
+#[derive(Debug)]
+pub struct InVerb(());
+
+/// Begins a verb, if explanations are wanted. What is noted inside of it is forgotten with it:
+/// something may fail there without refusing it.
+pub fn enter_verb() -> Option<InVerb> {
+    (explains() > Explain::Off).then(|| {
+        VERB.with_borrow_mut(|verb| verb.depth += 1);
+        InVerb(())
+    })
+}
+
+impl Drop for InVerb {
+    fn drop(&mut self) {
+        VERB.with_borrow_mut(|verb| {
+            verb.depth -= 1;
+            if verb.depth == 0 {
+                (verb.is_explained, verb.because) = (false, None);
+            }
+        });
+    }
+}
+
+/// The verb `call` was refused with `errno`, for the reason noted last.
+#[cold]
+pub fn refused(call: impl FnOnce() -> String, errno: i32) {
+    let wanted = explains();
     // These mean that there is nothing yet, which programs ask for all the time.
-    if explains() > Explain::Off && !matches!(errno, libc::EAGAIN | libc::EINTR) {
+    if wanted == Explain::Off || matches!(errno, libc::EAGAIN | libc::EINTR) {
+        return;
+    }
+    let is_usage = matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
+    let why = VERB.with_borrow_mut(|verb| {
+        // The outermost one says it, by the name that the program knows.
+        if verb.depth > 1 || verb.is_explained {
+            return None;
+        }
+        verb.is_explained = verb.depth > 0;
+        let unknown = "which argument was refused is not known; see its man page, and `roxe run --check`";
+        verb.because.take().or_else(|| (wanted == Explain::Full && is_usage).then(|| unknown.to_owned()))
+    });
+    if let Some(why) = why {
         let name = std::io::Error::from_raw_os_error(errno);
-        say(&format!("roxe: a verb failed: {} [{name}]\n", why()), "");
+        say(&format!("roxe: {} failed: {why} [{name}]\n", call()), "");
     }
 }
 
@@ -80,6 +152,15 @@ pub(crate) fn abandon() {
     OWED.store(0, Ordering::Relaxed);
 }
 
+/// Why something failed, if it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// The cause in words.
+    pub text: String,
+    /// What to change.
+    pub advice: String,
+}
+
 /// A request that a queue pair ended in error by, and what its end of the connection knows.
 #[derive(Clone, Debug)]
 pub struct Failure<'a> {
@@ -93,10 +174,14 @@ pub struct Failure<'a> {
     pub side: Side,
     /// Its completion.
     pub cqe: &'a Cqe,
-    /// What the card met when it used a local list.
-    pub local: Option<String>,
-    /// What the other end has said of it, or of itself; empty if nothing is known.
-    pub peer: Vec<String>,
+    /// The cause, as this end, its peer or the network knows it.
+    pub cause: Option<Cause>,
+    /// Earlier reasons of the peer.
+    pub others: Vec<Cause>,
+    /// True if the peer's process is on this host and writes down no reasons.
+    pub is_mute: bool,
+    /// Bytes of the longest datagram.
+    pub port_mtu: u32,
     /// What happened to the queue pair before, oldest first.
     pub history: Vec<String>,
 }
@@ -107,13 +192,28 @@ pub fn failed(failure: &Failure<'_>) {
     if wanted == Explain::Off {
         return;
     }
-    let mut text = line(failure);
+    let cause = failure.cause.clone().unwrap_or_else(|| general(failure));
+    let mut text = line(failure, &cause);
     if wanted == Explain::Full {
-        details(failure, &mut text);
+        details(failure, &cause, &mut text);
         say(&text, &history(failure));
     } else {
         say(&text, "");
     }
+}
+
+/// Something of which no request and no verb tells has gone wrong.
+pub fn happened(cause: impl FnOnce() -> Cause) {
+    let wanted = explains();
+    if wanted == Explain::Off {
+        return;
+    }
+    let Cause { text, advice } = cause();
+    let mut text = format!("roxe: {text}\n");
+    if wanted == Explain::Full {
+        let _ = writeln!(text, "    {:<14} {advice}", "what to do");
+    }
+    say(&text, "");
 }
 
 /// An attempt to connect that failed.
@@ -149,29 +249,30 @@ pub fn not_connected(connection: &Connection) {
 }
 
 /// The line that users of middleware ask for: who, to whom, what, how it ended, and why.
-fn line(failure: &Failure<'_>) -> String {
+fn line(failure: &Failure<'_>, cause: &Cause) -> String {
     let Failure { qpn, service, attr, side, cqe, .. } = failure;
     let what = if *side == Side::Recv { "receive" } else { operation(cqe) };
     let mut text = format!(
-        "roxe: {what} with wr_id {:#x} of queue pair {:#08x} ({service:?}) failed: {} ({})",
+        "roxe: {what} with wr_id {} of queue pair {:#08x} ({}) failed: {} ({})",
         cqe.wr_id,
         qpn.get(),
+        service.name(),
         name(cqe.status),
         cqe.status as u32
     );
     if !matches!(service, Service::Ud | Service::Raw) {
-        let _ = write!(text, "; peer {:#08x} at {}, from {}", attr.dest_qpn.get(), attr.av.dgid, attr.av.sgid);
+        let (from, to) = (attr.av.sgid.to_ip(), attr.av.dgid.to_ip());
+        let _ = write!(text, "; peer {:#08x} at {to}, from {from}", attr.dest_qpn.get());
     }
-    let cause = failure.local.clone().or_else(|| failure.peer.last().cloned());
-    let _ = writeln!(text, ": {}", cause.unwrap_or_else(|| general(failure)));
+    let _ = writeln!(text, ": {}", cause.text);
     text
 }
 
-fn details(failure: &Failure<'_>, text: &mut String) {
-    let Failure { attr, peer, cqe, .. } = failure;
+fn details(failure: &Failure<'_>, cause: &Cause, text: &mut String) {
+    let Failure { attr, others, cqe, .. } = failure;
     let mut line = |label: &str, value: &dyn std::fmt::Display| _ = writeln!(text, "    {label:<14} {value}");
-    for said in peer {
-        line("the other end", said);
+    for other in others.iter().filter(|other| other.text != cause.text) {
+        line("before that", &other.text);
     }
     if matches!(cqe.status, WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr) {
         let (timeout, retries, rnr) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
@@ -182,7 +283,7 @@ fn details(failure: &Failure<'_>, text: &mut String) {
         };
         line("attributes", &format!("timeout {timeout} ({wait}), retry_cnt {retries}, rnr_retry {rnr}"));
     }
-    line("what to do", &advice(cqe.status));
+    line("what to do", &cause.advice);
 }
 
 /// The last events of the queue pair.
@@ -191,30 +292,101 @@ fn history(failure: &Failure<'_>) -> String {
     failure.history.iter().zip(labels).map(|(event, label)| format!("    {label:<14} {event}\n")).collect()
 }
 
-/// What can be said where nothing is known but the status.
-fn general(failure: &Failure<'_>) -> String {
-    let attr = failure.attr;
-    match failure.cqe.status {
-        WcStatus::RetryExcErr => format!("no answer came after {} retries", attr.retry_cnt),
-        WcStatus::RnrRetryExcErr => {
-            format!("the peer had no receive posted, also after {} retries (rnr_retry)", attr.rnr_retry)
+/// What can be said where nothing is known but the status, and how to find out more.
+fn general(failure: &Failure<'_>) -> Cause {
+    Cause { text: general_text(failure), advice: general_advice(failure) }
+}
+
+fn general_text(failure: &Failure<'_>) -> String {
+    let Failure { attr, side, service, .. } = failure;
+    match (failure.cqe.status, service, side) {
+        (WcStatus::RetryExcErr, ..) => {
+            format!("no answer came after {} (retry_cnt); why is not known", retries(attr.retry_cnt))
         }
-        WcStatus::RemAccessErr => "the peer's memory protection refused the remote key".to_owned(),
-        WcStatus::RemInvReqErr => "the peer found the request illegal".to_owned(),
-        WcStatus::RemOpErr => "the peer could not execute the request, for a reason of its own".to_owned(),
-        WcStatus::LocLenErr if failure.service == Service::Ud => {
-            "a message is longer than its receive less the 40 bytes of the GRH, or a send than the path MTU".to_owned()
+        (WcStatus::RnrRetryExcErr, ..) => {
+            let retries = retries(attr.rnr_retry);
+            format!("the peer answered that it had no receive posted, also after {retries} (rnr_retry)")
         }
-        WcStatus::LocLenErr => "a message is longer than the receive that was posted for it".to_owned(),
-        _ => "see man ibv_poll_cq".to_owned(),
+        (WcStatus::RemAccessErr, ..) => {
+            "the peer answered that the remote key, its range or its rights do not allow this; which is not known"
+                .to_owned()
+        }
+        (WcStatus::LocAccessErr, ..) => {
+            "a WRITE with immediate data of the peer was refused: its key, its range or its rights do not allow it"
+                .to_owned()
+        }
+        (WcStatus::RemInvReqErr, ..) => "the peer answered that the request is illegal; why is not known".to_owned(),
+        (WcStatus::RemOpErr, ..) => {
+            "the peer answered that it could not execute the request; why is not known".to_owned()
+        }
+        (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
+            let most = failure.port_mtu;
+            format!("the message is longer than the MTU of the port, {most} bytes; a datagram is one packet")
+        }
+        (WcStatus::LocLenErr, Service::Ud, Side::Recv) => {
+            "the datagram does not fit into its receive, of which the first 40 bytes are for the GRH".to_owned()
+        }
+        (WcStatus::LocLenErr, Service::Rc | Service::XrcIni, Side::Send) => {
+            "the list of an atomic has to have 8 bytes".to_owned()
+        }
+        (WcStatus::LocLenErr, _, Side::Recv) => {
+            "the message is longer than the receive that was posted for it".to_owned()
+        }
+        (WcStatus::LocQpOpErr, ..) if attr.max_rd_atomic == 0 => {
+            "max_rd_atomic of the queue pair is 0, so it does no READs and atomics".to_owned()
+        }
+        (WcStatus::LocLenErr, Service::Raw, Side::Send) => {
+            "the frame is shorter than an Ethernet header, or longer than a frame can be".to_owned()
+        }
+        _ => "why is not known".to_owned(),
     }
 }
 
-const fn advice(status: WcStatus) -> &'static str {
+fn general_advice(failure: &Failure<'_>) -> String {
+    const MUTE: &str = "; the peer's process on this host gives no reasons: start it with `roxe run --explain` too";
+    const FAR: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
+                       (`roxe run --capture FILE`, `roxe dump FILE`) to see what arrived";
+    let Failure { side, service, .. } = failure;
+    let status = failure.cqe.status;
+    match (status, service, side) {
+        (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
+            "send shorter datagrams; ibv_query_port has the MTU as active_mtu".to_owned()
+        }
+        (WcStatus::LocLenErr, Service::Ud, Side::Recv) => {
+            "post receives that are 40 bytes longer than the longest datagram".to_owned()
+        }
+        (WcStatus::LocLenErr, Service::Rc | Service::XrcIni, Side::Send) => {
+            "give the atomic a list of 8 bytes".to_owned()
+        }
+        (WcStatus::LocQpOpErr, ..) => "set max_rd_atomic (IBV_QP_MAX_QP_RD_ATOMIC) on the way to RTS".to_owned(),
+        _ => {
+            let is_remote = matches!(
+                status,
+                WcStatus::RetryExcErr
+                    | WcStatus::RnrRetryExcErr
+                    | WcStatus::RemAccessErr
+                    | WcStatus::RemInvReqErr
+                    | WcStatus::RemOpErr
+            );
+            let more = match failure.is_mute {
+                _ if !is_remote => "",
+                true => MUTE,
+                false => FAR,
+            };
+            advice(status).to_owned() + more
+        }
+    }
+}
+
+fn retries(count: u8) -> String {
+    if count == 1 { "1 retry".to_owned() } else { format!("{count} retries") }
+}
+
+/// What to look at when a request ends with `status`.
+pub const fn advice(status: WcStatus) -> &'static str {
     match status {
         WcStatus::RetryExcErr => {
-            "see that the peer's queue pair exists, is in RTR or RTS, names this one as dest_qp_num, and that both ends \
-             agree on GIDs, PSNs and path_mtu"
+            "compare dest_qp_num, GIDs, PSNs and path_mtu of both ends; the peer has to be in RTR or RTS"
         }
         WcStatus::RnrRetryExcErr => {
             "post receives before the peer sends, or set rnr_retry to 7 (for ever) and a suitable min_rnr_timer"
@@ -223,24 +395,14 @@ const fn advice(status: WcStatus) -> &'static str {
         WcStatus::RemInvReqErr => {
             "compare the operation with qp_access_flags, max_dest_rd_atomic and receive sizes there"
         }
-        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the regions here",
-        WcStatus::LocLenErr => "post receives that are long enough; on UD 40 bytes longer than the message",
-        _ => "look at the first failure of this queue pair; the others follow from it",
-    }
-}
-
-/// What was met when a list or a remote key was used.
-pub fn memory(what: &str, key: u32, (addr, len): (u64, u64), access: Access, error: MemError) -> String {
-    let range = format!("{len} bytes at {addr:#x} under {what} {key:#x}");
-    match error {
-        MemError::BadKey => format!("{range}: there is no region or window with this key (any more)"),
-        MemError::WrongDomain => format!("{range}: the key belongs to another protection domain than the queue pair"),
-        MemError::Access => {
-            let flags: Vec<_> = access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
-            format!("{range}: the region does not grant {}", flags.join(" and "))
+        WcStatus::RemOpErr => {
+            "register the memory of receives with IBV_ACCESS_LOCAL_WRITE in the domain of the queue pair, and keep all \
+             memory mapped"
         }
-        MemError::Range => format!("{range}: not all of it is inside the region"),
-        MemError::Fault => format!("{range}: the memory is not mapped any more"),
+        WcStatus::LocAccessErr => "see why the request of the peer failed",
+        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the regions here",
+        WcStatus::LocLenErr => "post receives that are long enough",
+        _ => "see man ibv_poll_cq, and what happened before with `roxe run --explain`",
     }
 }
 
@@ -274,6 +436,8 @@ fn say(text: &str, more: &str) {
     let mut told = TOLD.lock();
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
+        // Several processes write to one terminal.
+        let text = text.replacen("roxe: ", &format!("roxe: process {}: ", std::process::id()), 1);
         // Under the lock, so that no text is torn by another one. Nobody else can be told.
         standard_error::write(&format!("{text}{more}"));
     }
@@ -283,21 +447,44 @@ fn say(text: &str, more: &str) {
 mod tests {
     use super::*;
 
-    fn failure(attr: &QpAttr, status: WcStatus, peer: &[&str]) -> String {
+    fn failure(attr: &QpAttr, (service, side): (Service, Side), status: WcStatus, cause: Option<&str>) -> String {
         let cqe = Cqe { wr_id: 7, status, ..Cqe::default() };
-        let peer = peer.iter().map(|said| (*said).to_owned()).collect();
-        let (qpn, service, side) = (Qpn::new(0x11), Service::Rc, Side::Send);
-        line(&Failure { qpn, service, attr, side, cqe: &cqe, local: None, peer, history: Vec::new() })
+        let cause = cause.map(|text| Cause { text: text.to_owned(), advice: String::new() });
+        let (qpn, is_mute, port_mtu) = (Qpn::new(0x11), true, 1024);
+        let (others, history) = (Vec::new(), Vec::new());
+        let failure = Failure { qpn, service, attr, side, cqe: &cqe, cause, others, is_mute, port_mtu, history };
+        let cause = failure.cause.clone().unwrap_or_else(|| general(&failure));
+        let mut text = line(&failure, &cause);
+        details(&failure, &cause, &mut text);
+        text
     }
 
     #[test]
-    fn the_line_names_both_ends_the_request_and_the_cause() {
+    fn line_names_both_ends_the_request_and_the_cause() {
         let attr = QpAttr { dest_qpn: Qpn::new(0x22), retry_cnt: 3, ..QpAttr::default() };
-        let text = failure(&attr, WcStatus::RetryExcErr, &[]);
-        for part in ["SEND with wr_id 0x7", "0x000011", "0x000022", "(12)", "no answer came after 3 retries"] {
+        let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, None);
+        for part in ["SEND with wr_id 7 ", "0x000011 (RC)", "0x000022", "(12)", "no answer came after 3 retries"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(failure(&attr, WcStatus::RetryExcErr, &["it is in ERR"]).ends_with(": it is in ERR\n"));
+        let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, Some("it is in ERR"));
+        assert!(text.contains(": it is in ERR\n") && !text.contains("no answer"), "{text}");
+    }
+
+    #[test]
+    fn unknown_cause_is_called_unknown_with_a_way_to_find_out() {
+        let attr = QpAttr::default();
+        for status in [WcStatus::RetryExcErr, WcStatus::RemAccessErr, WcStatus::RemInvReqErr, WcStatus::RemOpErr] {
+            let text = failure(&attr, (Service::Rc, Side::Send), status, None);
+            assert!(text.contains("not known") && text.contains("gives no reasons: start it with"), "{text}");
+        }
+    }
+
+    #[test]
+    fn datagram_length_error_has_the_cause_of_its_side() {
+        let attr = QpAttr::default();
+        let of = |side| failure(&attr, (Service::Ud, side), WcStatus::LocLenErr, None);
+        assert!(of(Side::Send).contains("MTU of the port, 1024 bytes") && !of(Side::Send).contains("receive"));
+        assert!(of(Side::Recv).contains("40 bytes are for the GRH") && !of(Side::Recv).contains("MTU"));
     }
 
     #[test]
@@ -311,11 +498,5 @@ mod tests {
         abandon();
         drop(owed);
         assert!(is_paid_within(Duration::ZERO));
-    }
-
-    #[test]
-    fn a_missing_right_is_named_as_the_flag_to_add() {
-        let text = memory("rkey", 5, (0x1000, 8), Access::REMOTE_WRITE, MemError::Access);
-        assert_eq!(text, "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE");
     }
 }

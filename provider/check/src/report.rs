@@ -8,7 +8,7 @@ pub(crate) mod file;
 mod junit;
 mod sarif;
 
-use crate::rule::Rule;
+use crate::rule::{Rule, Severity};
 use crate::stack::{Frame, Stack};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -20,6 +20,7 @@ const CALLS: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) rule: Rule,
+    pub(crate) severity: Severity,
     sentence: String,
     facts: Vec<(&'static str, String)>,
     stacks: Vec<(&'static str, Stack)>,
@@ -36,7 +37,19 @@ pub(crate) struct Named {
 impl Report {
     /// What happened, in one sentence that names the objects.
     pub(crate) fn new(rule: Rule, sentence: impl Into<String>) -> Self {
-        Self { rule, sentence: sentence.into(), facts: vec![], stacks: vec![], advice: String::new() }
+        Self {
+            rule,
+            severity: rule.severity(),
+            sentence: sentence.into(),
+            facts: vec![],
+            stacks: vec![],
+            advice: String::new(),
+        }
+    }
+
+    /// Less wrong than what the rule finds else: wrong on some cards only.
+    pub(crate) fn warned(self) -> Self {
+        Self { severity: Severity::Warning, ..self }
     }
 
     /// Something that belongs to it: a label and its value.
@@ -82,8 +95,8 @@ impl Named {
 
     /// For people.
     pub(crate) fn text(&self) -> String {
-        let Report { rule, sentence, facts, advice, .. } = &self.report;
-        let mut text = format!("roxe: {} [{rule}]: {sentence}\n", rule.severity());
+        let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
+        let mut text = format!("roxe: {severity} [{rule}]: {sentence}\n");
         let mut line = |label: &str, value: &str| {
             let _ = writeln!(text, "    {label:<14} {value}");
         };
@@ -102,7 +115,7 @@ impl Named {
 
     /// For programs: one object.
     pub(crate) fn json(&self) -> Value {
-        let Report { rule, sentence, facts, advice, .. } = &self.report;
+        let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
         let facts: serde_json::Map<_, _> =
             facts.iter().map(|(label, value)| ((*label).to_owned(), json!(value))).collect();
         let calls = |frames: &[Frame]| -> Vec<Value> {
@@ -113,7 +126,7 @@ impl Named {
             self.stacks.iter().map(|(label, frames)| json!({"what": label, "calls": calls(frames)})).collect();
         json!({
             "rule": rule.name(),
-            "severity": rule.severity().to_string(),
+            "severity": severity.to_string(),
             "process": std::process::id(),
             "message": sentence,
             "facts": facts,
@@ -129,7 +142,7 @@ mod tests {
     use super::*;
 
     fn report() -> Named {
-        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (Rc)");
+        let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("queue pair", "queue pair 0x00011 (RC)");
         let frame = Frame { function: "send_all".into(), file: Some("a.c".into()), line: Some(12) };
         Named { report: report.advice("Register it again."), stacks: vec![("posted at", vec![frame])] }
     }
@@ -139,7 +152,7 @@ mod tests {
         let text = report().text();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "roxe: error [key-stale]: The key 0x7 is dead.");
-        assert_eq!(lines[1], "    queue pair     queue pair 0x00011 (Rc)");
+        assert_eq!(lines[1], "    queue pair     queue pair 0x00011 (RC)");
         assert_eq!(lines[2], "    posted at      send_all (a.c:12)");
         assert_eq!(lines[3], "    what to do     Register it again.");
         assert!(lines[4].contains("ibv_dereg_mr"), "{text}");
@@ -150,12 +163,12 @@ mod tests {
         let json = report().json();
         assert_eq!((&json["rule"], &json["severity"]), (&json!("key-stale"), &json!("error")));
         assert_eq!(json["stacks"][0]["calls"][0]["line"], json!(12));
-        assert_eq!(json["facts"]["queue pair"], json!("queue pair 0x00011 (Rc)"));
+        assert_eq!(json["facts"]["queue pair"], json!("queue pair 0x00011 (RC)"));
     }
 
     #[test]
     fn functions_files_and_objects_are_what_suppressions_see() {
         let words: Vec<_> = report().words().collect();
-        assert_eq!(words, ["send_all", "a.c", "queue pair 0x00011 (Rc)"]);
+        assert_eq!(words, ["send_all", "a.c", "queue pair 0x00011 (RC)"]);
     }
 }

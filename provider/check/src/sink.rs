@@ -49,7 +49,7 @@ impl Sink {
             self.suppressed += 1;
             return;
         }
-        self.errors += u64::from(rule.severity() == Severity::Error);
+        self.errors += u64::from(named.report.severity == Severity::Error);
         let printed = self.printed.entry(rule).or_default();
         *printed += 1;
         if *printed > LIMIT {
@@ -70,7 +70,8 @@ impl Sink {
         }
         let repeated: u64 = self.seen.values().map(|count| count - 1).sum();
         let unprinted: u32 = self.printed.values().map(|printed| printed.saturating_sub(LIMIT)).sum();
-        let mut text = format!("roxe: {reports} reports of the checker on process {}", std::process::id());
+        let what = if reports == 1 { "report" } else { "reports" };
+        let mut text = format!("roxe: {reports} {what} of the checker on process {}", std::process::id());
         for (count, what) in
             [(repeated, "repeated"), (unprinted.into(), "beyond ten of one rule"), (self.suppressed, "suppressed")]
         {
@@ -101,7 +102,7 @@ mod tests {
         let mut sink = sink("all", "");
         (0..3).for_each(|_| sink.take(Report::new(Rule::KeyStale, "x")));
         let text = sink.summary().unwrap();
-        assert!(text.contains(" 1 reports") && text.contains("2 repeated"), "{text}");
+        assert!(text.contains(" 1 report of") && text.contains("2 repeated"), "{text}");
         assert!(sink.fails());
     }
 

@@ -5,6 +5,7 @@
 //! optional. Pure.
 
 use crate::report::Named;
+use crate::rule::Rule;
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,9 @@ fn parse(line: &str) -> Result<Suppression, String> {
         return Err("the reason behind the # is empty".to_owned());
     }
     match what.split_whitespace().collect::<Vec<_>>()[..] {
+        [rule, _] if !Rule::ALL.iter().any(|known| matches(rule, known.name())) => {
+            Err(format!("there is no rule '{rule}'; `roxe rules` lists them"))
+        }
         [rule, pattern] => Ok(Suppression { rule: rule.to_owned(), pattern: pattern.to_owned() }),
         _ => Err(format!("'{}' is not a rule and a pattern", what.trim())),
     }
@@ -85,8 +89,12 @@ mod tests {
     fn a_line_needs_a_rule_a_pattern_and_a_reason() {
         let good = Suppressions::parse("# known\n\nleak *ucp_init* # freed by the system\n").unwrap();
         assert_eq!(good.0, [Suppression { rule: "leak".into(), pattern: "*ucp_init*".into() }]);
-        for (text, part) in [("leak x", "line 1: there is no reason"), ("\nleak x #", "line 2"), ("leak # x", "'leak'")]
-        {
+        for (text, part) in [
+            ("leak x", "line 1: there is no reason"),
+            ("\nleak x #", "line 2"),
+            ("leak # x", "'leak'"),
+            ("leek x # y", "no rule 'leek'"),
+        ] {
             let error = Suppressions::parse(text).unwrap_err();
             assert!(error.contains(part), "{error}");
         }

@@ -295,7 +295,7 @@ pub(crate) fn describe(made: &Made) -> String {
         Made::Channel { .. } => "completion channel".to_owned(),
         Made::Cq { capacity, .. } => format!("completion queue of {capacity} entries"),
         Made::Srq { max_wr, .. } => format!("shared receive queue of {max_wr} requests"),
-        Made::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({service:?})", qpn.get()),
+        Made::Qp(Pair { qpn, service, .. }) => format!("queue pair {:#08x} ({})", qpn.get(), service.name()),
         Made::Mr(Memory { lkey, rkey, addr, length, .. }) => {
             let keys = if lkey == rkey { format!("key {lkey:#x}") } else { format!("lkey {lkey:#x}, rkey {rkey:#x}") };
             format!("region of {length} bytes at {addr:#x} ({keys})")

@@ -127,6 +127,11 @@ impl CompChannel {
         &self.engines
     }
 
+    /// Returns true if no event waits.
+    pub(crate) fn has_no_events(&self) -> bool {
+        self.events.is_empty()
+    }
+
     /// Names it in what the checker is told.
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()

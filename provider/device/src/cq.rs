@@ -5,6 +5,7 @@
 //! channel and the engine.
 
 mod moderation;
+mod slept_on;
 mod state;
 mod weak;
 
@@ -14,6 +15,7 @@ use crate::comp_channel::CompChannel;
 use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
+use crate::sleepers::{Sleeper, sleepers};
 use crate::unpolled::{Entry, Unpolled};
 use moderation::Verdict;
 use roxe_base::error::Error;
@@ -21,13 +23,15 @@ use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
-use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_check::explain::{self, Cause};
+use roxe_check::{Event, Made, Tracked, is_checking, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
+use slept_on::{LONG, SleptOn, Watched};
 use state::{Armed, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,7 +86,7 @@ impl Context {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
             let vector = init.comp_vector;
-            return Err(Error::invalid(format!("completion vector {vector} does not exist; use 0")));
+            return Err(Error::invalid(format!("comp_vector {vector} does not exist; the device has vector 0")));
         }
         let quota = self.device().quotas().cqs.take()?;
         let ring = VecDeque::with_capacity(capacity.min(FIRST_ENTRIES));
@@ -166,6 +170,7 @@ impl Cq {
     #[inline(never)]
     fn look_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
         let held = state.ring.len();
+        state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
         *verdict = state.show(shown);
         state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
@@ -178,8 +183,14 @@ impl Cq {
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         // With moderation an event may stand for several completions, or come late.
-        let is_plain = || self.state.lock().moderator.rule == Moderation::default();
-        tell(|| Event::Armed { cq: self.id, any: !solicited_only && is_plain() });
+        let look = || {
+            let state = self.state.lock();
+            (state.moderator.rule == Moderation::default(), state.missed())
+        };
+        tell(|| {
+            let (is_plain, missed) = look();
+            Event::Armed { cq: self.id, any: !solicited_only && is_plain, missed }
+        });
         let mut state = self.state.lock();
         // clause: CQ-ARM
         state.armed = match state.armed {
@@ -217,7 +228,7 @@ impl Cq {
 
     /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
     pub fn destroy(&self) -> Result<(), Error> {
-        let unused = self.uses.check_unused("completion queue", "queue pairs");
+        let unused = self.uses.check_unused("completion queue", "send and receive queues of queue pairs");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
         // First no new events, then forget the old ones.
@@ -256,7 +267,18 @@ impl Cq {
         // clause: CQ-OVERRUN
         if state.ring.len() >= state.capacity && !state.ignore_overrun {
             state.overrun = true;
+            let capacity = state.capacity;
             drop(state);
+            explain::happened(|| Cause {
+                text: format!(
+                    "a completion queue overran: it has {capacity} entries, all unpolled, and the completion of wr_id {} \
+                     of queue pair {:#08x} found no place (IBV_EVENT_CQ_ERR)",
+                    cqe.wr_id,
+                    cqe.qpn.get()
+                ),
+                advice: "create the queue with room for all requests of its queue pairs (cqe), or poll it in time"
+                    .into(),
+            });
             tell(|| Event::Overrun { cq: self.id });
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
@@ -279,6 +301,9 @@ impl Cq {
     #[inline(never)]
     fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
         self.tell_held(state);
+        if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
+            state.slept_on = Some(SleptOn::begin(Weak::clone(&self.me) as _));
+        }
         if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
             return state.fires(cqe);
         }
@@ -363,6 +388,34 @@ impl Deadline for Cq {
     }
 }
 
+impl Watched for Cq {
+    fn look(&self) -> Option<Instant> {
+        let channel = self.channel.as_ref()?;
+        let (now, due) = {
+            let mut state = self.state.lock();
+            if state.ring.is_empty() {
+                state.slept_on = None;
+                return None;
+            }
+            (clock::now(), state.polled_at.after(LONG))
+        };
+        if now < due {
+            return Some(due);
+        }
+        // One that has an event to take does not sleep, or waits for an edge: see `unread`.
+        if channel.has_no_events() {
+            for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
+                tell(|| Event::Sleeps { cq: self.id, thread, call });
+            }
+        }
+        Some(now.after(LONG))
+    }
+
+    fn wait(&self, at: Instant, deadline: Weak<dyn Deadline>) {
+        self.engine().add_deadline(at, deadline);
+    }
+}
+
 impl Drop for Cq {
     fn drop(&mut self) {
         // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op
@@ -373,7 +426,7 @@ impl Drop for Cq {
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
     let most = limits::in_force().max_cqe;
-    let wrong = || Error::invalid(format!("a completion queue takes 1 to {most} entries, not {cqe}"));
+    let wrong = || Error::invalid(format!("cqe is {cqe}; a completion queue takes 1 to {most} entries"));
     if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
 }
 

@@ -91,6 +91,7 @@ mod pd;
 mod qp;
 mod remote_targets;
 mod runtime;
+mod sleepers;
 mod srq;
 #[cfg(test)]
 #[allow(unsafe_code)]

@@ -15,6 +15,7 @@ use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_TM_SGE};
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_check::explain::because;
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_net::forward::XrcRequestId;
 use roxe_transport::qp::{Outcome, PostError};
@@ -182,7 +183,7 @@ impl Srq {
         let most = limits::in_force().max_srq_sge;
         if attr.max_sge > most {
             let n = attr.max_sge;
-            return Err(Error::invalid(format!("{n} elements per request; the device takes {most}")));
+            return Err(Error::invalid(format!("max_sge is {n}; the device takes at most {most}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
         held.extend([pd.hold(), pd.context().device().quotas().srqs.take()?]);
@@ -244,10 +245,14 @@ impl Srq {
         let mut state = self.state.lock();
         let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);
         if count > state.attr.max_sge {
-            return Err(PostError::TooManySges);
+            let (error, most) = (PostError::TooManySges, state.attr.max_sge);
+            because(|| format!("{error}: num_sge is {count}, max_sge of the shared receive queue is {most}"));
+            return Err(error);
         }
         if state.len() >= state.attr.max_wr {
-            return Err(PostError::QueueFull);
+            let (error, most) = (PostError::QueueFull, state.attr.max_wr);
+            because(|| format!("{error}: max_wr of the shared receive queue is {most}"));
+            return Err(error);
         }
         state.requests.push_back((request.wr_id, count));
         state.sges.extend(request.sges);
@@ -316,6 +321,11 @@ impl Srq {
         self.id
     }
 
+    /// The number that its creator gave it; in C the low half is its `handle`.
+    pub(crate) fn user(&self) -> u64 {
+        self.user
+    }
+
     /// Registers one queue pair as a user.
     pub(crate) fn hold(&self) -> Use {
         self.uses.hold()
@@ -332,14 +342,14 @@ impl Drop for Srq {
 fn check_size(max_wr: u32) -> Result<(), Error> {
     let most = limits::in_force().max_srq_wr;
     if max_wr == 0 || max_wr > most {
-        return Err(Error::invalid(format!("a shared receive queue takes 1 to {most} requests, not {max_wr}")));
+        return Err(Error::invalid(format!("max_wr is {max_wr}; a shared receive queue takes 1 to {most} requests")));
     }
     Ok(())
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {
     if limit > max_wr {
-        return Err(Error::invalid(format!("the limit {limit} is greater than the size {max_wr}")));
+        return Err(Error::invalid(format!("srq_limit is {limit}; accepted is max_wr, {max_wr}, at most")));
     }
     Ok(())
 }

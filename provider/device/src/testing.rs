@@ -38,3 +38,36 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
     // SAFETY: one entry, which outlives the call; it does not wait.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
+
+/// Sleeps in `poll` until `fd`, and not another descriptor, is readable.
+pub(crate) fn sleep_in_poll(fd: RawFd) {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut entries = [entry(-1), entry(fd)];
+    // SAFETY: two entries, which outlive the call.
+    assert_eq!(unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) }, 1);
+}
+
+/// Sleeps in `select` until `fd` is readable.
+pub(crate) fn sleep_in_select(fd: RawFd) {
+    let none = std::ptr::null_mut();
+    // SAFETY: a set is plain bytes; `fd` is below FD_SETSIZE; the set outlives the call, to which
+    // the others are not given.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::FD_ZERO(&raw mut set);
+        libc::FD_SET(fd, &raw mut set);
+        assert_eq!(libc::select(fd + 1, &raw mut set, none, none, std::ptr::null_mut()), 1);
+    }
+}
+
+/// Sleeps in `epoll_wait` until `fd` is readable.
+pub(crate) fn sleep_in_epoll(fd: RawFd) {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: descriptors of this thread, and an event that outlives the calls.
+    unsafe {
+        let set = libc::epoll_create1(0);
+        assert_eq!(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);
+        assert_eq!(libc::epoll_wait(set, &raw mut event, 1, -1), 1);
+        libc::close(set);
+    }
+}

@@ -7,11 +7,12 @@ use crate::engine::Engine;
 use crate::gsi::packet_of;
 use crate::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
-use roxe_net::probe::{Probe, source_towards};
+use roxe_net::probe::{Probe, is_broadcast, source_towards};
 use roxe_transport::cm::Route;
 use roxe_wire::cm::{CommId, Drep, Mad, PrivateData, TransactionId, gsi_header};
 use roxe_wire::{NetHeader, Psn};
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// How long the network's answer may take to come. Where it has a long way to come it is missed.
@@ -32,9 +33,9 @@ impl Engine {
         })
     }
 
-    /// What keeps packets from the end of `route`, in words. Waits for a moment: for a user who
-    /// wants explanations only.
-    pub fn why_unreachable(&self, route: Route) -> Option<String> {
+    /// What keeps packets from the end of `route`, in words. `asked` is a probe of some time ago.
+    /// Waits for a moment: for a user who wants explanations only.
+    pub fn why_unreachable(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
         let name = self.adapter().netdev();
         match Netdev::find(self.ifindex()) {
             Ok(Some(netdev)) if !netdev.up => {
@@ -43,7 +44,7 @@ impl Engine {
             Ok(None) => return Some(format!("the interface {name} is gone")),
             _ => {}
         }
-        self.other_way(route).or_else(|| self.answer_of_network(route))
+        self.other_way(route).or_else(|| self.answer_of_network(route, asked)).or_else(|| self.silent_neighbour(route))
     }
 
     /// The peer is behind another interface.
@@ -55,10 +56,21 @@ impl Engine {
             .then(|| format!("the way to {peer} leads over {way}, and this device is {own}: set ROXE_NETDEV={way}"))
     }
 
-    fn answer_of_network(&self, route: Route) -> Option<String> {
-        let answer = match self.probe(route) {
-            Ok(probe) => probe.wait_for_answer(PATIENCE)?,
-            Err(e) => e,
+    /// The peer, or the router towards it, does not answer the question for its Ethernet address.
+    fn silent_neighbour(&self, route: Route) -> Option<String> {
+        let (peer, own) = (route.remote.to_ip(), self.adapter().netdev());
+        is_silent_neighbour(&std::fs::read_to_string("/proc/net/arp").ok()?, peer, own)
+            .then(|| format!("no host on {own} answers that it has {peer} (ARP): the host is down or not on this link"))
+    }
+
+    fn answer_of_network(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
+        // A host answers a few packets in a second only, so an answer that came counts.
+        let answer = match asked.and_then(Probe::answer) {
+            Some(answer) => answer,
+            None => match self.probe(route) {
+                Ok(probe) => probe.wait_for_answer(PATIENCE)?,
+                Err(e) => e,
+            },
         };
         let peer = route.remote.to_ip();
         match answer.raw_os_error()? {
@@ -68,10 +80,36 @@ impl Engine {
             libc::EHOSTUNREACH | libc::ENETUNREACH => {
                 Some(format!("the network answers that {peer} cannot be reached"))
             }
+            libc::EACCES if is_broadcast(route.remote) => {
+                Some(format!("{peer} is a broadcast address, which no queue pair can have as its GID"))
+            }
             libc::EACCES | libc::EPERM => {
                 Some(format!("a firewall does not let packets to UDP port 4791 of {peer} pass"))
             }
             _ => None,
         }
+    }
+}
+
+/// Returns true if `table` (`man 7 arp`) has `peer` without an Ethernet address on this interface.
+fn is_silent_neighbour(table: &str, peer: IpAddr, interface: &str) -> bool {
+    table.lines().any(|line| {
+        let columns: Vec<_> = line.split_ascii_whitespace().collect();
+        matches!(columns[..], [ip, _, "0x0", _, _, on] if on == interface && ip.parse() == Ok(peer))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbour_without_address_is_silent() {
+        let table = "IP address HW type Flags HW address Mask Device\n\
+                     192.0.2.2 0x1 0x2 02:00:00:00:00:02 * near\n\
+                     192.0.2.3 0x1 0x0 00:00:00:00:00:00 * near\n";
+        let is_silent = |last, interface| is_silent_neighbour(table, [192, 0, 2, last].into(), interface);
+        assert!(is_silent(3, "near"));
+        assert!(!is_silent(2, "near") && !is_silent(3, "far") && !is_silent(4, "near"));
     }
 }

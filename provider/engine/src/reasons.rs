@@ -3,9 +3,9 @@
 //!
 //! A protocol tells a sender little or nothing, and must not; but on one host both ends belong to
 //! one user. So each process has a file in the folder that only this user can enter: its first line
-//! names the process, each further one a queue pair number and a reason, or the number of a peer
-//! and why it was refused. Its lock (`man flock`) says that the process is alive. Touches these
-//! files.
+//! names the process, each further one a queue pair number and a [`Reason`], or the number of a
+//! peer and why it was refused. Its lock (`man flock`) says that the process is alive. Touches
+//! these files.
 
 use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
@@ -13,9 +13,11 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_check::explain::explains;
 use roxe_net::named;
 use roxe_net::runtime_dir::common_dir;
-use roxe_net::slot::Slot;
-use roxe_wire::Qpn;
+use roxe_net::slot::{Slot, is_owned};
+use roxe_transport::wr::WcStatus;
+use roxe_wire::{Psn, Qpn};
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -101,10 +103,55 @@ fn open(ifindex: u32, slot: Slot) -> io::Result<Own> {
     Ok(Own { ifindex, slot, path, file })
 }
 
+/// Why a responder did not take a packet, and what a requester needs to judge that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// The status with which the request ends because of it.
+    pub status: WcStatus,
+    /// `dest_qp_num` and `rq_psn` of the responder, if the reason may lie in them.
+    pub expects: Option<(Qpn, Psn)>,
+    /// The reason in words.
+    pub text: String,
+    /// What to change.
+    pub advice: String,
+}
+
+impl Reason {
+    /// From the words of a line behind the queue pair number.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.splitn(4, ' ');
+        let mut number = || u32::from_str_radix(words.next()?, 16).ok();
+        let (status, qpn, psn) = (number()?, number()?, number()?);
+        let status = STATUSES.into_iter().find(|known| *known as u32 == status)?;
+        let (text, advice) = words.next()?.split_once(SEPARATOR)?;
+        let expects = (qpn != 0).then(|| (Qpn::new(qpn), Psn::new(psn)));
+        Some(Self { status, expects, text: text.to_owned(), advice: advice.to_owned() })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (qpn, psn) = self.expects.map_or((0, 0), |(qpn, psn)| (qpn.get(), psn.get()));
+        write!(f, "{:x} {qpn:x} {psn:x} {}{SEPARATOR}{}", self.status as u32, self.text, self.advice)
+    }
+}
+
+/// Between a reason and its advice.
+const SEPARATOR: char = '\t';
+
+/// The statuses that a responder can be the reason of.
+const STATUSES: [WcStatus; 5] = [
+    WcStatus::RemInvReqErr,
+    WcStatus::RemAccessErr,
+    WcStatus::RemOpErr,
+    WcStatus::RetryExcErr,
+    WcStatus::RnrRetryExcErr,
+];
+
 /// A packet for `qpn`, which is or would be in this process, was not taken. Nothing is put together
-/// unless somebody may ask for the `reason`.
-pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> Option<String>) {
-    write(ifindex, Some(Slot::of(qpn)), || Some((format!("{:x}", qpn.get()), reason()?)));
+/// unless a peer may ask for the `reason`.
+pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> Option<Reason>) {
+    write(ifindex, Some(Slot::of(qpn)), || Some((format!("{:x}", qpn.get()), reason()?.to_string())));
 }
 
 /// This process has refused to connect to the queue pair `peer`, and its program does not know.
@@ -148,28 +195,46 @@ pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
     files.filter_map(|file| fs::read_to_string(file.path()).ok()).find_map(reason)
 }
 
-/// What the process that owns `qpn` on this host, an address of which its address is, has to say of
-/// packets for it: the last thing last.
-pub fn of(ifindex: u32, qpn: Qpn) -> Vec<String> {
+/// What is known of the process that owns a queue pair number on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// No process has the numbers.
+    None,
+    /// A process has them and writes no reasons: its explanations are off.
+    Mute,
+    /// The process runs and writes down its reasons.
+    Running,
+    /// The process with this number was killed.
+    Dead(String),
+    /// The process with this number is stopped.
+    Stopped(String),
+}
+
+/// The process of this host that owns `qpn`, and its last reasons for not taking packets for it
+/// that end in `status`, the newest last.
+pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     let slot = Slot::of(qpn);
     let read = path(ifindex, slot).and_then(|path| Ok((fs::read_to_string(&path)?, File::open(&path)?)));
     let Ok((text, file)) = read else {
-        return vec![format!("no process of this user on this host has the queue pair {:#x}", qpn.get())];
+        return (if is_owned(ifindex, slot) { Owner::Mute } else { Owner::None }, Vec::new());
     };
     let (process, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let mut said: Vec<String> = lines
+    let mut said: Vec<_> = lines
         .lines()
         .filter_map(|line| line.split_once(' '))
         .filter(|(number, _)| u32::from_str_radix(number, 16) == Ok(qpn.get()))
-        .map(|(_, reason)| reason.to_owned())
+        .filter_map(|(_, reason)| Reason::parse(reason))
+        .filter(|reason| reason.status == status)
         .collect();
     said.drain(..said.len().saturating_sub(TOLD));
-    if file.try_lock_shared().is_ok() {
-        said.push(format!("process {process}, which had the queue pair {:#x}, has died", qpn.get()));
-    } else if is_stopped(process) {
-        said.push(format!("process {process}, which has the queue pair {:#x}, is stopped", qpn.get()));
-    }
-    said
+    let owner = match () {
+        // The file of a process that died is another one's by now, which has explanations off.
+        () if file.try_lock_shared().is_ok() && is_owned(ifindex, slot) => return (Owner::Mute, Vec::new()),
+        () if file.try_lock_shared().is_ok() => Owner::Dead(process.to_owned()),
+        () if is_stopped(process) => Owner::Stopped(process.to_owned()),
+        () => Owner::Running,
+    };
+    (owner, said)
 }
 
 /// Whether a process is stopped by a signal or a debugger (`man proc_pid_stat`).
@@ -200,6 +265,7 @@ pub fn abandon() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_net::slot::SlotSocket;
     use std::process::Command;
     use std::time::SystemTime;
 
@@ -208,26 +274,48 @@ mod tests {
         0x4000_0000 | std::process::id() << 4 | number
     }
 
-    #[test]
-    fn a_queue_pair_of_nobody_is_said_to_be_nobodys() {
-        let said = of(nowhere(0), Qpn::new(0x123_456));
-        assert!(said.len() == 1 && said[0].contains("no process") && said[0].contains("0x123456"), "{said:?}");
+    const STATUS: WcStatus = WcStatus::RetryExcErr;
+
+    fn reason(status: WcStatus, number: u32) -> Reason {
+        let expects = (number & 1 == 0).then(|| (Qpn::new(0x22), Psn::new(0x33)));
+        Reason { status, expects, text: format!("reason {number}"), advice: "change it".to_owned() }
     }
 
     #[test]
-    fn a_process_is_seen_to_be_alive_by_its_lock_and_its_last_reasons_are_told() {
+    fn numbers_of_no_process_are_told_from_those_of_a_mute_one() {
+        let number = nowhere(0);
+        assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::None, vec![]));
+        let mute = SlotSocket::claim_one(number, Slot::new(0x123)).unwrap();
+        assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Mute, vec![]));
+        // A killed process has left its reasons, and its numbers are another one's.
+        let Own { path, mut file, .. } = open(number, Slot::new(0x123)).unwrap();
+        writeln!(file, "123456 {}", reason(STATUS, 1)).unwrap();
+        drop(file);
+        assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Mute, vec![]));
+        drop(mute);
+        assert!(matches!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Dead(_), said) if said.len() == 1));
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn reasons_of_a_running_process_are_those_of_the_status() {
         let (ifindex, slot) = (nowhere(1), Slot::new(0x321));
         let Own { path, mut file, .. } = open(ifindex, slot).unwrap();
         for number in 0..5 {
-            writeln!(file, "{:x} reason {number}", slot.qpn(7).get()).unwrap();
+            writeln!(file, "{:x} {}", slot.qpn(7).get(), reason(STATUS, number)).unwrap();
+            writeln!(file, "{:x} {}", slot.qpn(7).get(), reason(WcStatus::RnrRetryExcErr, number)).unwrap();
         }
-        writeln!(file, "{:x} of another", slot.qpn(8).get()).unwrap();
+        writeln!(file, "{:x} {}", slot.qpn(8).get(), reason(STATUS, 9)).unwrap();
         writeln!(file, "{} the backlog is full", refused(slot.qpn(7))).unwrap();
-        assert_eq!(of(ifindex, slot.qpn(7)), ["reason 2", "reason 3", "reason 4"]);
+        assert_eq!(
+            of(ifindex, slot.qpn(7), STATUS),
+            (Owner::Running, [2, 3, 4].map(|number| reason(STATUS, number)).to_vec())
+        );
+        assert_eq!(of(ifindex, slot.qpn(7), WcStatus::RemOpErr), (Owner::Running, vec![]));
         assert_eq!(of_refusal(ifindex, slot.qpn(7)).as_deref(), Some("the backlog is full"));
         assert_eq!(of_refusal(ifindex, slot.qpn(8)), None);
         drop(file);
-        assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("has died"));
+        assert_eq!(of(ifindex, slot.qpn(7), STATUS).0, Owner::Dead(std::process::id().to_string()));
         fs::remove_file(path).unwrap();
     }
 
@@ -239,7 +327,7 @@ mod tests {
         let slot = Slot::new(0x324);
         if let Ok(ifindex) = std::env::var(INSIDE) {
             let ifindex = ifindex.parse().unwrap();
-            assert!(of(ifindex, slot.qpn(7)).last().unwrap().contains("no process"));
+            assert_eq!(of(ifindex, slot.qpn(7), STATUS).0, Owner::None);
             assert_eq!(of_refusal(ifindex, slot.qpn(7)), None);
             fs::remove_file(open(ifindex, slot).unwrap().path).unwrap();
             return;
@@ -272,17 +360,16 @@ mod tests {
     fn who_was_killed_long_ago_is_forgotten_and_who_lives_is_not() {
         let ifindex = nowhere(2);
         let [alive, killed] = [0x322, 0x323].map(|slot| open(ifindex, Slot::new(slot)).unwrap());
-        let said = |slot: u16| of(ifindex, Slot::new(slot).qpn(7));
+        let owner = |slot: u16| of(ifindex, Slot::new(slot).qpn(7), STATUS).0;
         drop(killed.file);
         sweep(KEPT);
-        assert!(said(0x323).last().unwrap().contains("has died"), "not long ago");
+        assert!(matches!(owner(0x323), Owner::Dead(_)), "not long ago");
         let long_ago = SystemTime::now() - 2 * KEPT;
         for path in [&alive.path, &killed.path] {
             File::options().append(true).open(path).unwrap().set_modified(long_ago).unwrap();
         }
         sweep(KEPT);
-        assert!(said(0x323).last().unwrap().contains("no process"));
-        assert_eq!(said(0x322), [""; 0], "it lives, and has nothing to say");
+        assert_eq!((owner(0x323), owner(0x322)), (Owner::None, Owner::Running));
         fs::remove_file(alive.path).unwrap();
     }
 }

@@ -14,7 +14,7 @@ use crate::flow_control::Key;
 use crate::interceptor::Interceptor;
 use crate::progress::DRAIN_ROUNDS;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::reasons;
+use crate::reasons::{self, Reason};
 use crate::run::Run;
 use crate::rx_state::{Rx, RxState, Sources, Touched};
 use crate::table::Lookup;
@@ -26,6 +26,7 @@ use roxe_net::slot::recv_frame;
 use roxe_net::steer;
 use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
+use roxe_transport::wr::WcStatus;
 use roxe_wire::Qpn;
 use std::sync::Arc;
 
@@ -256,7 +257,9 @@ impl Engine {
     #[inline(never)]
     fn note_unknown(&self, qpn: Qpn) {
         reasons::note(self.ifindex(), qpn, || {
-            Some(format!("process {} has no queue pair {:#x} (any more)", std::process::id(), qpn.get()))
+            let text = format!("process {} has no queue pair {:#08x} (any more)", std::process::id(), qpn.get());
+            let advice = "exchange the numbers once both queue pairs exist, and destroy them when both ends are done";
+            Some(Reason { status: WcStatus::RetryExcErr, expects: None, text, advice: advice.to_owned() })
         });
     }
 

@@ -23,10 +23,10 @@ pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
     };
     let first = addr & !(page_size() - 1);
     let end = addr.checked_add(length).ok_or_else(fault)?;
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let (advice, rights) = if write { (libc::MADV_POPULATE_WRITE, "rw") } else { (libc::MADV_POPULATE_READ, "r") };
     match populate(first, end - first, advice) {
         Ok(()) => Ok(()),
-        Err(libc::EINVAL) if populate(first, 0, advice).is_err() && is_listed(&maps()?, first, end, write) => Ok(()),
+        Err(libc::EINVAL) if populate(first, 0, advice).is_err() && is_listed(&maps()?, first, end, rights) => Ok(()),
         Err(_) => Err(fault()),
     }
 }
@@ -125,18 +125,60 @@ pub fn page_size() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
+/// Marks the mappings of a region, so that [`is_still_there`] tells them from others that come in
+/// their place: by advice (`MADV_RANDOM`) that means nothing for memory that is not read from a
+/// file, and that a new mapping does not have. False if that cannot be done.
+pub fn mark(addr: u64, length: u64) -> bool {
+    let first = addr & !(page_size() - 1);
+    let Some(end) = addr.checked_add(length).filter(|_| length > 0) else { return false };
+    // SAFETY: the advice changes no contents; the kernel checks the range.
+    unsafe { libc::madvise(first as *mut c_void, (end - first) as usize, libc::MADV_RANDOM) == 0 }
+}
+
+/// Returns true if the mappings from `addr` on are those that were marked, or nobody can tell.
+pub fn is_still_there(addr: u64, length: u64) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return true };
+    let (mut reached, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
+    let mut current = None;
+    for line in maps.lines() {
+        if let Some((from, to, _)) = parse_mapping(line) {
+            current = Some((from, to));
+        } else if let (Some((from, to)), Some(flags)) = (current, line.strip_prefix("VmFlags:")) {
+            let is_marked = flags.split_ascii_whitespace().any(|flag| flag == "rr");
+            if from <= reached && reached < to && is_marked {
+                reached = to;
+            }
+        }
+    }
+    reached >= end
+}
+
+/// Why the card cannot get at `length` bytes at `addr`, which were mapped when they were
+/// registered.
+pub fn why_unusable(addr: u64, length: u64, write: bool) -> String {
+    let (first, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
+    let Ok(maps) = maps() else { return "the memory cannot be used any more".to_owned() };
+    if !is_listed(&maps, first, end, "") {
+        return "the memory is no longer mapped".to_owned();
+    }
+    match (is_listed(&maps, first, end, "r"), is_listed(&maps, first, end, "rw")) {
+        (false, _) => "the memory is mapped without PROT_READ now".to_owned(),
+        (true, false) if write => "the memory is mapped read-only now, without PROT_WRITE".to_owned(),
+        _ => "the memory is mapped, and the file behind it has become shorter".to_owned(),
+    }
+}
+
 fn maps() -> Result<String, Error> {
     std::fs::read_to_string("/proc/self/maps").map_err(|e| Error::os("cannot read /proc/self/maps", &e))
 }
 
 /// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and
-/// with the rights.
-fn is_listed(maps: &str, first: u64, end: u64, write: bool) -> bool {
+/// with `rights`, as `rw`.
+fn is_listed(maps: &str, first: u64, end: u64, rights: &str) -> bool {
     let mut reached = first;
     for line in maps.lines() {
-        let Some((from, to, rights)) = parse_mapping(line) else { continue };
-        let granted = rights.starts_with(if write { "rw" } else { "r" });
-        if from <= reached && reached < to && granted {
+        let Some((from, to, granted)) = parse_mapping(line) else { continue };
+        if from <= reached && reached < to && granted.starts_with(rights) {
             reached = to;
         }
     }
@@ -185,16 +227,38 @@ mod tests {
     }
 
     #[test]
+    fn lost_memory_is_told_from_protected_memory() {
+        let pages = Pages::new(2);
+        assert!(why_unusable(pages.addr(), PAGE, true).contains("shorter"), "nothing is wrong with it");
+        pages.protect(1, libc::PROT_READ);
+        assert!(why_unusable(pages.addr(), 2 * PAGE, true).contains("read-only"));
+        pages.protect(1, libc::PROT_NONE);
+        assert!(why_unusable(pages.addr(), 2 * PAGE, false).contains("without PROT_READ"));
+        assert!(why_unusable(0, PAGE, false).contains("no longer mapped"), "the first page never is");
+    }
+
+    #[test]
+    fn mapping_in_place_of_a_marked_one_is_noticed() {
+        let pages = Pages::new(3);
+        assert!(mark(pages.addr() + 1, 2 * PAGE) && !mark(0, 1));
+        assert!(is_still_there(pages.addr() + 1, 2 * PAGE));
+        pages.protect(1, libc::PROT_READ);
+        assert!(is_still_there(pages.addr() + 1, 2 * PAGE), "whatever its rights are");
+        pages.unmap(1, 1);
+        assert!(!is_still_there(pages.addr() + 1, 2 * PAGE));
+    }
+
+    #[test]
     fn the_list_of_mappings_says_the_same() {
         let maps = "1000-3000 rw-p 0 0:0 0\n3000-4000 r--p 0 0:0 0 /lib\n5000-6000 rw-p 0 0:0 0\n";
-        assert!(is_listed(maps, 0x1000, 0x4000, false));
-        assert!(is_listed(maps, 0x2000, 0x3000, true));
-        assert!(!is_listed(maps, 0x2000, 0x3001, true));
-        assert!(!is_listed(maps, 0x3000, 0x5001, false));
-        assert!(!is_listed(maps, 0x0, 0x1001, false));
+        assert!(is_listed(maps, 0x1000, 0x4000, "r"));
+        assert!(is_listed(maps, 0x2000, 0x3000, "rw"));
+        assert!(!is_listed(maps, 0x2000, 0x3001, "rw"));
+        assert!(!is_listed(maps, 0x3000, 0x5001, "r"));
+        assert!(!is_listed(maps, 0x0, 0x1001, "r"));
         let now = super::maps().unwrap();
         let pages = Pages::new(2);
-        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE, true));
-        assert!(!is_listed(&now, 0x1000, 0x2000, false));
+        assert!(is_listed(&super::maps().unwrap(), pages.addr(), pages.addr() + 2 * PAGE, "rw"));
+        assert!(!is_listed(&now, 0x1000, 0x2000, "r"));
     }
 }

@@ -70,6 +70,36 @@ pub enum Users {
     Nobody,
 }
 
+/// What the table of keys knows of one of them, for an explanation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFacts {
+    /// No region or window has it, and none had it last.
+    Unknown,
+    /// That of a region or window that is gone.
+    Dead,
+    /// A former key of a window, which has this one since it was bound again.
+    Rebound(u32),
+    /// That of a window that is not bound.
+    Unbound,
+    /// That of a null region.
+    Null,
+    /// That of memory.
+    Open {
+        /// True if it is that of a window.
+        is_window: bool,
+        /// True if only one queue pair may use it.
+        of_qp: bool,
+        /// Where the memory is.
+        addr: u64,
+        /// The address by which lists and peers name its first byte.
+        base: u64,
+        /// Length in bytes.
+        length: u64,
+        /// Rights that the key grants.
+        access: Access,
+    },
+}
+
 /// For whom a peer's request is executed.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach {
@@ -188,6 +218,11 @@ impl Region {
     /// Which of these rights are withheld.
     pub(crate) fn withheld(&self, access: Access) -> Access {
         Access::from_bits_retain(self.access.bits() >> WITHHELD) & USES & access
+    }
+
+    /// Every right that the key grants, withheld or not.
+    pub(crate) fn granted(&self) -> Access {
+        Access::from_bits_truncate(self.access.bits()) | self.withheld(USES)
     }
 
     /// Withholds them no longer.

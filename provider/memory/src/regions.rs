@@ -4,7 +4,7 @@
 //! Touches the application's memory through [`crate::guard`] only.
 
 use crate::guard::{self, Fault, SharedBytes, Sum};
-use crate::region::{PdId, Reach, Region};
+use crate::region::{KeyFacts, PdId, Reach, Region, Users};
 use roxe_base::lock::ShardedReadGuard;
 use roxe_base::table::Slots;
 use roxe_transport::cx::{AtomicOp, MemError};
@@ -34,6 +34,32 @@ impl Regions<'_> {
     #[inline]
     fn find(&self, key: u32) -> Result<&Region, MemError> {
         self.0.get(key).ok_or(MemError::BadKey)
+    }
+
+    /// The key that the entry has now whose key had the index of `key`.
+    pub fn key_of(&self, key: u32) -> Option<u32> {
+        self.0.key_of_slot(key)
+    }
+
+    /// What the table knows of a key, for an explanation.
+    pub fn facts(&self, key: u32) -> KeyFacts {
+        let Some(region) = self.0.get(key) else {
+            return match self.key_of(key) {
+                Some(now) if self.0.get(now).is_some_and(|entry| entry.window().is_some()) => KeyFacts::Rebound(now),
+                _ if self.0.was_last(key) => KeyFacts::Dead,
+                _ => KeyFacts::Unknown,
+            };
+        };
+        match region.users {
+            Users::Nobody => KeyFacts::Unbound,
+            Users::Null(_) => KeyFacts::Null,
+            Users::Qp(_) | Users::Peers(_) | Users::Domain(_) => {
+                let of_qp = matches!(region.users, Users::Qp(_));
+                let Region { addr, base, length, .. } = *region;
+                let is_window = region.window().is_some();
+                KeyFacts::Open { is_window, of_qp, addr, base, length, access: region.granted() }
+            }
+        }
     }
 
     /// Where the memory of a list's element is, if its region grants `access` to lists of `pd`.

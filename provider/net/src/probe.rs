@@ -10,7 +10,7 @@ use crate::udp::{bare_socket, socket_addr};
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::Socket;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -68,11 +68,21 @@ pub fn source_towards(to: Gid) -> io::Result<Gid> {
     Ok(socket.local_addr()?.ip().into())
 }
 
+/// Returns true if `to` is the broadcast address of a link: the system refuses it to a socket that
+/// has not asked for broadcasts, and to no other.
+pub fn is_broadcast(to: Gid) -> bool {
+    let IpAddr::V4(ip) = to.to_ip() else { return false };
+    let connects = |broadcasts| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.set_broadcast(broadcasts)?;
+        socket.connect((ip, ROCE_PORT))
+    };
+    connects(false).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) && connects(true).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
-
     /// An address of the loopback interface at which no test opens a card.
     const NOBODY: Ipv4Addr = Ipv4Addr::new(127, 9, 8, 7);
 
@@ -83,6 +93,13 @@ mod tests {
         let refused = probe.wait_for_answer(Duration::from_secs(10)).map(|e| e.kind());
         assert_eq!(refused, Some(io::ErrorKind::ConnectionRefused));
         assert!(probe.answer().is_none(), "it is told once");
+    }
+
+    #[test]
+    fn broadcast_address_is_told_from_others() {
+        let is_it = |ip: [u8; 4]| is_broadcast(Ipv4Addr::from(ip).into());
+        assert!(is_it([127, 255, 255, 255]) && is_it([255; 4]));
+        assert!(!is_it([127, 0, 0, 1]) && !is_it([127, 9, 8, 7]));
     }
 
     #[test]

@@ -191,7 +191,8 @@ int main(int argc, char **argv) {
     if (getenv("MISUSE_DATA"))
         replace_standard_error(getenv("MISUSE_DATA"));
     const struct misuse *tables[] = {beginner_cases, connect_cases, connection_cases, event_cases,
-                                     failure_cases,  life_cases,    memory_cases,     queue_cases};
+                                     failure_cases,  life_cases,    memory_cases,     queue_cases,
+                                     refused_cases};
     bool lists = argc == 2 && !strcmp(argv[1], "list");
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         for (const struct misuse *misuse = tables[i]; misuse->rule; misuse++) {

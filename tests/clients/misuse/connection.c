@@ -1,6 +1,8 @@
 // Attributes of connections, and what the two ends of one have to agree on.
 #define _GNU_SOURCE
 #include "misuse.h"
+#include <sys/wait.h>
+#include <unistd.h>
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <sched.h>
@@ -252,7 +254,71 @@ static void attr_garbage(bool wrong) {
     close_sides(sides);
 }
 
+static void garbage_ops(bool wrong) {
+    struct side side;
+    make_side(&side, (struct options){0});
+    struct ibv_qp_init_attr_ex init = {.send_cq = side.cq, .recv_cq = side.cq, .qp_type = IBV_QPT_RC, .pd = side.pd};
+    init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    init.send_ops_flags = wrong ? 0xabababab : IBV_QP_EX_WITH_SEND;
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+    check(!qp == wrong && (wrong || !ibv_destroy_qp(qp)), "ibv_create_qp_ex");
+    destroy_side(&side);
+    check(!ibv_close_device(context), "ibv_close_device");
+}
+
+static void garbage_cq(bool wrong) {
+    open_context();
+    struct ibv_cq_init_attr_ex attr = {.cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS};
+    attr.flags = wrong ? 0xabababab : IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &attr);
+    check(!cq == wrong && (wrong || !ibv_destroy_cq(ibv_cq_ex_to_cq(cq))), "ibv_create_cq_ex");
+    check(!ibv_close_device(context), "ibv_close_device");
+}
+
+// The peer is another process, and its PSNs are a few ahead of what this end expects.
+static void few_ahead(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    (void)state;
+    attr->rq_psn = 2;
+}
+
+static void psn_mismatch_near(bool wrong) {
+    int down[2], up[2];
+    check(!pipe(down) && !pipe(up), "pipe");
+    pid_t child = fork();
+    struct options options = {.timeout = 10};
+    struct side sides[2];
+    memset(sides, 0, sizeof sides);
+    make_side(&sides[0], options);
+    unsigned own = sides[0].qp->qp_num, peer;
+    int in = child ? up[0] : down[0], out = child ? down[1] : up[1];
+    check(write(out, &own, sizeof own) == sizeof own && read(in, &peer, sizeof peer) == sizeof peer, "numbers");
+    struct ibv_qp other = {.qp_num = peer};
+    sides[1] = sides[0];
+    sides[1].qp = &other;
+    connect_side(&sides[0], &sides[1], options, wrong && !child ? few_ahead : NULL);
+    check(post_recv(&sides[0], 1, 0, 64) == 0, "ibv_post_recv");
+    check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "ready");
+    if (child) {
+        check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
+        check((completion(&sides[0], NULL) == IBV_WC_SUCCESS) != wrong, "the send");
+    }
+    // Each side goes when the other is done.
+    check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "done");
+    sides[1].qp = NULL;
+    if (!wrong && !child)
+        done(&sides[0]);
+    check(!ibv_modify_qp(sides[0].qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}, IBV_QP_STATE), "to ERR");
+    struct ibv_wc wc;
+    if (wrong || child)
+        completion(&sides[0], &wc);
+    destroy_side(&sides[0]);
+    check(!ibv_close_device(context), "ibv_close_device");
+    if (child)
+        check(waitpid(child, NULL, 0) == child, "waitpid");
+}
+
 const struct misuse connection_cases[] = {
+    {"psn-mismatch-near", psn_mismatch_near},
     {"psn-mismatch", psn_mismatch},
     {"mtu-mismatch", mtu_mismatch},
     {"dest-mismatch", dest_mismatch},
@@ -263,5 +329,7 @@ const struct misuse connection_cases[] = {
     {"mtu-over-port", mtu_over_port},
     {"timeout-zero", timeout_zero},
     {"attr-garbage", attr_garbage},
+    {"garbage-ops", garbage_ops},
+    {"garbage-cq", garbage_cq},
     {NULL, NULL},
 };

@@ -1,6 +1,7 @@
 // Completion queues, their events, and asynchronous events.
 #include "misuse.h"
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -80,6 +81,61 @@ static void sleep_with_completions(bool wrong) {
     write_one(sides);
     take_event(&sides[0], 1);
     done(&sides[0]);
+    close_sides(sides);
+}
+
+// Takes one of two completions and sleeps until the next event, which is not asked for.
+static void sleep_in(bool wrong, void (*wait)(int fd, int ms)) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    arm(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0], 1);
+    write_one(sides);
+    done(&sides[0]);
+    if (wrong) {
+        wait(sides[0].channel->fd, 3000);
+    } else {
+        arm(&sides[0]);
+        done(&sides[0]);
+        wait(sides[0].channel->fd, 1500);
+    }
+    close_sides(sides);
+}
+
+static void in_epoll(int fd, int ms) {
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+    check(set >= 0 && !epoll_ctl(set, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    check(epoll_wait(set, &event, 1, ms) >= 0, "epoll_wait");
+    close(set);
+}
+
+static void in_poll(int fd, int ms) {
+    struct pollfd entry = {.fd = fd, .events = POLLIN};
+    check(poll(&entry, 1, ms) >= 0, "poll");
+}
+
+static void sleep_in_epoll(bool wrong) { sleep_in(wrong, in_epoll); }
+static void sleep_in_poll(bool wrong) { sleep_in(wrong, in_poll); }
+
+// Polls until nothing is left, arms, and waits: what came between the two has no event on every
+// card.
+static void sleep_armed_late(bool wrong) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    arm(&sides[0]);
+    write_one(sides);
+    take_event(&sides[0], 1);
+    done(&sides[0]);
+    write_one(sides);
+    usleep(200000);
+    arm(&sides[0]);
+    if (!wrong)
+        done(&sides[0]);
+    take_event(&sides[0], 1);
+    if (wrong)
+        done(&sides[0]);
     close_sides(sides);
 }
 
@@ -241,6 +297,9 @@ const struct misuse event_cases[] = {
     {"cq-too-small", cq_too_small},
     {"cq-overrun", cq_overrun},
     {"sleep-with-completions", sleep_with_completions},
+    {"sleep-in-epoll", sleep_in_epoll},
+    {"sleep-in-poll", sleep_in_poll},
+    {"sleep-armed-late", sleep_armed_late},
     {"events-unacked", events_unacked},
     {"acked-too-many", acked_too_many},
     {NULL, NULL},

@@ -55,6 +55,22 @@ static void silent(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum
 static void retry_no_process(bool wrong) { (void)wrong; silent(no_process, IBV_QPS_INIT, NULL); }
 static void retry_no_queue_pair(bool wrong) { (void)wrong; silent(no_queue_pair, IBV_QPS_INIT, NULL); }
 static void retry_not_connected(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_INIT, NULL); }
+// The peer has another queue pair as its own peer: it executes and answers elsewhere.
+static void other_peer(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
+    if (state == IBV_QPS_RTR)
+        attr->dest_qp_num ^= 0x400;
+}
+
+static void retry_dest(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_side(&sides[0], quick);
+    make_side(&sides[1], quick);
+    connect_side(&sides[0], &sides[1], quick, NULL);
+    connect_side(&sides[1], &sides[0], quick, other_peer);
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_RETRY_EXC_ERR);
+}
+
 static void retry_in_error(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_ERR, NULL); }
 static void retry_psn(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_psn); }
 
@@ -69,20 +85,26 @@ static void retry_gid(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other
 // The peer is on another host, where nobody has a card; the environment says which, and whether the
 // own interface goes down meanwhile.
 static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
-    if (state == IBV_QPS_RTR)
-        inet_pton(AF_INET, getenv("PEER"), &attr->ah_attr.grh.dgid.raw[12]);
+    if (state != IBV_QPS_RTR)
+        return;
+    inet_pton(AF_INET, getenv("PEER"), &attr->ah_attr.grh.dgid.raw[12]);
+    if (getenv("GID_INDEX"))
+        attr->ah_attr.grh.sgid_index = atoi(getenv("GID_INDEX"));
 }
 
-static void retry_far(bool wrong) {
-    (void)wrong;
+static void never_answered(struct options options) {
     struct side sides[2];
-    make_side(&sides[0], quick);
-    make_side(&sides[1], quick);
-    connect_side(&sides[0], &sides[1], quick, far);
+    make_side(&sides[0], options);
+    make_side(&sides[1], options);
+    connect_side(&sides[0], &sides[1], options, far);
     const char *then = getenv("THEN");
     check(!then || !system(then), "THEN");
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
 }
+
+static void retry_far(bool wrong) { (void)wrong; never_answered(quick); }
+// A host answers a few packets in a second only.
+static void retry_often(bool wrong) { (void)wrong; never_answered((struct options){.timeout = 10, .retry_cnt = 7}); }
 
 // The way takes a short request and no long one: ROXE_FAULTS is the way.
 static void retry_long(bool wrong) {
@@ -97,12 +119,14 @@ static void retry_long(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 1024, IBV_WC_RETRY_EXC_ERR);
 }
 
-// The peer is a process of its own, which gets `signal` once both are connected.
+// The peer is a process of its own, which gets `signal` once both are connected; none: it says
+// nothing about why it does not take what comes.
 static void lost_peer(int signal) {
     int down[2], up[2];
     check(!pipe(down) && !pipe(up), "pipe");
     pid_t child = fork();
     check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
+    check(child || signal || !setenv("ROXE_EXPLAIN", "off", 1), "setenv");
     struct side sides[2];
     memset(sides, 0, sizeof sides);
     make_side(&sides[0], quick);
@@ -119,11 +143,15 @@ static void lost_peer(int signal) {
             pause();
     // The failure may be explained behind its completion, so the peer stays as it is until this
     // process is over.
-    kill(child, signal);
     int status;
-    check(waitpid(child, &status, signal == SIGSTOP ? WUNTRACED : 0) == child, "waitpid");
-    fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RETRY_EXC_ERR);
+    if (signal) {
+        kill(child, signal);
+        check(waitpid(child, &status, signal == SIGSTOP ? WUNTRACED : 0) == child, "waitpid");
+    }
+    fails(sides, IBV_WR_SEND, 0, 64, signal ? IBV_WC_RETRY_EXC_ERR : IBV_WC_RNR_RETRY_EXC_ERR);
 }
+
+static void rnr_mute(bool wrong) { (void)wrong; lost_peer(0); }
 
 static void retry_died(bool wrong) { (void)wrong; lost_peer(SIGKILL); }
 static void retry_stopped(bool wrong) { (void)wrong; lost_peer(SIGSTOP); }
@@ -176,6 +204,142 @@ static void access_unmapped(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_OP_ERR);
 }
 
+// The page is there, and the card must not write to it any more.
+static void access_readonly(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    unsigned char *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    sides[1].mr = ibv_reg_mr(sides[1].pd, memory, 4096, ALL);
+    check(sides[1].mr && !mprotect(memory, 4096, PROT_READ), "a region");
+    sides[1].memory = memory;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_OP_ERR);
+}
+
+static void access_dead(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    struct ibv_mr *mr = ibv_reg_mr(sides[1].pd, sides[1].memory, MEMORY, ALL), dead;
+    check(mr, "ibv_reg_mr");
+    dead = *mr;
+    check(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+    sides[1].mr = &dead;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+}
+
+// A window of type 2 of the second side, bound by `binder`; its key is that of the returned region.
+static struct ibv_mr window_key;
+
+static struct ibv_mw *bind_window(struct side *side, struct side *binder, int access) {
+    struct ibv_mr *mr = ibv_reg_mr(side->pd, side->memory, MEMORY, ALL | IBV_ACCESS_MW_BIND);
+    struct ibv_mw *mw = ibv_alloc_mw(side->pd, IBV_MW_TYPE_2);
+    check(mr && mw, "a window");
+    window_key = *mr;
+    window_key.rkey = ibv_inc_rkey(mw->rkey);
+    struct ibv_send_wr wr = {.wr_id = 1, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = window_key.rkey;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){mr, (uintptr_t)side->memory, MEMORY, access};
+    check(!ibv_post_send(binder->qp, &wr, &bad), "bind");
+    check(completion(binder, NULL) == IBV_WC_SUCCESS, "a binding");
+    return mw;
+}
+
+static void window_invalidated(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    bind_window(&sides[1], &sides[1], IBV_ACCESS_REMOTE_WRITE);
+    struct ibv_send_wr wr = {.opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.invalidate_rkey = window_key.rkey;
+    check(!ibv_post_send(sides[1].qp, &wr, &bad), "invalidate");
+    check(completion(&sides[1], NULL) == IBV_WC_SUCCESS, "an invalidation");
+    sides[1].mr = &window_key;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+}
+
+static void window_old_key(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    struct ibv_mw *mw = bind_window(&sides[1], &sides[1], IBV_ACCESS_REMOTE_WRITE);
+    window_key.rkey = mw->rkey;
+    sides[1].mr = &window_key;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+}
+
+// The queue pair that bound the window is not the one whose peer uses it.
+static void window_other_qp(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    struct side third = sides[1];
+    make_qp(&third, quick);
+    connect_side(&third, &third, quick, NULL);
+    bind_window(&sides[1], &third, IBV_ACCESS_REMOTE_WRITE);
+    sides[1].mr = &window_key;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+}
+
+static void window_right(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    bind_window(&sides[1], &sides[1], IBV_ACCESS_REMOTE_READ);
+    sides[1].mr = &window_key;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+}
+
+// Binds that fail: to a region without the right, and of a window that is bound.
+static void bad_bind(struct side sides[2], int access, bool twice) {
+    make_pair(sides, quick);
+    struct ibv_mr *mr = ibv_reg_mr(sides[0].pd, sides[0].memory, MEMORY, access);
+    struct ibv_mw *mw = twice ? bind_window(&sides[0], &sides[0], IBV_ACCESS_REMOTE_READ)
+                              : ibv_alloc_mw(sides[0].pd, IBV_MW_TYPE_2);
+    check(mr && mw, "a window");
+    struct ibv_send_wr wr = {.wr_id = 0x17, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = mw->rkey;
+    wr.bind_mw.bind_info =
+        (struct ibv_mw_bind_info){mr, (uintptr_t)sides[0].memory, MEMORY, IBV_ACCESS_REMOTE_READ};
+    check(!ibv_post_send(sides[0].qp, &wr, &bad), "bind");
+    check(completion(&sides[0], NULL) == IBV_WC_MW_BIND_ERR, "IBV_WC_MW_BIND_ERR");
+}
+
+static void bind_right(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    bad_bind(sides, ALL, false);
+}
+
+static void bind_twice(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    bad_bind(sides, ALL | IBV_ACCESS_MW_BIND, true);
+}
+
+static void invalidate_region(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    struct ibv_send_wr wr = {.wr_id = 0x17, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.invalidate_rkey = sides[0].mr->rkey;
+    check(!ibv_post_send(sides[0].qp, &wr, &bad), "invalidate");
+    check(completion(&sides[0], NULL) != IBV_WC_SUCCESS, "a region is not invalidated");
+}
+
+static void send_invalidate(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    check(!post_recv(&sides[1], 1, 0, 64), "ibv_post_recv");
+    struct ibv_send_wr wr = {.wr_id = 0x17, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.invalidate_rkey = sides[1].mr->rkey;
+    check(!ibv_post_send(sides[0].qp, &wr, &bad), "invalidate");
+    check(completion(&sides[0], NULL) == IBV_WC_REM_ACCESS_ERR, "IBV_WC_REM_ACCESS_ERR");
+}
+
 static void invalid_not_enabled(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -218,6 +382,111 @@ static void rnr(bool wrong) {
     struct side sides[2];
     make_pair(sides, quick);
     fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RNR_RETRY_EXC_ERR);
+}
+
+static void rnr_shared(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_side(&sides[0], quick);
+    make_side(&sides[1], quick);
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_qp_init_attr init = {
+        .send_cq = sides[1].cq,
+        .recv_cq = sides[1].cq,
+        .qp_type = IBV_QPT_RC,
+        .srq = ibv_create_srq(sides[1].pd, &shared),
+        .cap = {.max_send_wr = 1, .max_send_sge = 1},
+    };
+    check(init.srq, "ibv_create_srq");
+    sides[1].qp = ibv_create_qp(sides[1].pd, &init);
+    check(sides[1].qp, "ibv_create_qp");
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    check(!ibv_modify_qp(sides[1].qp, &attr, mask), "to INIT");
+    for (int i = 0; i < 2; i++)
+        connect_side(&sides[i], &sides[1 - i], quick, NULL);
+    fails(sides, IBV_WR_SEND, 0, 64, IBV_WC_RNR_RETRY_EXC_ERR);
+}
+
+static void send_datagram(struct side sides[2], unsigned length, enum ibv_wc_status expected) {
+    struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1};
+    check(!ibv_query_gid(context, 1, 0, &attr.grh.dgid), "ibv_query_gid");
+    struct ibv_sge sge = {(uintptr_t)sides[0].memory, length, sides[0].mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 0x17, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.ud.ah = ibv_create_ah(sides[0].pd, &attr);
+    wr.wr.ud.remote_qpn = sides[1].qp->qp_num;
+    wr.wr.ud.remote_qkey = QKEY;
+    check(wr.wr.ud.ah && !ibv_post_send(sides[0].qp, &wr, &bad), "ibv_post_send");
+    check(completion(&sides[0], NULL) == expected, "the datagram");
+}
+
+// A datagram that is longer than the port's MTU, and one into a receive without room for the GRH:
+// the next one, which fits, shows that it has been dropped.
+static void datagram(unsigned length, unsigned room, enum ibv_wc_status expected) {
+    struct side sides[2];
+    make_pair(sides, (struct options){.type = IBV_QPT_UD});
+    check(!post_recv(&sides[1], 1, 0, room), "ibv_post_recv");
+    send_datagram(sides, length, expected);
+    if (expected == IBV_WC_SUCCESS) {
+        send_datagram(sides, 1, IBV_WC_SUCCESS);
+        done(&sides[1]);
+    }
+}
+
+static void datagram_long(bool wrong) { (void)wrong; datagram(60000, 65000, IBV_WC_LOC_LEN_ERR); }
+static void datagram_grh(bool wrong) { (void)wrong; datagram(64, 64, IBV_WC_SUCCESS); }
+
+static void receive_short(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    check(!post_recv(&sides[1], 0x17, 0, 32), "ibv_post_recv");
+    check(!post_send(&sides[0], 0x17, IBV_WR_SEND, 0, 0, 64, &sides[1]), "ibv_post_send");
+    check(completion(&sides[1], NULL) == IBV_WC_LOC_LEN_ERR, "IBV_WC_LOC_LEN_ERR");
+}
+
+static void local_atomic(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    fails(sides, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 16, IBV_WC_LOC_LEN_ERR);
+}
+
+// Requests are under way when the program moves the queue pair to ERR.
+static void flushed(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    check(!post_recv(&sides[0], 0x17, 0, 64), "ibv_post_recv");
+    check(!ibv_modify_qp(sides[0].qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}, IBV_QP_STATE), "to ERR");
+    check(completion(&sides[0], NULL) == IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR");
+}
+
+// The responder's receives are flushed because its peer did what it must not.
+static void flushed_by_peer(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    check(!post_recv(&sides[1], 0x17, 0, 64), "ibv_post_recv");
+    sides[1].memory += MEMORY - 32;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
+    check(completion(&sides[1], NULL) == IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR");
+}
+
+static void overrun(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    struct options options = quick;
+    options.cqe = 2;
+    make_pair(sides, options);
+    for (int i = 0; i < 4; i++)
+        check(!post_recv(&sides[1], i, 0, 64), "ibv_post_recv");
+    for (int i = 0; i < 4; i++)
+        check(!post_send(&sides[0], i, IBV_WR_SEND, 0, 0, 64, &sides[1]), "ibv_post_send");
+    struct ibv_async_event event;
+    check(!ibv_get_async_event(context, &event), "ibv_get_async_event");
+    check(event.event_type == IBV_EVENT_CQ_ERR, "IBV_EVENT_CQ_ERR");
 }
 
 static void local_key(bool wrong) {
@@ -299,6 +568,7 @@ const struct misuse failure_cases[] = {
     {"retry-psn", retry_psn},
     {"retry-gid", retry_gid},
     {"retry-far", retry_far},
+    {"retry-often", retry_often},
     {"retry-long", retry_long},
     {"retry-died", retry_died},
     {"retry-stopped", retry_stopped},
@@ -320,5 +590,25 @@ const struct misuse failure_cases[] = {
     {"state-missing", state_missing},
     {"gid-index", gid_index},
     {"memory-hole", memory_hole},
+    {"overrun", overrun},
+    {"flushed-by-peer", flushed_by_peer},
+    {"flushed", flushed},
+    {"local-atomic", local_atomic},
+    {"receive-short", receive_short},
+    {"datagram-grh", datagram_grh},
+    {"datagram-long", datagram_long},
+    {"rnr-mute", rnr_mute},
+    {"rnr-shared", rnr_shared},
+    {"send-invalidate", send_invalidate},
+    {"invalidate-region", invalidate_region},
+    {"bind-twice", bind_twice},
+    {"bind-right", bind_right},
+    {"window-right", window_right},
+    {"window-other-qp", window_other_qp},
+    {"window-old-key", window_old_key},
+    {"window-invalidated", window_invalidated},
+    {"access-dead", access_dead},
+    {"access-readonly", access_readonly},
+    {"retry-dest", retry_dest},
     {NULL, NULL},
 };

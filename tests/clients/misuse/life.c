@@ -53,6 +53,15 @@ static void use_after_destroy(bool wrong) {
     close_sides(sides);
 }
 
+// The device is closed once more.
+static void closed_twice(bool wrong) {
+    open_context();
+    check(!ibv_close_device(context), "ibv_close_device");
+    if (wrong)
+        check(ibv_close_device(context), "the second ibv_close_device");
+    context = NULL;
+}
+
 // What was made is still there at the end. What librdmacm made for itself is not the program's to
 // destroy. Seen in linux-rdma/perftest#77.
 static void leak(bool wrong) {
@@ -92,6 +101,7 @@ static void fork_in_flight(bool wrong) {
 }
 
 const struct misuse life_cases[] = {
+    {"closed-twice", closed_twice},
     {"fork-in-flight", fork_in_flight},
     {"destroy-order", destroy_order},
     {"destroy-with-outstanding", destroy_with_outstanding},

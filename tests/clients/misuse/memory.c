@@ -1,6 +1,7 @@
 // Keys, and memory that the card works with.
 #include "misuse.h"
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 // Posts a WRITE whose keys and addresses are given, and waits for its completion.
@@ -263,7 +264,29 @@ static void atomic_mixed_xrc(bool wrong) {
     close_sides(sides);
 }
 
+// A source that goes before the completion of its SEND was polled, whatever is mapped there then.
+static void gone(bool wrong, bool replaced) {
+    struct side sides[2];
+    make_pair(sides, (struct options){0});
+    unsigned char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct ibv_mr *mr = ibv_reg_mr(sides[0].pd, page, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    check(mr, "ibv_reg_mr");
+    if (wrong) {
+        munmap(page, 4096);
+        if (replaced)
+            page = mmap(page, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    }
+    check(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+    munmap(page, 4096);
+    close_sides(sides);
+}
+
+static void memory_unmapped(bool wrong) { gone(wrong, false); }
+static void memory_replaced(bool wrong) { gone(wrong, true); }
+
 const struct misuse memory_cases[] = {
+    {"memory-unmapped", memory_unmapped},
+    {"memory-replaced", memory_replaced},
     {"remote-overlap", remote_overlap},
     {"atomic-mixed", atomic_mixed},
     {"atomic-mixed-xrc", atomic_mixed_xrc},

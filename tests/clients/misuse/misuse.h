@@ -47,7 +47,7 @@ struct misuse {
 
 // Each file has one, ended by a case without a rule.
 extern const struct misuse beginner_cases[], connect_cases[], connection_cases[], event_cases[], failure_cases[],
-    life_cases[], memory_cases[], queue_cases[];
+    life_cases[], memory_cases[], queue_cases[], refused_cases[];
 
 // Ends the program with a message unless it holds.
 void check(bool holds, const char *what);

@@ -2,7 +2,7 @@
 //! pass what is right.
 
 use crate::tree::Tree;
-use crate::{circles, layers, size, text};
+use crate::{circles, layers, packed, size, text};
 use std::fmt::Write as _;
 
 const WORKSPACE: (&str, &str) = ("Cargo.toml", "[workspace]\nmembers = [\"a\", \"b\"]\n");
@@ -237,4 +237,15 @@ fn a_line_of_a_string_is_no_comment_even_if_it_looks_like_one() {
     let mut source = String::from("//! Here.\nconst TEXT: &str = \"\n");
     let _ = write!(source, "// {}\n\";\n", "x".repeat(30));
     assert!(text::findings(&Tree::made_up(&[("a.rs", &source)]), 20).is_empty());
+}
+
+#[test]
+fn files_outside_of_the_package_are_found_in_scripts_and_macros() {
+    let found = |path: &str, source: &str| packed::findings(&tree(&[(path, source)])).len();
+    let script = "const FOLDER: &str = \"../../tests/conform\";";
+    let outside = "const TEXT: &str = include_str!(\"../../text.txt\");";
+    let inside = "const TEXT: &str = include_str!(\"../text.txt\");";
+    assert_eq!((found("a/build.rs", script), found("a/src/lib.rs", outside), found("a/src/lib.rs", inside)), (1, 1, 0));
+    assert_eq!(found("a/src/lib.rs", &format!("#[cfg(test)]\nmod tests {{\n{outside}\n}}")), 0);
+    assert_eq!(found("a/src/deep/file.rs", outside), 0, "two folders up is the package");
 }

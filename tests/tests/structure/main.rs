@@ -9,6 +9,7 @@ mod circles;
 mod layers;
 mod made_up;
 mod modules;
+mod packed;
 mod size;
 mod text;
 mod tree;
@@ -66,6 +67,11 @@ fn the_files_of_a_package_do_not_import_each_other_in_circles() {
 #[test]
 fn product_files_and_functions_can_be_read_at_one_sitting() {
     assert_none(&size::findings(&Tree::of_the_workspace(), FILE_LINES, FUNCTION_LINES));
+}
+
+#[test]
+fn packages_read_no_file_outside_of_their_folder() {
+    assert_none(&packed::findings(&Tree::of_the_workspace()));
 }
 
 #[test]

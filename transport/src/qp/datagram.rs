@@ -5,6 +5,7 @@
 
 use crate::cx::{Host, MemError, RxPayload};
 use crate::qp::error::DropReason;
+use crate::qp::refusal::Refusal;
 use crate::qp::responder::Responder;
 use crate::qp::rq::RecvQueue;
 use crate::qp::shared::Shared;
@@ -43,7 +44,10 @@ impl Responder {
         datagram: &Datagram<'_>,
     ) -> Result<(), DropReason> {
         let rq = &mut self.rq;
-        let byte_len = check(sh, host, rq, datagram)?;
+        let byte_len = check(sh, host, rq, datagram).map_err(|(reason, refusal)| {
+            self.refused = refusal;
+            reason
+        })?;
         // clause: UNRELIABLE-OWN-FAULT
         if place(host, rq, net, datagram).is_err() {
             let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
@@ -67,23 +71,30 @@ impl Responder {
     }
 }
 
+/// Why a datagram is lost, and what is wrong with its length if that is it.
+type Lost = (DropReason, Option<Refusal>);
+
 /// Bytes the datagram takes in the current receive, or why it is lost.
-fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Datagram<'_>) -> Result<u32, DropReason> {
+fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Datagram<'_>) -> Result<u32, Lost> {
     // clause: UD-QKEY
     if datagram.deth.qkey != sh.attr.qkey {
-        return Err(DropReason::Qkey);
+        return Err((DropReason::Qkey, None));
     }
-    let len = u32::try_from(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
+    let len = u32::try_from(datagram.payload.len()).map_err(|_| (DropReason::InvalidRequest, Some(Refusal::Length)))?;
     // clause: UD-PORT-MTU
     if len > sh.config.port_mtu {
-        return Err(DropReason::InvalidRequest);
+        return Err((DropReason::InvalidRequest, Some(Refusal::Length)));
     }
     if !rq.acquire(host) {
-        return Err(DropReason::NoReceive);
+        return Err((DropReason::NoReceive, None));
     }
     let byte_len = GRH_LEN + len;
     // clause: UD-LOST
-    if u64::from(byte_len) > rq.room() { Err(DropReason::InvalidRequest) } else { Ok(byte_len) }
+    if u64::from(byte_len) > rq.room() {
+        Err((DropReason::InvalidRequest, Some(Refusal::ReceiveTooShort)))
+    } else {
+        Ok(byte_len)
+    }
 }
 
 /// The GRH, or what an IP header gives of one, and then the payload.

@@ -157,7 +157,8 @@ impl<T> EarlyPackets<T> {
         }
         self.bytes += early.len();
         self.next_check.get_or_insert_with(|| now.after(RECHECK));
-        let goes_before = |other: &&EarlyPacket<T>| service != Service::Ud && !other.psn().is_before(early.psn());
+        // One that is repeated stays behind the first, which has waited for longer.
+        let goes_before = |other: &&EarlyPacket<T>| service != Service::Ud && other.psn().is_after(early.psn());
         let behind = self.packets.iter().rev().take_while(goes_before).count();
         self.packets.insert(self.packets.len() - behind, early);
         true

@@ -36,6 +36,7 @@ pub mod probe;
 mod queue_pair;
 mod raw;
 mod refusal;
+mod refused_words;
 mod reliable;
 mod replay;
 mod reply;

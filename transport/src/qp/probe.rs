@@ -4,6 +4,7 @@
 use super::attr::QpState;
 use super::queue_pair::Qp;
 use super::refusal::Refusal;
+use super::shared::Service;
 use roxe_wire::Psn;
 
 /// Where the roles of a queue pair stand.
@@ -49,8 +50,23 @@ impl Qp {
         self.requester.unanswered
     }
 
-    /// What was wrong with the last request of the peer that was refused, for a person.
-    pub fn last_refusal(&self) -> Option<&'static str> {
-        self.responder.refused.map(Refusal::sentence)
+    /// What was wrong with the last request of the peer that was refused, for a person. `None` also
+    /// for what a method of the host has refused, which knows more about it.
+    pub fn last_refusal(&self) -> Option<String> {
+        let (refusal, attr) = (self.responder.refused?, self.attr());
+        let sentence = refusal.sentence()?;
+        Some(match refusal {
+            Refusal::NotAllowed => {
+                let flags: Vec<_> = attr.access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
+                let flags = if flags.is_empty() { "0".to_owned() } else { flags.join(" and ") };
+                format!("{sentence} (they are {flags})")
+            }
+            Refusal::TooManyReads => format!("{sentence} (it is {})", attr.max_dest_rd_atomic),
+            Refusal::Length => format!("{sentence} (path_mtu is {} bytes)", attr.path_mtu.bytes()),
+            Refusal::ReceiveTooShort if self.service() == Service::Ud => {
+                format!("{sentence}, of which the first 40 bytes are for the GRH")
+            }
+            _ => sentence.to_owned(),
+        })
     }
 }

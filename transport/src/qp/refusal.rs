@@ -90,24 +90,21 @@ impl Refusal {
     }
 
     /// What is wrong with the request, for a person.
-    pub(crate) const fn sentence(self) -> &'static str {
-        match self {
+    pub(crate) const fn sentence(self) -> Option<&'static str> {
+        Some(match self {
             Self::OpcodeSequence => "its opcode does not continue the message before it",
             Self::NotAllowed => {
-                "its operation is not enabled: qp_access_flags of the responding queue pair lack the right, or its \
-                 type does not do it"
+                "its operation is not enabled: the type of the responding queue pair does not do it, or its \
+                 qp_access_flags lack the right"
             }
-            Self::NoReceive => "no receive was posted for it",
             Self::TooManyReads => "more READs and atomics came at once than max_dest_rd_atomic of the responder allows",
             Self::Length => "its length does not go with its opcode, the path MTU of the responder or its first packet",
             Self::ReceiveTooShort => "the message is longer than the receive that was posted for it",
             Self::Misaligned => "the address of an atomic is not a multiple of 8",
-            Self::RemoteAccess => "the remote key does not give this right on these addresses",
-            Self::RemoteFault => "the memory behind the remote key is no longer mapped",
             Self::LocalProtection => "the list of the receive that it would land in cannot be written",
-            Self::Invalidate => "the key that it shall invalidate cannot be invalidated",
             Self::SharedQueue => "it names a shared receive queue that the XRC domain does not have",
-        }
+            Self::NoReceive | Self::RemoteAccess | Self::RemoteFault | Self::Invalidate => return None,
+        })
     }
 
     /// What a responder of `service` does about it.

@@ -34,6 +34,18 @@ impl Service {
     /// Every service.
     pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt, Self::Raw];
 
+    /// As `enum ibv_qp_type` calls it, without `IBV_QPT_`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+            Self::XrcIni => "XRC_SEND",
+            Self::XrcTgt => "XRC_RECV",
+            Self::Raw => "RAW_PACKET",
+        }
+    }
+
     /// Whether requests are acknowledged and repeated.
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)

@@ -1,7 +1,7 @@
 //! Address handles, also from what was received.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::errno::{EINVAL, Result, pointer, status, write_out, zero};
+use crate::errno::{EINVAL, Result, invalid, null, pointer, status, write_out, zero};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
 use crate::rate;
@@ -53,7 +53,7 @@ fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
 pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         create(pd, attr)
     })
 }
@@ -115,9 +115,9 @@ fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> R
 unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh) -> Result<ibv_ah_attr> {
     let context = context(handle)?;
     // SAFETY: this function's contract.
-    let wc = unsafe { wc.as_ref() }.ok_or(EINVAL)?;
+    let wc = unsafe { wc.as_ref() }.ok_or_else(|| null("wc"))?;
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
-        return Err(EINVAL);
+        return Err(invalid(|| "the completion has no GRH (IBV_WC_GRH), or grh is NULL".to_owned()));
     }
     // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has
     // filled.

@@ -1,7 +1,7 @@
 //! Sets of counters for flows (`man ibv_create_counters`).
 
 use crate::abi::{ibv_context, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, null, pointer, status};
 use crate::object::Object;
 use crate::objects::context;
 use core::ffi::c_int;
@@ -25,7 +25,7 @@ pub(crate) unsafe extern "C" fn create_counters(
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        match unsafe { init.as_ref() }.ok_or(EINVAL)?.comp_mask {
+        match unsafe { init.as_ref() }.ok_or_else(|| null("init"))?.comp_mask {
             0 => Ok(Object::publish_numbered(Arc::default(), |_| ibv_counters { context: handle })),
             _ => Err(EOPNOTSUPP),
         }
@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     status(|| {
         let counters = counters(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         if !flow.is_null() {
             return Err(EOPNOTSUPP);
         }

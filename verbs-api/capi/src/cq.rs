@@ -4,11 +4,11 @@
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::allocator::Resource;
 use crate::domain::hold_parent;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, outside, pointer, status, unsupported};
 use crate::event::{count_cq, optional_channel};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
-use crate::{cq_ex, tsan};
+use crate::{cq_ex, garbage, tsan};
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
 use roxe_provider::{Cq, CqInit, Moderation};
@@ -27,13 +27,17 @@ const SINGLE_THREADED: u32 = 1;
 /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
 const IGNORE_OVERRUN: u32 = 2;
 
+/// What a completion queue can have room for.
+const ENTRIES: &str = "1 to max_cqe of the device";
+
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is given.
 const ATTR_MODERATE: u32 = 1;
 
 /// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
-    if inner.is_extended { Ok(&inner.cq) } else { Err(EINVAL) }
+    let plain = || invalid(|| "the completion queue was made by ibv_create_cq, not ibv_create_cq_ex".to_owned());
+    if inner.is_extended { Ok(&inner.cq) } else { Err(plain()) }
 }
 
 /// Entries as C counts them.
@@ -77,8 +81,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     pointer(|| {
-        let cqe = u32::try_from(cqe).map_err(|_| EINVAL)?;
-        let comp_vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
+        let cqe = u32::try_from(cqe).map_err(|_| outside("cqe", cqe, ENTRIES))?;
+        let comp_vector = u32::try_from(comp_vector).map_err(|_| outside("comp_vector", comp_vector, "0"))?;
         let attr = ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, ..Default::default() };
         create(context, &attr, false)
     })
@@ -93,13 +97,15 @@ const fn flags(attr: &ibv_cq_init_attr_ex) -> u32 {
 fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     let flags = flags(attr);
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
-        return Err(EINVAL);
+        let value = u32::try_from(attr.wc_flags).unwrap_or(u32::MAX);
+        let accepted = "the bits of enum ibv_create_cq_wc_flags, 0xfff";
+        return Err(garbage::refuse(EINVAL, "ibv_create_cq_ex", ("wc_flags", value), accepted));
     }
-    if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0
-        || attr.comp_mask & !(MASK_FLAGS | MASK_PD) != 0
-        || flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0
-    {
-        return Err(EOPNOTSUPP);
+    if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0 {
+        return Err(unsupported(|| "wc_flags asks for the VLAN tag (0x100), which no completion has".to_owned()));
+    }
+    if attr.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 || flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
+        return Err(garbage::cq_init(EOPNOTSUPP, attr.comp_mask, flags));
     }
     Ok(())
 }
@@ -111,7 +117,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ) -> *mut ibv_cq_ex {
     pointer(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         check_extended(attr)?;
         create(context, attr, true).map(|cq| cq.cast())
     })
@@ -121,7 +127,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let object = Object::<ibv_cq_ex>::live(handle)?;
-        object.inner.cq.resize(u32::try_from(cqe).map_err(|_| EINVAL)?)?;
+        object.inner.cq.resize(u32::try_from(cqe).map_err(|_| outside("cqe", cqe, ENTRIES))?)?;
         // SAFETY: the field lives as long as the object, and programs only read it.
         unsafe { (&raw mut (*handle).cqe).write(cqe_field(&object.inner.cq)) };
         Ok(())
@@ -133,9 +139,10 @@ pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_mo
     status(|| {
         let cq = cq(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         if attr.attr_mask & !ATTR_MODERATE != 0 {
-            return Err(EINVAL);
+            let field = ("attr_mask", attr.attr_mask);
+            return Err(garbage::refuse(EINVAL, "ibv_modify_cq", field, "IBV_CQ_ATTR_MODERATE, 1"));
         }
         if attr.attr_mask & ATTR_MODERATE != 0 {
             cq.moderate(Moderation { count: attr.moderate.cq_count, period: attr.moderate.cq_period });

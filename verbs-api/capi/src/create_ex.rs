@@ -2,7 +2,7 @@
 //! means.
 
 use crate::abi::{ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
+use crate::errno::{EOPNOTSUPP, Errno, Result, invalid, null, pointer};
 use crate::objects::context;
 use crate::qp::{self, XRC_RECV, service};
 use crate::srq::{self, BASIC, XRC};
@@ -27,6 +27,13 @@ const SRQ_MASK_TAGS: u32 = SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TM;
 /// `IBV_SRQT_TM`.
 const TAGS: c_int = 2;
 
+/// EINVAL for attributes without the bit that names the protection domain.
+fn lacks_pd(comp_mask: u32) -> Errno {
+    invalid(|| {
+        format!("comp_mask is {comp_mask:#x}, without the bit for pd (IBV_QP_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_PD)")
+    })
+}
+
 /// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
 fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let given = |bit| init.comp_mask & bit != 0;
@@ -34,9 +41,10 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let ops = if given(QP_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
     let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
     if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
-        return Err(garbage::qp_init(EOPNOTSUPP, init.comp_mask, flags));
+        let done = QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS;
+        return Err(garbage::qp_init(EOPNOTSUPP, (init.comp_mask, done), flags, (ops, service(init.qp_type)?)));
     }
-    if given(QP_PD) { Ok(()) } else { Err(EINVAL) }
+    if given(QP_PD) { Ok(()) } else { Err(lacks_pd(init.comp_mask)) }
 }
 
 /// `man ibv_create_qp_ex`.
@@ -44,7 +52,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let extended = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        let extended = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
         if extended.qp_type == XRC_RECV && extended.comp_mask & QP_XRCD != 0 {
             return xrc::create_target(handle, extended);
         }
@@ -66,7 +74,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         if init.comp_mask == SRQ_MASK_XRC && init.srq_type == XRC {
             return xrc::create_srq(init);
         }
@@ -78,7 +86,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(garbage::srq_init(EOPNOTSUPP, init.comp_mask));
         }
         if init.comp_mask & SRQ_PD == 0 {
-            return Err(EINVAL);
+            return Err(lacks_pd(init.comp_mask));
         }
         srq::create(init.pd, init.srq_context, &mut init.attr)
     })

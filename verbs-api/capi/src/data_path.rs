@@ -4,7 +4,7 @@
 //! compared with NULL only.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, quick_negative, quick_status};
+use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
 use crate::object::Object;
 use crate::window;
 use core::ffi::{c_int, c_uint};
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
     // SAFETY: called through the context of a living CQ.
     let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.tell() };
     quick_negative(|| {
-        let max = usize::try_from(num_entries).map_err(|_| EINVAL)?;
+        let max = usize::try_from(num_entries).map_err(|_| outside("num_entries", num_entries, "0 or more"))?;
         if wc.is_null() && max > 0 {
             return Err(EINVAL);
         }
@@ -118,6 +118,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
     })
 }
 
+/// Elements that the list of a work request can have.
+const LISTS: &str = "0 to max_sge of the device";
+
 /// A scatter/gather list on the stack. Nothing but room: with a field that has a value the compiler
 /// cleared the room as well, a twentieth of what a sender of small messages was seen doing.
 pub(crate) struct SgeList {
@@ -134,8 +137,11 @@ impl SgeList {
     /// # Safety
     /// `list` is NULL or points to `count` elements.
     pub(crate) unsafe fn fill(&mut self, list: *const ibv_sge, count: usize) -> Result<&[Sge]> {
-        if count > self.items.len() || (list.is_null() && count > 0) {
-            return Err(EINVAL);
+        if count > self.items.len() {
+            return Err(invalid(|| format!("num_sge is {count}; any queue takes {MAX_SGE} at most")));
+        }
+        if list.is_null() && count > 0 {
+            return Err(invalid(|| format!("num_sge is {count} and sg_list is NULL")));
         }
         for (i, item) in self.items[..count].iter_mut().enumerate() {
             // SAFETY: `i` is below `count`, so this element exists by the function's contract.
@@ -165,7 +171,10 @@ impl InlineData {
         let mut len = 0;
         for sge in sges {
             let count = sge.length as usize;
-            let room = self.bytes.get_mut(len..).and_then(|rest| rest.get_mut(..count)).ok_or(EINVAL)?;
+            let room = self.bytes.get_mut(len..).and_then(|rest| rest.get_mut(..count)).ok_or_else(|| {
+                let length: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+                invalid(|| format!("the inline data has {length} bytes; any queue takes {MAX_INLINE_DATA} at most"))
+            })?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
                 // SAFETY: `room` has `count` bytes; the source has them by this function's
@@ -210,7 +219,10 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
             8 => window::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
             15 => SendOp::AtomicWrite { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
-            _ => return Err(EINVAL),
+            other => {
+                let accepted = "0 to 9 and 15 of enum ibv_wr_opcode; FLUSH is posted by ibv_wr_flush";
+                return Err(invalid(|| format!("opcode is {other}; accepted are {accepted}")));
+            }
         })
     }
 }
@@ -221,7 +233,8 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
 /// `ah` is NULL or a living handle of ours.
 pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest> {
     // SAFETY: this function's contract.
-    let ah = unsafe { Object::<ibv_ah>::trusted(ah) }.ok_or(EINVAL)?;
+    let ah =
+        unsafe { Object::<ibv_ah>::trusted(ah) }.ok_or_else(|| null("wr.ud.ah, the address handle of a datagram,"))?;
     Ok(UdDest { av: *ah.inner.av(), qpn: Qpn::new(qpn), qkey: Qkey(qkey) })
 }
 
@@ -235,7 +248,7 @@ unsafe fn convert(
     post: impl FnOnce(&SendRequest<'_>) -> core::result::Result<(), PostError>,
 ) -> Result<()> {
     let flags = SendFlags::from_bits_truncate(wr.send_flags);
-    let count = usize::try_from(wr.num_sge).map_err(|_| EINVAL)?;
+    let count = usize::try_from(wr.num_sge).map_err(|_| outside("num_sge", wr.num_sge, LISTS))?;
     let (mut list, mut bytes) = (SgeList::new(), InlineData::new());
     // SAFETY: the program passes `num_sge` elements.
     let sges = unsafe { list.fill(wr.sg_list, count) }?;
@@ -336,7 +349,7 @@ unsafe fn post_receives(
     let mut next = wr;
     // SAFETY: this function's contract.
     while let Some(request) = unsafe { next.as_ref() } {
-        let count = usize::try_from(request.num_sge).map_err(|_| EINVAL);
+        let count = usize::try_from(request.num_sge).map_err(|_| outside("num_sge", request.num_sge, LISTS));
         // SAFETY: the program passes `num_sge` elements.
         let sges = count.and_then(|count| unsafe { list.fill(request.sg_list, count) });
         let posted = sges.and_then(|sges| Ok(post(&RecvRequest { wr_id: request.wr_id, sges })?));

@@ -2,7 +2,7 @@
 //! through the buffer itself.
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
-use crate::errno::{EINVAL, Errno, Result, pointer, silent, status};
+use crate::errno::{EINVAL, Errno, Result, invalid, null, pointer, silent, status};
 use crate::memory::{self, access};
 use crate::object::Object;
 use crate::objects::{context, pd};
@@ -25,9 +25,10 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
     pointer(|| {
         let context = context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         if attr.comp_mask != 0 {
-            return Err(EINVAL);
+            let given = attr.comp_mask;
+            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is 0")));
         }
         let dm = context.alloc_dm(attr.length as u64, attr.log_align_req)?;
         Ok(Object::publish_numbered(dm, |number| exposed(handle, number)))

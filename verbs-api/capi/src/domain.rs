@@ -9,7 +9,7 @@
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::allocator::Allocators;
-use crate::errno::{EINVAL, Errno, Result, pointer, status};
+use crate::errno::{Errno, Result, invalid, null, pointer, status};
 use crate::object::Object;
 use crate::objects::{Parent, PdInner, context, pd};
 use core::ffi::c_int;
@@ -26,18 +26,27 @@ const MASK_UNPROTECTED: u32 = 4;
 /// The use of the parent domain `handle` by a completion queue; EINVAL if it is no parent domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
     let inner = &Object::<ibv_pd>::live(handle)?.inner;
-    inner.parent.as_ref().map(|_| inner.pd.hold()).ok_or(EINVAL)
+    inner.parent.as_ref().map(|_| inner.pd.hold()).ok_or_else(|| {
+        invalid(|| "parent_domain is an ordinary protection domain, not one of ibv_alloc_parent_domain".to_owned())
+    })
 }
 
 fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> {
     let given = |bit| attr.comp_mask & bit != 0;
     if attr.comp_mask & !(MASK_ALLOCATORS | MASK_PD_CONTEXT | MASK_UNPROTECTED) != 0 {
-        return Err(EINVAL);
+        let given = attr.comp_mask;
+        return Err(invalid(|| {
+            format!("comp_mask is {given:#x}; accepted are the bits of ibv_parent_domain_init_attr_mask")
+        }));
     }
     if !given(MASK_ALLOCATORS) {
         return Ok(None);
     }
-    let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else { return Err(EINVAL) };
+    let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
+        return Err(invalid(|| {
+            "alloc or free is NULL, although comp_mask has IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS".to_owned()
+        }));
+    };
     let pd_context = if given(MASK_PD_CONTEXT) { attr.pd_context } else { core::ptr::null_mut() };
     Ok(Some(Allocators { alloc, free, pd_context }))
 }
@@ -67,10 +76,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer(|| {
         let context = context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let base = pd(attr.pd)?;
         if !Arc::ptr_eq(base.context(), context) {
-            return Err(EINVAL);
+            return Err(invalid(|| "attr->pd belongs to another context".to_owned()));
         }
         let parent = Parent { allocators: allocators(attr)?, _td: optional_td(attr.td)? };
         let inner = PdInner { pd: base.extend()?, parent: Some(parent) };
@@ -83,9 +92,10 @@ pub(crate) unsafe extern "C" fn alloc_td(handle: *mut ibv_context, attr: *mut ib
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         if attr.comp_mask != 0 {
-            return Err(EINVAL);
+            let given = attr.comp_mask;
+            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is 0")));
         }
         Ok(Object::publish_numbered(Arc::default(), |_| ibv_td { context: handle }))
     })

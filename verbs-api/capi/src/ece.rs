@@ -2,7 +2,7 @@
 //! has none yet.
 
 use crate::abi::{ibv_ece, ibv_qp};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, status, write_out};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, null, status, write_out};
 use crate::objects::qp;
 use core::ffi::c_int;
 
@@ -28,7 +28,7 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) 
     status(|| {
         let ours = vendor(qp)?;
         // SAFETY: NULL or a whole structure of the program.
-        let wanted = unsafe { ece.as_mut() }.ok_or(EINVAL)?;
+        let wanted = unsafe { ece.as_mut() }.ok_or_else(|| null("ece"))?;
         match wanted.vendor_id {
             0 => Err(EOPNOTSUPP),
             id if id == ours && wanted.comp_mask == 0 => {

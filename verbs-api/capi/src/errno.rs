@@ -35,7 +35,7 @@ impl From<roxe_provider::Error> for Errno {
         if error.is_about_host() {
             tell_once(&error);
         } else {
-            explain::refused(error.errno(), || error.to_string());
+            explain::because(|| error.to_string());
         }
         Self(error.errno())
     }
@@ -53,7 +53,7 @@ impl From<roxe_provider::PostError> for Errno {
     #[cold]
     fn from(error: roxe_provider::PostError) -> Self {
         let errno = if error == roxe_provider::PostError::QueueFull { libc::ENOMEM } else { libc::EINVAL };
-        explain::refused(errno, || format!("a request was not posted: {error}"));
+        explain::because_at_least(|| format!("a request was not posted: {error}"));
         Self(errno)
     }
 }
@@ -64,13 +64,60 @@ impl From<std::io::Error> for Errno {
     }
 }
 
+/// EINVAL for an argument; `why` names it, its value and what is accepted.
+#[cold]
+pub(crate) fn invalid(why: impl FnOnce() -> String) -> Errno {
+    explain::because(why);
+    EINVAL
+}
+
+/// EOPNOTSUPP for an argument; `why` names it, its value and what roxe does.
+#[cold]
+pub(crate) fn unsupported(why: impl FnOnce() -> String) -> Errno {
+    explain::because(why);
+    EOPNOTSUPP
+}
+
+/// EINVAL for an argument that is NULL.
+#[cold]
+pub(crate) fn null(argument: &'static str) -> Errno {
+    invalid(|| format!("{argument} is NULL"))
+}
+
+/// EINVAL for a number that no object of that kind has.
+#[cold]
+pub(crate) fn outside(argument: &'static str, value: impl Into<i64>, accepted: &'static str) -> Errno {
+    let value = value.into();
+    invalid(|| format!("{argument} is {value}; accepted is {accepted}"))
+}
+
+/// The verb that `F`, the body of its function, belongs to: `module::ibv_x::{{closure}}`.
+fn call_of<F>() -> String {
+    let path = core::any::type_name::<F>();
+    let path = path.split("::{{closure}}").next().unwrap_or(path);
+    let name = path.rsplit("::").next().unwrap_or(path);
+    let prefix = match () {
+        () if name.starts_with("ibv_") || name.starts_with("rdma_") || path.contains("::rsocket::") => "",
+        () if path.contains("::rdmacm::") => "rdma_",
+        () => "ibv_",
+    };
+    format!("{prefix}{name}")
+}
+
+/// The number of a refused call, which is explained.
+#[cold]
+fn explained<F>(errno: Errno) -> Errno {
+    explain::refused(call_of::<F>, errno.0);
+    errno
+}
+
 /// Writes to a variable or a structure of the program; EINVAL for NULL.
 ///
 /// # Safety
 /// `out` is NULL or the program's, valid for its type.
 pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
-        return Err(EINVAL);
+        return Err(null("the variable for the result"));
     }
     // SAFETY: this function's contract.
     unsafe { out.write(value) };
@@ -85,14 +132,17 @@ pub(crate) fn set_errno(value: c_int) {
 
 /// Runs `body`; a panic, which would be a defect of ours, becomes EIO instead of crossing into C.
 #[inline]
-fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))).map_err(explained::<F>)
 }
 
 /// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it
 /// too, to where a panic is caught, which ends the process.
-fn contained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    uncancelled(|| caught(body))
+pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
+    uncancelled(|| {
+        let _verb = explain::enter_verb();
+        caught(body)
+    })
 }
 
 /// As [`status`], for what runs per message, which sees to it itself that it is not cancelled:
@@ -110,7 +160,7 @@ pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
 
 /// For calls that return 0 or a positive errno value.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
-    uncancelled(|| quick_status(body))
+    contained(body).map_or_else(Errno::tell, |()| 0)
 }
 
 /// For calls that return a number, or -1 with `errno` set.
@@ -122,21 +172,30 @@ pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
 }
 
 /// For calls that return 0, or -1 with `errno` set.
-pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
-    minus_one(|| body().map(|()| 0))
+pub(crate) fn zero<F: FnOnce() -> Result<()>>(body: F) -> c_int {
+    contained(body).map_or_else(
+        |errno| {
+            set_errno(errno.0);
+            -1
+        },
+        |()| 0,
+    )
 }
 
 /// For calls that return how much they moved, or where, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
-    contained(|| body().map(usize::cast_signed)).unwrap_or_else(|errno| {
-        set_errno(errno.0);
-        -1
-    })
+    contained(body).map_or_else(
+        |errno| {
+            set_errno(errno.0);
+            -1
+        },
+        usize::cast_signed,
+    )
 }
 
 /// For calls that return a number, or a negative errno value.
 pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    uncancelled(|| quick_negative(body))
+    contained(body).unwrap_or_else(|errno| -errno.tell())
 }
 
 /// For calls that return a pointer, or NULL with `errno` set.
@@ -168,6 +227,18 @@ mod tests {
         assert_eq!((length(|| Ok(usize::MAX >> 1)), length(|| Err(EOPNOTSUPP))), (isize::MAX, -1));
         assert!(pointer::<u8>(|| Err(EOPNOTSUPP)).is_null());
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn refused_call_is_named_after_its_function() {
+        fn of<F: FnOnce() -> Result<()>>(_: F) -> String {
+            call_of::<F>()
+        }
+        fn ibv_destroy_everything() -> String {
+            of(|| Err(EINVAL))
+        }
+        assert_eq!(ibv_destroy_everything(), "ibv_destroy_everything");
+        assert_eq!(of(|| Err(EINVAL)), "ibv_refused_call_is_named_after_its_function");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! waits for the acknowledgement.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, pointer, silent, status};
+use crate::errno::{EINVAL, Result, null, pointer, silent, status};
 use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use crate::wait::for_event;
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     let find = || {
         if cq.is_null() || cq_context.is_null() {
-            return Err(EINVAL);
+            return Err(null("cq or cq_context"));
         }
         Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner)
     };
@@ -140,7 +140,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     handle: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    let find = || if event.is_null() { Err(EINVAL) } else { context(handle) };
+    let find = || if event.is_null() { Err(null("event")) } else { context(handle) };
     for_event(
         find,
         |context| Ok((context.before_async_wait()?, ())),

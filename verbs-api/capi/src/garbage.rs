@@ -2,13 +2,20 @@
 //! its error. Values that another card may take are no garbage, and are not told here.
 
 use crate::errno::Errno;
-use roxe_check::{Event, tell};
+use crate::wr_batch;
+use roxe_check::{Event, explain, tell};
+use roxe_provider::{Access, Service};
 
 /// `IBV_ACCESS_*`: the bits with a meaning, and those for hints that a device may not know.
 const ACCESS: u32 = 0x3ff | 0x3ff0_0000;
 /// `IBV_QP_INIT_ATTR_*`, `IBV_SRQ_INIT_ATTR_*`: the bits with a meaning.
 const QP_INIT: u32 = 0x7f;
 const SRQ_INIT: u32 = 0x1f;
+/// `IBV_CQ_INIT_ATTR_MASK_*` and `IBV_CREATE_CQ_ATTR_*`: the bits with a meaning.
+const CQ_INIT: u32 = 0x3;
+const CQ_FLAGS: u32 = 0x3;
+/// `IBV_QP_EX_WITH_*`: the bits with a meaning.
+const SEND_OPS: u32 = 0x1fff;
 /// `IBV_QP_CREATE_*`: the bits with a meaning.
 const CREATE_FLAGS: u32 = 1 << 1 | 0b1111 << 8;
 
@@ -19,34 +26,67 @@ type Field = (&'static str, u32);
 #[cold]
 pub(crate) fn refuse(errno: Errno, call: &'static str, (argument, value): Field, accepted: &'static str) -> Errno {
     tell(|| Event::Garbage { call, argument, value: value.into(), accepted });
+    explain::because(|| format!("{argument} is {value:#x}; accepted are {accepted}"));
     errno
 }
 
-/// The same, if `value` has bits without a meaning.
-fn refuse_unknown(errno: Errno, call: &'static str, field: Field, known: u32, accepted: &'static str) -> Errno {
-    if field.1 & !known != 0 { refuse(errno, call, field, accepted) } else { errno }
+/// The same, if `value` has bits without a meaning; else bits that this device does not do.
+#[cold]
+pub(crate) fn refuse_unknown(
+    errno: Errno,
+    call: &'static str,
+    field: Field,
+    (known, done): (u32, u32),
+    accepted: &'static str,
+) -> Errno {
+    let (argument, value) = field;
+    if value & !known != 0 {
+        return refuse(errno, call, field, accepted);
+    }
+    explain::because(|| format!("{argument} is {value:#x}; of {accepted} the device does {done:#x}"));
+    errno
 }
 
 /// Access rights that are refused.
 #[cold]
 pub(crate) fn access(errno: Errno, call: &'static str, field: Field) -> Errno {
-    refuse_unknown(errno, call, field, ACCESS, "the bits of enum ibv_access_flags")
+    refuse_unknown(errno, call, field, (ACCESS, Access::all().bits()), "the bits of enum ibv_access_flags")
 }
 
 /// Attributes of a new queue pair that are refused.
 #[cold]
-pub(crate) fn qp_init(errno: Errno, comp_mask: u32, create_flags: u32) -> Errno {
+pub(crate) fn qp_init(errno: Errno, (comp_mask, done): (u32, u32), create_flags: u32, ops: (u64, Service)) -> Errno {
     let call = "ibv_create_qp_ex";
-    if comp_mask & !QP_INIT != 0 {
-        return refuse(errno, call, ("comp_mask", comp_mask), "the bits of enum ibv_qp_init_attr_mask");
+    if comp_mask & !done != 0 {
+        let accepted = "the bits of enum ibv_qp_init_attr_mask";
+        return refuse_unknown(errno, call, ("comp_mask", comp_mask), (QP_INIT, done), accepted);
+    }
+    let (ops, service) = ops;
+    let known = wr_batch::operations_of(service);
+    // There are fewer than 32 operations.
+    if create_flags == 0 && ops & !known != 0 {
+        let field = ("send_ops_flags", u32::try_from(ops).unwrap_or(u32::MAX));
+        let accepted = "the bits of enum ibv_qp_create_send_ops_flags";
+        return refuse_unknown(errno, call, field, (SEND_OPS, (known & u64::from(u32::MAX)) as u32), accepted);
     }
     let accepted = "the bits of enum ibv_qp_create_flags";
-    refuse_unknown(errno, call, ("create_flags", create_flags), CREATE_FLAGS, accepted)
+    refuse_unknown(errno, call, ("create_flags", create_flags), (CREATE_FLAGS, 0), accepted)
+}
+
+/// Attributes of a new completion queue that are refused.
+#[cold]
+pub(crate) fn cq_init(errno: Errno, comp_mask: u32, flags: u32) -> Errno {
+    let call = "ibv_create_cq_ex";
+    if comp_mask & !CQ_INIT != 0 {
+        return refuse(errno, call, ("comp_mask", comp_mask), "the bits of enum ibv_cq_init_attr_mask");
+    }
+    let accepted = "the bits of enum ibv_create_cq_attr_flags";
+    refuse_unknown(errno, call, ("flags", flags), (CQ_FLAGS, CQ_FLAGS), accepted)
 }
 
 /// Attributes of a new shared receive queue that are refused.
 #[cold]
 pub(crate) fn srq_init(errno: Errno, comp_mask: u32) -> Errno {
     let accepted = "the bits of enum ibv_srq_init_attr_mask";
-    refuse_unknown(errno, "ibv_create_srq_ex", ("comp_mask", comp_mask), SRQ_INIT, accepted)
+    refuse_unknown(errno, "ibv_create_srq_ex", ("comp_mask", comp_mask), (SRQ_INIT, SRQ_INIT), accepted)
 }

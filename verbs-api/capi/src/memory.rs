@@ -1,7 +1,7 @@
 //! Memory regions, and the fork calls.
 
 use crate::abi::{ibv_mr, ibv_pd};
-use crate::errno::{EINVAL, Result, pointer, status, zero};
+use crate::errno::{EINVAL, Result, invalid, pointer, status, zero};
 use crate::object::Object;
 use crate::objects::{context_of, pd};
 use crate::{garbage, objects};
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pointer(|| {
         let part = DmaBuf { fd, offset, length: length as u64 };
         let mr = pd(handle)?.reg_dmabuf_mr(part, iova, access(bits.cast_unsigned())?)?;
-        let addr = usize::try_from(offset).map_err(|_| EINVAL)?;
+        let addr = usize::try_from(offset).map_err(|_| invalid(|| format!("offset is {offset:#x}")))?;
         publish(handle, core::ptr::without_provenance_mut(addr), length, mr)
     })
 }
@@ -101,10 +101,15 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
     let given = |bit| flags & bit != 0;
     if flags == 0 || flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 || (bits != 0 && !given(REREG_ACCESS))
     {
-        return Err(EINVAL);
+        return Err(invalid(|| {
+            format!(
+                "flags is {flags:#x}, access {bits:#x}; accepted are the bits of enum ibv_rereg_mr_flags, 1 to 7, \
+                     and access only with IBV_REREG_MR_CHANGE_ACCESS"
+            )
+        }));
     }
     if given(REREG_TRANSLATION) && (addr.is_null() || length == 0) {
-        return Err(EINVAL);
+        return Err(invalid(|| format!("IBV_REREG_MR_CHANGE_TRANSLATION with addr {addr:p} and length {length}")));
     }
     Ok(MrChange {
         pd: given(REREG_PD).then(|| objects::pd(pd).cloned()).transpose()?,

@@ -11,7 +11,7 @@
 
 use crate::allocator::ObjectAllocator;
 use crate::destroyed_blocks::{self, Block};
-use crate::errno::{EINVAL, ENOENT, Errno, Result};
+use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid};
 use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
 use core::any::TypeId;
@@ -20,7 +20,7 @@ use core::ffi::c_void;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use parking_lot::Condvar;
-use roxe_check::Event;
+use roxe_check::{Event, explain};
 use roxe_provider::ObjectId;
 use roxe_provider::lock::Mutex;
 use std::collections::HashMap;
@@ -210,15 +210,42 @@ impl<E: Exposed> Object<E> {
     /// another.
     fn unchanged<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
         let Some(object) = Self::registered(handle) else {
-            is_destroyed(handle.addr());
-            return Err(EINVAL);
+            return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         };
-        if object.is_itself() { Ok(object) } else { Err(changed) }
+        if object.is_itself() {
+            return Ok(object);
+        }
+        explain::because(|| {
+            let (kind, at) = (Self::kind(), handle.addr());
+            format!("the {kind} at {at:#x} was overwritten: its field context or handle is not what it was")
+        });
+        Err(changed)
     }
 
     /// The object behind a handle that the program left somewhere and may have destroyed since.
     pub(crate) fn if_alive<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
         Self::registered(handle).filter(|object| object.is_itself())
+    }
+
+    /// The name of the structure that programs hold.
+    fn kind() -> &'static str {
+        let path = core::any::type_name::<E::Handle>();
+        path.rsplit("::").next().unwrap_or(path)
+    }
+
+    /// EINVAL for what is no handle of this kind.
+    #[cold]
+    fn refuse(address: usize, is_destroyed: bool) -> Errno {
+        let kind = Self::kind();
+        if address == 0 {
+            return invalid(|| format!("the {kind} is NULL"));
+        }
+        let is_other = REGISTER.lock().by_address.contains_key(&address);
+        invalid(|| match () {
+            () if is_destroyed => format!("the {kind} at {address:#x} was destroyed before"),
+            () if is_other => format!("what is at {address:#x} is no {kind} but another kind of object"),
+            () => format!("there is no {kind} at {address:#x}: it was destroyed, or another library made it"),
+        })
     }
 
     fn registered<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
@@ -281,7 +308,8 @@ impl<E: Exposed> Object<E> {
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
         let mut register = REGISTER.lock();
         if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
-            return Err(EINVAL);
+            drop(register);
+            return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         }
         register.by_address.remove(&handle.addr());
         // SAFETY: the block was alive until the line above, and whoever removes the entry owns the

@@ -4,7 +4,7 @@
 use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::allocator::Resource;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EINVAL, Result, null, pointer, status, unsupported};
 use crate::object::{Object, Token};
 use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
@@ -36,7 +36,9 @@ pub(crate) fn service(qp_type: c_int) -> Result<Service> {
         UD => Ok(Service::Ud),
         8 => Ok(Service::Raw),
         XRC_INI => Ok(Service::XrcIni),
-        _ => Err(EOPNOTSUPP),
+        _ => Err(unsupported(|| {
+            format!("qp_type is {qp_type}; the device makes RC 2, UC 3, UD 4, RAW_PACKET 8, XRC_SEND 9 and XRC_RECV 10")
+        })),
     }
 }
 
@@ -92,7 +94,7 @@ pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     pointer(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         create(pd, init, false)
     })
 }
@@ -101,7 +103,9 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv_qp_ex {
     pointer(|| {
         let object = Object::<ibv_qp_ex>::live(handle)?;
-        object.inner.builder.as_ref().map(|_| object.exposed()).ok_or(EOPNOTSUPP)
+        object.inner.builder.as_ref().map(|_| object.exposed()).ok_or_else(|| {
+            unsupported(|| "the queue pair was created without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS".to_owned())
+        })
     })
 }
 
@@ -207,7 +211,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
     status(|| {
         let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let mask = mask.cast_unsigned();
         let unknown = || garbage::refuse(EINVAL, MODIFY, ("attr_mask", mask), "the bits of enum ibv_qp_attr_mask");
         let mask = AttrMask::from_bits(mask).ok_or_else(unknown)?;
@@ -230,7 +234,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: 
     status(|| {
         let qp = qp(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let rate_limit = RateLimit { kbps: attr.rate_limit, max_burst: attr.max_burst_sz };
         Ok(qp.modify(&QpAttr { rate_limit, ..QpAttr::default() }, AttrMask::RATE_LIMIT)?)
     })
@@ -246,7 +250,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     status(|| {
         let object = Object::<ibv_qp_ex>::live(handle)?;
         if attr.is_null() || init.is_null() {
-            return Err(EINVAL);
+            return Err(null(if attr.is_null() { "attr" } else { "init_attr" }));
         }
         let (now, made) = object.inner.qp.query();
         let draining = object.inner.qp.is_draining();
@@ -293,7 +297,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, 
 unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
     let qp = qp(handle)?;
     // SAFETY: this function's contract.
-    let gid = unsafe { gid.as_ref() }.ok_or(EINVAL)?;
+    let gid = unsafe { gid.as_ref() }.ok_or_else(|| null("gid"))?;
     Ok((qp, Gid(gid.raw)))
 }
 

@@ -7,7 +7,7 @@
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::{tell_long_inline, ud_dest};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, quick_status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
 use crate::object::Object;
 use crate::window;
 use crate::wr_batch::{Batch, Builder};
@@ -120,11 +120,12 @@ operations! {
 /// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
 /// `level` is 0 for the range and 1 for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
-    let length = u32::try_from(length).map_err(|_| EINVAL)?;
+    let length = u32::try_from(length)
+        .map_err(|_| invalid(|| format!("length is {length}; accepted are 2147483648 at most")))?;
     let selectivity = match level {
         0 => Selectivity::Range,
         1 => Selectivity::Region,
-        _ => return Err(EINVAL),
+        _ => return Err(outside("level", level, "0 for the range and 1 for the region")),
     };
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }

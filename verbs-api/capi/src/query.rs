@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, status, zero};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, null, outside, status, zero};
 use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
@@ -175,9 +175,9 @@ pub(crate) unsafe extern "C" fn query_port(
 /// `man ibv_query_port_speed`, in units of 100 Mbit/s: lanes times the speed of one.
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
-        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| EINVAL)?)?;
+        let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?)?;
         // SAFETY: NULL or a variable of the program.
-        let speed = unsafe { speed.as_mut() }.ok_or(EINVAL)?;
+        let speed = unsafe { speed.as_mut() }.ok_or_else(|| null("speed"))?;
         *speed = lanes(attr.active_width) * lane_speed(attr.active_speed);
         Ok(())
     })
@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     zero(|| {
-        let index = usize::try_from(index).map_err(|_| EINVAL)?;
+        let index = usize::try_from(index).map_err(|_| outside("index", index, "0 to gid_tbl_len of the port"))?;
         let found = ibv_gid { raw: context(handle)?.gid(port, index)?.0 };
         // SAFETY: the program passes a whole GID.
         unsafe { write_prefix(gid, size_of::<ibv_gid>(), &found) }
@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 /// The entry at `index`: ENODATA in a hole, EINVAL outside the table.
 fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntry> {
     let context = context(handle)?;
-    let port = u8::try_from(port).map_err(|_| EINVAL)?;
+    let port = u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?;
     context.gid(port, usize::try_from(index).map_err(|_| EINVAL)?)?;
     let is_it = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
     context.gid_entries().into_iter().find(is_it).ok_or(Errno(libc::ENODATA))

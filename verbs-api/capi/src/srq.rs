@@ -2,7 +2,7 @@
 
 use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::allocator::Resource;
-use crate::errno::{EINVAL, Result, pointer, status, write_out};
+use crate::errno::{Result, invalid, null, pointer, status, write_out};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{SrqInner, allocator, context_of, pd, srq};
 use core::ffi::{c_int, c_void};
@@ -54,7 +54,7 @@ pub(crate) fn publish(
 pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     pointer(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         create(pd, init.srq_context, &mut init.attr)
     })
 }
@@ -64,9 +64,11 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
     status(|| {
         let srq = srq(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         if mask & !(MAX_WR | LIMIT) != 0 {
-            return Err(EINVAL);
+            return Err(invalid(|| {
+                format!("srq_attr_mask is {mask:#x}; accepted are IBV_SRQ_MAX_WR 1, IBV_SRQ_LIMIT 2")
+            }));
         }
         let chosen = |bit, value| (mask & bit != 0).then_some(value);
         Ok(srq.modify(chosen(MAX_WR, attr.max_wr), chosen(LIMIT, attr.srq_limit))?)

@@ -2,7 +2,7 @@
 //! requests: `data_path.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
-use crate::errno::{EINVAL, Result, pointer, status};
+use crate::errno::{Result, invalid, null, outside, pointer, status};
 use crate::memory;
 use crate::object::Object;
 use crate::objects::{context_of, pd};
@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -
         let kind = match mw_type {
             1 => MwKind::One,
             2 => MwKind::Two,
-            _ => return Err(EINVAL),
+            _ => return Err(outside("type", mw_type, "IBV_MW_TYPE_1 and IBV_MW_TYPE_2, 1 and 2")),
         };
         let mw = pd(handle)?.alloc_mw(kind)?;
         let (context, rkey) = (context_of(handle)?, mw.rkey().0);
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     status(|| {
         let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
         // SAFETY: NULL or a whole structure of the program.
-        let bind = unsafe { bind.as_ref() }.ok_or(EINVAL)?;
+        let bind = unsafe { bind.as_ref() }.ok_or_else(|| null("bind"))?;
         // SAFETY: the window is alive, and binding it is the call in progress.
         let current = unsafe { (&raw const (*mw).rkey).read() };
         let rkey = tagged(&window.inner, current.wrapping_add(1));
@@ -65,10 +65,13 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: this function's contract.
     unsafe {
-        let (mw, info) = Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or(EINVAL)?;
+        let (mw, info) =
+            Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
         let region = Object::<ibv_mr>::trusted(info.mr);
         if !mw.is_itself() || region.is_some_and(|region| !region.is_itself()) {
-            return Err(EINVAL);
+            return Err(invalid(|| {
+                "the handle of bind_mw.mw or bind_info.mr is not the one that it was made with".into()
+            }));
         }
         operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), region, info)
     }
@@ -90,8 +93,12 @@ fn operation(
     region: Option<&Object<ibv_mr>>,
     info: &ibv_mw_bind_info,
 ) -> Result<SendOp> {
-    if mw.kind() != kind || (region.is_none() && info.length > 0) {
-        return Err(EINVAL);
+    if mw.kind() != kind {
+        let (given, other) = (mw.kind(), "type One is bound by ibv_bind_mw, type Two by a work request");
+        return Err(invalid(|| format!("the memory window is of type {given:?}; {other}")));
+    }
+    if region.is_none() && info.length > 0 {
+        return Err(null("bind_info.mr"));
     }
     let lkey = region.map_or(LKey(0), |object| object.inner.lkey());
     let access = memory::access(info.mw_access_flags)?;

@@ -3,7 +3,7 @@
 
 use crate::abi::*;
 use crate::data_path::post_wq_recv;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{WqInner, context, cq, pd};
 use crate::qp::publish_hash;
@@ -31,10 +31,13 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         let flags = if init.comp_mask & MASK_FLAGS != 0 { init.create_flags } else { 0 };
         if init.wq_type != 0 || init.comp_mask & !MASK_FLAGS != 0 {
-            return Err(EINVAL);
+            let (kind, mask) = (init.wq_type, init.comp_mask);
+            return Err(invalid(|| {
+                format!("wq_type is {kind}, comp_mask {mask:#x}; accepted are IBV_WQT_RQ 0 and the flags, 1")
+            }));
         }
         if flags != 0 {
             return Err(EOPNOTSUPP);
@@ -77,7 +80,7 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
     status(|| {
         let wq = &Object::<ibv_wq>::live(handle)?.inner.wq;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let mask = attr.attr_mask;
         if mask & !(ATTR_STATE | ATTR_CURRENT | ATTR_FLAGS) != 0 {
             return Err(EINVAL);
@@ -108,7 +111,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     pointer(|| {
         let context = context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
         if init.comp_mask != 0
             || init.ind_tbl.is_null()
             || init.log_ind_tbl_size > roxe_provider::limits::MAX_RWQ_TABLE.ilog2()

@@ -4,9 +4,10 @@
 //! Knows no handles: `qp_ex.rs` finds the queue pair and holds the lock.
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
+use crate::errno::{EINVAL, Errno, Result, invalid, unsupported};
 use core::ops::Range;
 use parking_lot::Mutex;
+use roxe_check::explain::because;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
 
@@ -94,9 +95,11 @@ impl Batch {
 
     pub(crate) fn begin(&mut self, wr_id: u64, flags: u32, op: SendOp) -> Result<()> {
         if operations_of(self.service) & bit(&op) == 0 {
-            return Err(EOPNOTSUPP);
+            return Err(unsupported(|| format!("a queue pair of this service has no operation {op:?}")));
         }
         if self.requests.len() >= self.cap.max_send_wr as usize {
+            let most = self.cap.max_send_wr;
+            because(|| format!("more requests between ibv_wr_start and ibv_wr_complete than max_send_wr, {most}"));
             return Err(Errno(libc::ENOMEM));
         }
         // Inline data is announced by the setter, not by a flag.
@@ -107,17 +110,23 @@ impl Batch {
 
     /// The request being built; EINVAL before the first one.
     pub(crate) fn last(&mut self) -> Result<&mut Built> {
-        self.requests.last_mut().ok_or(EINVAL)
+        self.requests.last_mut().ok_or_else(|| {
+            invalid(|| "a setter (ibv_wr_set_...) came before the request that it belongs to".to_owned())
+        })
     }
 
     /// The request being built, if data can be attached to it.
     fn last_with_data(&mut self) -> Result<&mut Built> {
-        self.last().and_then(|built| if takes_data(&built.op) { Ok(built) } else { Err(EINVAL) })
+        self.last().and_then(|built| match takes_data(&built.op) {
+            true => Ok(built),
+            false => Err(invalid(|| format!("a list or inline data was set for {:?}, which takes none", built.op))),
+        })
     }
 
     pub(crate) fn set_sges(&mut self, list: impl ExactSizeIterator<Item = Sge>) -> Result<()> {
         if list.len() > self.cap.max_send_sge as usize {
-            return Err(EINVAL);
+            let (count, most) = (list.len(), self.cap.max_send_sge);
+            return Err(invalid(|| format!("num_sge is {count}; max_send_sge of the queue pair is {most}")));
         }
         let start = self.sges.len();
         self.sges.extend(list);

@@ -5,7 +5,7 @@
 //! Its asynchronous events go to the handle that created it.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Errno, Result, pointer, status, write_out};
+use crate::errno::{Errno, Result, invalid, null, pointer, status, write_out};
 use crate::object::{Object, Token};
 use crate::objects::{QpInner, context, cq, pd};
 use crate::qp::{self, XRC_RECV};
@@ -44,9 +44,10 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
     pointer(|| {
         let context = context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_ref() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
         if init.comp_mask != MASK_FD_OFLAGS {
-            return Err(EINVAL);
+            let given = init.comp_mask;
+            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is {MASK_FD_OFLAGS:#x}, FD and OFLAGS")));
         }
         let given = |flag| init.oflags & flag != 0;
         let (create, exclusive) = (given(libc::O_CREAT), given(libc::O_EXCL));
@@ -70,7 +71,9 @@ pub(crate) fn create_srq(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq
 /// `man ibv_get_srq_num`: EINVAL for a queue of no domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
-        let found = objects::srq(handle)?.number().ok_or(EINVAL)?;
+        let found = objects::srq(handle)?
+            .number()
+            .ok_or_else(|| invalid(|| "the shared receive queue is of no XRC domain".to_owned()))?;
         // SAFETY: NULL or a variable of the program.
         unsafe { write_out(number, found) }
     })
@@ -89,10 +92,15 @@ pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv
     pointer(|| {
         context(handle)?;
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let is_complete = attr.comp_mask & !MASK_OPEN_CONTEXT == MASK_OPEN_NEEDED;
         if !is_complete || attr.qp_type != XRC_RECV {
-            return Err(EINVAL);
+            let (given, kind) = (attr.comp_mask, attr.qp_type);
+            return Err(invalid(|| {
+                format!(
+                    "comp_mask is {given:#x}, qp_type {kind}; needed are the bits NUM, XRCD and TYPE, and XRC_RECV 10"
+                )
+            }));
         }
         let qp = xrcd(attr.xrcd)?.open_target(attr.qp_num)?;
         let qp_context = if attr.comp_mask & MASK_OPEN_CONTEXT != 0 { attr.qp_context } else { null_mut() };

@@ -141,7 +141,7 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
     let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
     for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
         match item {
-            Item::Other => counts.skipped += 1,
+            Item::Other(other) => counts.others.add(other),
             Item::Broken(frame, error) => {
                 writeln!(out, "{counts}")?;
                 out.flush()?;
@@ -155,7 +155,7 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
                     let end = if colour.is_empty() { "" } else { "\x1b[0m" };
                     writeln!(out, "{colour}{}{end}", Line { captured, finding })?;
                 }
-                if args.check && captured.integrity != Integrity::Good {
+                if args.check && captured.integrity.is_bad() {
                     out.flush()?;
                     return Err(Stop::Bad(captured.frame, captured.integrity));
                 }
@@ -163,7 +163,16 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
         }
     }
     writeln!(out, "{counts}")?;
-    Ok(out.flush()?)
+    out.flush()?;
+    unseen(&counts).iter().for_each(|note| eprintln!("roxe dump: {note}"));
+    Ok(())
+}
+
+/// Says in which frames packets may be that were not looked for.
+fn unseen(counts: &Counts) -> Option<String> {
+    let unseen = counts.others.unseen();
+    (unseen.count() > 0)
+        .then(|| format!("{} frames may have packets inside, which are not looked for: {unseen}", unseen.count()))
 }
 
 /// The colour of a line on a terminal; none if it deserves no attention (`man console_codes`).
@@ -183,7 +192,7 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     let (mut told, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
     for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
         match item {
-            Item::Other => counts.skipped += 1,
+            Item::Other(other) => counts.others.add(other),
             Item::Broken(frame, error) => notes.push(format!("The file cannot be read behind frame {frame}: {error}.")),
             Item::Packet(captured) => {
                 let finding = analysis.take(&captured);
@@ -205,8 +214,14 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
             "The first {shown} packets are shown; {left} more are left out (--limit). The numbers above count all."
         ));
     }
-    if counts.skipped > 0 {
-        notes.push(format!("{} other frames of the file are no RoCEv2 packets.", counts.skipped));
+    if counts.others.count() > 0 {
+        let others = &counts.others;
+        notes.push(format!("{} other frames of the file are no RoCEv2 packets ({others}).", others.count()));
+    }
+    notes.extend(unseen(&counts));
+    if counts.cut > 0 {
+        notes
+            .push(format!("{} packets are cut: their headers are judged, their payload and ICRC are not.", counts.cut));
     }
     let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(title, &told, &analysis, &counts, notes);
@@ -231,7 +246,7 @@ impl fmt::Display for Line<'_> {
             Some(packet) => {
                 write!(f, "{packet}  ")?;
                 self.fmt_mad(&packet, f)?;
-                if integrity == Integrity::Good
+                if !integrity.is_bad()
                     && let Some(words) = self.finding.event.words(packet.header.bth.psn)
                 {
                     write!(f, "{words}  ")?;
@@ -247,6 +262,9 @@ impl fmt::Display for Line<'_> {
 impl Line<'_> {
     /// What the connection manager says in this packet, unless the comment says it.
     fn fmt_mad(&self, packet: &Packet<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.captured.is_cut() {
+            return Ok(());
+        }
         match Mad::of_packet(packet).map(|mad| mad.map(|mad| mad.to_string())) {
             Some(Ok(text)) if !self.captured.remark.contains(&text) => write!(f, "{text}  "),
             Some(Err(error)) => write!(f, "{error}  "),

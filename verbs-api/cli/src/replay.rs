@@ -39,15 +39,26 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = args.file.display();
     let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
-    let mut recorded = Vec::new();
+    let (mut recorded, mut cut) = (Vec::new(), 0);
     for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
         match item {
-            Item::Packet(captured) => recorded.push((captured.net, captured.bytes.to_vec())),
-            Item::Other => {}
+            Item::Packet(captured) => {
+                cut += usize::from(captured.is_cut());
+                recorded.push((captured.net, captured.bytes.to_vec()));
+            }
+            Item::Other(_) => {}
             Item::Broken(frame, error) => {
                 return Err(format!("{name}: cannot go on behind frame {frame}: {error}").into());
             }
         }
+    }
+    if cut > 0 {
+        let all = recorded.len();
+        return Err(format!(
+            "{name}: {cut} of {all} packets are cut, and without their payload they cannot be sent again; capture whole \
+             packets (`tcpdump -s 0`)"
+        )
+        .into());
     }
     let replay = Replay::of(&recorded, args.from.map(Into::into)).map_err(|error| format!("{name}: {error}"))?;
     let (from, to) = replay.way;

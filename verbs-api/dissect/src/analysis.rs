@@ -95,12 +95,15 @@ impl Analysis {
     /// What the next packet means.
     pub fn take(&mut self, captured: &Captured<'_>) -> Finding {
         let Some(packet) = captured.packet() else {
-            let Integrity::Malformed(error) = captured.integrity else { return Finding::of(Event::WrongIcrc) };
-            return Finding::of(Event::Malformed(error));
+            return Finding::of(match captured.integrity {
+                Integrity::Malformed(error) => Event::Malformed(error),
+                Integrity::Cut(..) => Event::Cut,
+                Integrity::Good | Integrity::WrongIcrc => Event::WrongIcrc,
+            });
         };
         let (net, qpn) = (&captured.net, packet.header.bth.dest_qpn);
         let key = FlowKey { src: net.src, dst: net.dst, qpn, direction: captured.direction };
-        if captured.integrity != Integrity::Good {
+        if captured.integrity.is_bad() {
             let flow = self.by_key.get(&key).copied();
             let requests = flow.and_then(|flow| self.flows[flow].requests.as_mut());
             if let Some(requests) = requests.filter(|_| !packet.header.opcode().operation().is_response()) {

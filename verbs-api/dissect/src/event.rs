@@ -24,6 +24,8 @@ pub enum Event {
     Malformed(ParseError),
     /// The ICRC is wrong.
     WrongIcrc,
+    /// The capture has not all of its headers.
+    Cut,
     /// Packets before it are not in the capture.
     Gap {
         /// The PSN that should have come.
@@ -113,6 +115,7 @@ impl Event {
             Self::New => ("ok", Tone::Good),
             Self::Malformed(_) => ("malformed", Tone::Bad),
             Self::WrongIcrc => ("ICRC wrong", Tone::Bad),
+            Self::Cut => ("cut", Tone::Warning),
             Self::Gap { .. } => ("PSN gap", Tone::Warning),
             Self::FillsGap { .. } => ("fills gap", Tone::Note),
             Self::Retransmission { .. } => ("retransmission", Tone::Warning),
@@ -136,6 +139,7 @@ impl Event {
         Some(match self {
             Self::New => return None,
             Self::Malformed(error) => format!("no legal packet: {error}"),
+            Self::Cut => "cut: the capture has not all of its headers".to_owned(),
             Self::WrongIcrc => "ICRC wrong: damaged on its way, or sent wrong; a receiver drops it".to_owned(),
             Self::Gap { expected, missing: 1 } => format!("PSN gap: {expected} is missing before {psn}"),
             Self::Gap { expected, missing } => {

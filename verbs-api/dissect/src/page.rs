@@ -5,7 +5,8 @@ use crate::analysis::{Analysis, Finding, Message, Outcome};
 use crate::event::{Event, Tone};
 use crate::fields::sections;
 use crate::ladder::{Page, Shapes};
-use crate::reader::{Captured, Integrity};
+use crate::other::Others;
+use crate::reader::Captured;
 use crate::words::words;
 use roxe_wire::capture::Direction;
 use roxe_wire::{Gid, Header, Kind, Qpn};
@@ -14,14 +15,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 /// What was seen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// RoCEv2 packets.
     pub packets: usize,
-    /// Those that are not whole.
+    /// Those that are damaged.
     pub bad: usize,
+    /// Those of which the capture has the beginning only.
+    pub cut: usize,
     /// Frames that are no such packets.
-    pub skipped: usize,
+    pub others: Others,
     /// Requests that were sent again.
     pub retransmissions: usize,
     /// Refusals and PSN sequence errors.
@@ -40,7 +43,8 @@ impl Counts {
     /// One more packet.
     pub fn add(&mut self, captured: &Captured<'_>, finding: &Finding) {
         self.packets += 1;
-        self.bad += usize::from(captured.integrity != Integrity::Good);
+        self.bad += usize::from(captured.integrity.is_bad());
+        self.cut += usize::from(captured.is_cut());
         self.lost += usize::from(captured.is_lost());
         self.span = self.span.max(captured.time);
         match finding.event {
@@ -66,8 +70,15 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { packets, bad, skipped, .. } = self;
-        write!(f, "{packets} RoCEv2 packets, {bad} of them bad; {skipped} other frames skipped")?;
+        let Self { packets, bad, cut, others, .. } = self;
+        write!(f, "{packets} RoCEv2 packets, {bad} of them bad")?;
+        if *cut > 0 {
+            write!(f, ", {cut} of them cut")?;
+        }
+        write!(f, "; {} other frames skipped", others.count())?;
+        if others.count() > 0 {
+            write!(f, " ({others})")?;
+        }
         let troubles = self.troubles().into_iter().filter(|(_, count, _)| *count > 0);
         troubles.into_iter().try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
     }
@@ -102,6 +113,7 @@ pub fn page(
     ];
     facts.extend(counts.troubles().map(|(name, count, tone)| number(name, count, tone)));
     facts.push(number("damaged", counts.bad, Tone::Bad));
+    facts.push(number("cut", counts.cut, Tone::Warning));
     facts.push(("span", format!("{:.6} s", counts.span as f64 / 1e9), Tone::Good.name()));
     Page { title, facts, notes, columns: columns.list, rows, messages, shapes }
 }

@@ -1,6 +1,7 @@
 //! The RoCEv2 packets in a capture file, each with when and which way it went, and whether it is
 //! whole. Touches the bytes of the file only.
 
+use crate::other::Other;
 use roxe_wire::capture::{CaptureError, Direction, Frame, frames, ip_packet};
 use roxe_wire::{MAX_PAYLOAD, NetHeader, Packet, ParseError, icrc};
 use std::fmt;
@@ -14,6 +15,16 @@ pub enum Integrity {
     Malformed(ParseError),
     /// The ICRC does not fit the bytes.
     WrongIcrc,
+    /// The capture has only so many of so many bytes: the headers can be judged, if they are there,
+    /// and the rest cannot.
+    Cut(usize, usize),
+}
+
+impl Integrity {
+    /// Returns true if the packet is known to be damaged.
+    pub const fn is_bad(self) -> bool {
+        matches!(self, Self::Malformed(_) | Self::WrongIcrc)
+    }
 }
 
 impl fmt::Display for Integrity {
@@ -22,6 +33,7 @@ impl fmt::Display for Integrity {
             Self::Good => f.write_str("icrc ok"),
             Self::Malformed(error) => write!(f, "malformed: {error}"),
             Self::WrongIcrc => f.write_str("icrc wrong: the packet was damaged on its way, or sent wrong"),
+            Self::Cut(captured, length) => write!(f, "cut: {captured} of {length} bytes, icrc not captured"),
         }
     }
 }
@@ -37,7 +49,7 @@ pub struct Captured<'f> {
     pub direction: Option<Direction>,
     /// What the IP and UDP headers say.
     pub net: NetHeader,
-    /// From the BTH to the ICRC.
+    /// From the BTH to the ICRC, as far as they are captured.
     pub bytes: &'f [u8],
     /// Whether it is whole.
     pub integrity: Integrity,
@@ -46,9 +58,18 @@ pub struct Captured<'f> {
 }
 
 impl<'f> Captured<'f> {
-    /// The packet, unless it is malformed.
+    /// The packet, unless it is malformed or cut within its headers. The payload of a cut one is
+    /// all zeros.
     pub fn packet(&self) -> Option<Packet<'f>> {
-        Packet::parse(self.bytes).ok()
+        match self.integrity {
+            Integrity::Cut(_, length) => Packet::parse_cut(self.bytes, length, ZEROS).ok(),
+            _ => Packet::parse(self.bytes).ok(),
+        }
+    }
+
+    /// Returns true if its payload is not captured.
+    pub const fn is_cut(&self) -> bool {
+        matches!(self.integrity, Integrity::Cut(..))
     }
 
     /// Whether a fault rule of the process that recorded it lost it.
@@ -58,13 +79,16 @@ impl<'f> Captured<'f> {
     }
 }
 
+/// In place of a payload that was not captured.
+static ZEROS: &[u8] = &[0; MAX_PAYLOAD + 4];
+
 /// What a file has.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'f> {
     /// A packet.
     Packet(Captured<'f>),
-    /// A frame that is no RoCEv2 packet or was not recorded as a whole.
-    Other,
+    /// A frame without a RoCEv2 packet, or in which none is looked for: what it is.
+    Other(Other),
     /// The file cannot be read behind this frame.
     Broken(usize, CaptureError),
 }
@@ -83,13 +107,13 @@ pub fn items<'f>(
         Ok(frame) => {
             let time = frame.timestamp_ns.saturating_sub(*start.get_or_insert(frame.timestamp_ns));
             let packets = packets(&frame, &is_other);
-            let captured = packets.into_iter().map(|(net, bytes)| {
+            let captured = packets.into_iter().map(|(net, bytes, length)| {
                 let (direction, remark) = (frame.direction, frame.comment);
-                let integrity = judge(&net, bytes);
+                let integrity = judge_cut(&net, bytes, length);
                 Item::Packet(Captured { frame: number, time, direction, net, bytes, integrity, remark })
             });
             let items: Vec<_> = captured.collect();
-            if items.is_empty() { vec![Item::Other] } else { items }
+            if items.is_empty() { vec![Item::Other(Other::of(&frame))] } else { items }
         }
     }))
 }
@@ -102,22 +126,37 @@ fn judge(net: &NetHeader, bytes: &[u8]) -> Integrity {
     }
 }
 
-/// The RoCEv2 packets of a frame: none, one, or the segments of a batch that the sender left to the
-/// network device to split, which is captured before it is split.
-fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(NetHeader, &'f [u8])> {
-    // Otherwise cut short by the capture, or another protocol: nothing to judge.
-    let Some(Ok((net, payload))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_ip) else {
+/// As [`judge`], of a packet that had `length` bytes on the wire.
+fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
+    if bytes.len() == length {
+        return judge(net, bytes);
+    }
+    match Packet::parse_cut(bytes, length, ZEROS) {
+        // Headers that are not there, or a batch whose segments cannot be told apart.
+        Ok(_) | Err(ParseError::Truncated) => Integrity::Cut(bytes.len(), length),
+        Err(error) => Integrity::Malformed(error),
+    }
+}
+
+/// The RoCEv2 packets of a frame, each with its length on the wire: none, one, or the segments of a
+/// batch that the sender left to the network device to split, which is captured before it is split.
+fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(NetHeader, &'f [u8], usize)> {
+    // Otherwise another protocol: nothing to judge.
+    let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_cut_ip) else {
         return Vec::new();
     };
-    if is_other(payload) {
+    if is_other(payload) || (payload.len() < length && !frame.is_cut()) {
         return Vec::new();
+    }
+    if payload.len() < length {
+        return vec![(net, payload, length)];
     }
     let size = match judge(&net, payload) {
         Integrity::Good => payload.len(),
         _ => segment_size(&net, payload).unwrap_or(payload.len()),
     };
     let numbered = payload.chunks(size.max(1)).zip(0u16..);
-    numbered.map(|(segment, index)| (segment_header(&net, index), segment)).collect()
+    numbered.map(|(segment, index)| (segment_header(&net, index), segment, segment.len())).collect()
 }
 
 /// The kernel numbers the segments of a batch one by one in their IPv4 identification.

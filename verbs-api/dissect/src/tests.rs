@@ -294,3 +294,62 @@ fn no_bytes_make_it_panic() {
     }
     assert!(packets > 5000, "{packets}");
 }
+
+/// The same capture, cut to `snap` bytes a frame as `tcpdump -s` does it: a classic file of raw IP
+/// packets.
+fn cut(tape: &Tape, snap: usize) -> Vec<u8> {
+    let mut file = vec![0xa1, 0xb2, 0x3c, 0x4d, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 101];
+    for frame in roxe_wire::capture::frames(&tape.bytes).unwrap() {
+        let data = frame.unwrap().data;
+        let kept = &data[..data.len().min(snap)];
+        for number in [0, 0, kept.len() as u32, data.len() as u32] {
+            file.extend(number.to_be_bytes());
+        }
+        file.extend(kept);
+    }
+    file
+}
+
+fn judged(file: &[u8]) -> (Counts, Vec<String>) {
+    let (mut counts, mut analysis, mut told) = (Counts::default(), Analysis::default(), Vec::new());
+    for item in items(file, |_| false).unwrap() {
+        match item {
+            Item::Packet(captured) => {
+                let finding = analysis.take(&captured);
+                counts.add(&captured, &finding);
+                told.push(words(&captured, &finding));
+            }
+            Item::Other(other) => counts.others.add(other),
+            Item::Broken(..) => panic!("{item:?}"),
+        }
+    }
+    (counts, told)
+}
+
+#[test]
+fn cut_packets_are_judged_by_their_headers() {
+    let mut tape = Tape::new();
+    tape.request(10, Request::WriteFirst(reth(2048)), 1024);
+    tape.request(12, Request::WriteLast(None), 1024);
+    tape.ack(12, Syndrome::Ack { credits: 31 });
+    // IP, UDP and the headers of the first packet, and 2 bytes of its payload.
+    let (counts, told) = judged(&cut(&tape, 20 + 8 + 12 + 16 + 2));
+    assert_eq!((counts.packets, counts.cut, counts.bad, counts.gaps), (3, 2, 0, 1));
+    assert!(counts.to_string().starts_with("3 RoCEv2 packets, 0 of them bad, 2 of them cut; 0 other"), "{counts}");
+    assert!(told[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && told[0].contains("; cut"));
+    assert!(told[1].contains("1024 bytes") && !told[2].contains("cut"), "{told:?}");
+    // Within the BTH nothing is left to judge, and the packet is still counted.
+    let (counts, told) = judged(&cut(&tape, 20 + 8 + 6));
+    assert_eq!((counts.packets, counts.cut, counts.bad), (3, 3, 0));
+    assert!(told[0].contains("not all of its headers"), "{told:?}");
+}
+
+#[test]
+fn bad_headers_of_cut_packets_are_bad() {
+    let mut tape = Tape::new();
+    let mut packet = Tape::packet(RESPONDER, 10, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 400);
+    packet[0] = 0x1f;
+    tape.record(RESPONDER, &packet, "");
+    let (counts, _) = judged(&cut(&tape, 60));
+    assert_eq!((counts.packets, counts.bad, counts.cut), (1, 1, 0));
+}

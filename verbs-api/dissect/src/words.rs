@@ -11,13 +11,18 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
     };
     let said = finding.event.words(packet.header.bth.psn);
-    let does = does(&packet, finding);
+    let does = if captured.is_cut() && Mad::of_packet(&packet).is_some() {
+        Some("connection manager: not captured".to_owned())
+    } else {
+        does(&packet, finding)
+    };
     let mut text = match (said, does) {
         (Some(said), Some(does)) => format!("{said}; {does}"),
         (Some(text), None) | (None, Some(text)) => text,
         (None, None) => String::new(),
     };
     let marks = [
+        (captured.is_cut(), "; cut: the capture has not all of it"),
         (captured.is_lost(), "; a fault rule lost it"),
         (captured.net.is_marked(), "; a switch marked it (ECN)"),
         (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),

@@ -76,12 +76,19 @@ pub struct Frame<'a> {
     pub comment: &'a str,
     /// Its bytes, as many as were captured.
     pub data: &'a [u8],
+    /// Bytes that it had on the wire.
+    pub length: u64,
 }
 
 impl Frame<'_> {
+    /// Returns true if the capture has fewer bytes than the wire had.
+    pub const fn is_cut(&self) -> bool {
+        self.length > self.data.len() as u64
+    }
+
     /// A frame without bytes of which nothing is known but the kind of its interface.
     pub const fn new(link: LinkType) -> Self {
-        Self { timestamp_ns: 0, link, direction: None, comment: "", data: &[] }
+        Self { timestamp_ns: 0, link, direction: None, comment: "", data: &[], length: 0 }
     }
 }
 

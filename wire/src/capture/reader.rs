@@ -217,9 +217,10 @@ impl<'a> Classic<'a> {
             return Ok(None);
         }
         let [seconds, fraction] = [self.records.u32()?, self.records.u32()?].map(u64::from);
-        let [captured, _on_the_wire] = [self.records.u32()?, self.records.u32()?];
+        let [captured, length] = [self.records.u32()?, self.records.u32()?];
         let timestamp_ns = seconds * 1_000_000_000 + fraction * self.unit_ns;
-        Ok(Some(Frame { timestamp_ns, data: self.records.bytes(captured)?, ..Frame::new(self.link) }))
+        let data = self.records.bytes(captured)?;
+        Ok(Some(Frame { timestamp_ns, data, length: length.into(), ..Frame::new(self.link) }))
     }
 }
 
@@ -276,9 +277,9 @@ impl<'a> Blocks<'a> {
     fn enhanced(&self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
         let interface = self.interface(body.u32()?)?;
         let [high, low] = [body.u32()?, body.u32()?].map(u64::from);
-        let [captured, _on_the_wire] = [body.u32()?, body.u32()?];
-        let timestamp_ns = interface.nanoseconds(high << 32 | low);
-        let mut frame = Frame { timestamp_ns, data: body.padded(captured)?, ..Frame::new(interface.link) };
+        let [captured, length] = [body.u32()?, body.u32()?];
+        let (timestamp_ns, length) = (interface.nanoseconds(high << 32 | low), length.into());
+        let mut frame = Frame { timestamp_ns, data: body.padded(captured)?, length, ..Frame::new(interface.link) };
         for (code, value) in Options(body) {
             match code {
                 option::COMMENT => frame.comment = core::str::from_utf8(value).unwrap_or_default(),
@@ -296,7 +297,8 @@ impl<'a> Blocks<'a> {
         let interface = self.interface(0)?;
         let on_the_wire = body.u32()?;
         let limit = if interface.snap_len == 0 { u32::MAX } else { interface.snap_len };
-        Ok(Frame { data: body.bytes(on_the_wire.min(limit))?, ..Frame::new(interface.link) })
+        let data = body.bytes(on_the_wire.min(limit))?;
+        Ok(Frame { data, length: on_the_wire.into(), ..Frame::new(interface.link) })
     }
 
     /// Interface number `id` of the current section.

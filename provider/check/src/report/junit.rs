@@ -38,7 +38,7 @@ fn passed(rule: Rule) -> String {
 
 fn found(named: &Named) -> String {
     let (rule, text) = (named.report.rule, escaped(&named.text()));
-    let outcome = if rule.severity() == Severity::Error {
+    let outcome = if named.report.severity == Severity::Error {
         format!("<failure type=\"{rule}\" message=\"{}\">{text}</failure>", escaped(&named.report.sentence))
     } else {
         format!("<system-out>{text}</system-out>")

@@ -67,7 +67,7 @@ fn result(named: &Named) -> Value {
     let (first, others) = named.stacks.split_at(named.stacks.len().min(1));
     json!({
         "ruleId": report.rule.name(),
-        "level": level(report.rule.severity()),
+        "level": level(report.severity),
         "message": {"text": format!("{}{facts}\nWhat to do: {}", report.sentence, report.advice)},
         "locations": first.iter().filter_map(place).collect::<Vec<_>>(),
         "relatedLocations": others.iter().filter_map(place).collect::<Vec<_>>(),

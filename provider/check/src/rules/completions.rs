@@ -21,7 +21,7 @@ const NAMED: usize = 8;
 pub(super) struct Completions {
     queues: IdMap<ObjectId, Queue>,
     /// Threads that wait, by channel.
-    waits: IdMap<ObjectId, (ThreadId, Stack)>,
+    waits: IdMap<ObjectId, (User, Stack)>,
     /// Queues that requests are posted to: one that is never used brings no completions.
     used: IdSet<(ObjectId, Side)>,
 }
@@ -42,8 +42,33 @@ struct Queue {
     armed: Armed,
     /// Who armed it or polled it last. A thread that does neither waits for another one's queue,
     /// and that one takes what lies there.
-    user: Option<ThreadId>,
+    user: Option<User>,
     armed_at: Option<Stack>,
+    /// Completions that lay there when it was armed and that no event stood for, until the queue is
+    /// polled.
+    missed: usize,
+    is_late_reported: bool,
+}
+
+/// A thread of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct User {
+    thread: ThreadId,
+    /// The kernel's number of it.
+    number: i32,
+}
+
+impl User {
+    /// The thread that this is called by.
+    fn current() -> Self {
+        thread_local! {
+            static NUMBER: i32 = std::fs::read_link("/proc/thread-self")
+                .ok()
+                .and_then(|path| path.file_name()?.to_str()?.parse().ok())
+                .unwrap_or(0);
+        }
+        Self { thread: thread::current().id(), number: NUMBER.with(|number| *number) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,13 +101,15 @@ impl Observer for Completions {
             Event::PostedRecv { queue, .. } => drop(self.used.insert((queue, Side::Recv))),
             Event::Polled { cq, .. } => {
                 let queue = self.queues.entry(cq).or_default();
-                (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(thread::current().id()));
+                (queue.held, queue.user) = (queue.held.saturating_sub(1), Some(User::current()));
+                queue.missed = 0;
             }
             Event::Overrun { cq } => reports.extend(overrun(cq, &producers(cq, &self.used, world), world)),
-            Event::Armed { cq, any } => {
+            Event::Armed { cq, any, missed } => {
                 let queue = self.queues.entry(cq).or_default();
                 queue.armed = if any { Armed::Any } else { Armed::Some };
-                (queue.user, queue.armed_at) = (Some(thread::current().id()), Some(stack.clone()));
+                (queue.user, queue.armed_at) = (Some(User::current()), Some(stack.clone()));
+                queue.missed = missed;
             }
             Event::Announced { cq } => {
                 self.queues.entry(cq).or_default().armed = Armed::Spent;
@@ -91,8 +118,23 @@ impl Observer for Completions {
                     self.waits.remove(&channel);
                 }
             }
-            Event::Waits { channel } => drop(self.waits.insert(channel, (thread::current().id(), stack.clone()))),
-            Event::StillWaits { channel } => reports.extend(self.sleeps(channel, world)),
+            Event::Waits { channel } => {
+                self.waits.insert(channel, (User::current(), stack.clone()));
+                reports.extend(self.armed_late(channel, stack, world));
+            }
+            Event::StillWaits { channel } => {
+                let Some((waiter, waits)) = self.waits.get(&channel) else { return };
+                let is_it = |user: &User| user.thread == waiter.thread;
+                let report = self.sleeps(channel, None, is_it, world);
+                reports.extend(report.map(|report| report.at("waits at", waits)));
+            }
+            Event::Sleeps { cq, thread, call } => {
+                let Some(Made::Cq { channel: Some(channel), .. }) = world.object(cq).map(|known| known.made) else {
+                    return;
+                };
+                let report = self.sleeps(channel, Some(cq), |user| user.number == thread, world);
+                reports.extend(report.map(|report| report.fact("sleeps in", format!("{call}, thread {thread}"))));
+            }
             Event::Destroyed(id) => {
                 self.used.retain(|(queue, _)| *queue != id);
                 self.queues.remove(&id);
@@ -104,19 +146,42 @@ impl Observer for Completions {
 }
 
 impl Completions {
-    /// A thread waits although one of its queues has what it waits for.
-    fn sleeps(&self, channel: ObjectId, world: &World) -> Option<Report> {
-        let (waiter, waits) = self.waits.get(&channel)?;
-        let ours = |id| {
-            let of = world.object(id).map(|known| known.made);
-            matches!(of, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
+    /// A thread waits for the next event without a look at what lay in a queue when it was armed.
+    /// The card has raised an event for that, as many do; the standard does not ask for it.
+    fn armed_late(&mut self, channel: ObjectId, waits: &Stack, world: &World) -> Option<Report> {
+        let user = User::current();
+        let is_it = |id: &ObjectId, queue: &Queue| {
+            queue.missed > 0 && !queue.is_late_reported && queue.user == Some(user) && is_of(*id, channel, world)
         };
+        let (cq, queue) = self.queues.iter_mut().find(|(id, queue)| is_it(id, queue))?;
+        queue.is_late_reported = true;
+        let sentence = format!(
+            "A thread waits for an event of the {}, which it armed too late and has not polled since: {} there \
+             already, and a card need not raise an event for that.",
+            world.name(*cq),
+            lie(queue.missed)
+        );
+        let report = Report::new(Rule::SleepWithCompletions, sentence).warned().at("waits at", waits);
+        Some(report.at("armed at", &queue.armed_at).advice(ADVICE))
+    }
+
+    /// A thread waits although one of its queues, `wanted` if that is given, has what it waits for.
+    fn sleeps(
+        &self,
+        channel: ObjectId,
+        wanted: Option<ObjectId>,
+        is_waiter: impl Fn(&User) -> bool,
+        world: &World,
+    ) -> Option<Report> {
+        let ours = |id| is_of(id, channel, world);
         let mut queues: Vec<_> = self.queues.iter().filter(|(id, _)| ours(**id)).collect();
         queues.sort_by_key(|(id, _)| **id);
         let is_slept_on = |queue: &Queue| {
-            queue.held > 0 && queue.user == Some(*waiter) && matches!(queue.armed, Armed::Spent | Armed::Any)
+            let is_armed = matches!(queue.armed, Armed::Spent | Armed::Any);
+            queue.held > 0 && queue.user.as_ref().is_some_and(&is_waiter) && is_armed
         };
-        let at = queues.iter().position(|(_, queue)| is_slept_on(queue))?;
+        let is_it = |id: &ObjectId| wanted.is_none_or(|wanted| wanted == *id);
+        let at = queues.iter().position(|(id, queue)| is_it(id) && is_slept_on(queue))?;
         let (cq, queue) = queues.remove(at);
         // The wait may be for another queue.
         if queues.iter().any(|(_, other)| matches!(other.armed, Armed::Any | Armed::Some)) {
@@ -127,14 +192,25 @@ impl Completions {
             _ => (queue.held, "it was not armed again after its last event"),
         };
         let sentence = format!(
-            "A thread waits for an event while {held} completions lie in the {}, and no event of it is due: {why}.",
+            "A thread waits for an event while {} in the {}, and no event of it is due: {why}.",
+            lie(held),
             world.name(*cq)
         );
-        let report = Report::new(Rule::SleepWithCompletions, sentence).at("waits at", waits);
-        Some(report.at("armed at", &queue.armed_at).advice(
-            "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.",
-        ))
+        Some(Report::new(Rule::SleepWithCompletions, sentence).at("armed at", &queue.armed_at).advice(ADVICE))
     }
+}
+
+fn lie(count: usize) -> String {
+    if count == 1 { "1 completion lies".to_owned() } else { format!("{count} completions lie") }
+}
+
+const ADVICE: &str =
+    "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.";
+
+/// Returns true if the events of a completion queue come to `channel`.
+fn is_of(cq: ObjectId, channel: ObjectId, world: &World) -> bool {
+    let made = world.object(cq).map(|known| known.made);
+    matches!(made, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
 }
 
 /// A queue that completes in a completion queue, and the most requests that it holds.
@@ -253,7 +329,7 @@ mod tests {
     fn who_sleeps_in_front_of_completions_is_reported() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
         card.tell(Event::Announced { cq });
         card.tell(Event::Waits { channel });
@@ -264,7 +340,7 @@ mod tests {
     fn a_thread_whose_event_was_raised_does_not_sleep_however_late_it_runs() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
-        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
         card.tell(Event::Waits { channel });
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
         card.tell(Event::Announced { cq });
@@ -275,7 +351,7 @@ mod tests {
     fn who_polled_until_nothing_was_left_may_sleep() {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
-        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
         card.poll(qp, 1);
         card.tell(Event::Waits { channel });
@@ -289,7 +365,31 @@ mod tests {
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
         card.tell(Event::Waits { channel });
         assert_eq!(card.tell(Event::StillWaits { channel }), []);
-        card.tell(Event::Armed { cq, any: false });
+        card.tell(Event::Armed { cq, any: false, missed: 0 });
         assert_eq!(card.tell(Event::StillWaits { channel }), []);
+    }
+
+    #[test]
+    fn thread_that_sleeps_in_poll_is_reported_like_one_in_get_cq_event() {
+        let (mut card, _) = card_with_events();
+        let (cq, thread) = (card.cq, User::current().number);
+        let sleeps = |thread| Event::Sleeps { cq, thread, call: "poll" };
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
+        card.tell(Event::Held { cq, held: 1, capacity: 16 });
+        card.tell(Event::Announced { cq });
+        assert_eq!(card.tell(sleeps(thread + 1)), [], "another thread takes them");
+        assert_eq!(card.tell(sleeps(thread)), [Rule::SleepWithCompletions]);
+    }
+
+    #[test]
+    fn completions_there_before_arming_are_polled_before_the_next_wait() {
+        let (mut card, channel) = card_with_events();
+        let (qp, cq) = (card.qp(), card.cq);
+        card.tell(Event::Armed { cq, any: true, missed: 1 });
+        card.poll(qp, 1);
+        assert_eq!(card.tell(Event::Waits { channel }), []);
+        card.tell(Event::Armed { cq, any: true, missed: 1 });
+        assert_eq!(card.tell(Event::Waits { channel }), [Rule::SleepWithCompletions]);
+        assert_eq!(card.tell(Event::Waits { channel }), [], "once for each queue");
     }
 }

@@ -48,6 +48,7 @@ impl Observer for Keys {
                 reports.extend(self.met.remove(&qp).filter(|_| is_refused));
             }
             Event::Denied { qp, right } => reports.push(denied(qp, right, world)),
+            Event::Unmapped { mr } => reports.push(unmapped(mr, stack, world)),
             Event::DestroyBegun(id) => {
                 if let Some(report) = self.deregister(id, stack, world) {
                     self.going.insert(id, report);
@@ -130,6 +131,19 @@ impl Keys {
                 .advice("Poll the completions of all requests that use a region, or destroy their queue pair, first."),
         )
     }
+}
+
+/// A region has outlived its memory. A card that has pinned the pages goes on with those, and what
+/// peers write there is seen by nobody.
+fn unmapped(mr: ObjectId, stack: &Stack, world: &World) -> Report {
+    let sentence = format!(
+        "The memory of the {} was unmapped while it was registered: a card keeps the old pages, whatever is mapped \
+         there since.",
+        world.name(mr)
+    );
+    let report = Report::new(Rule::MemoryGoneInFlight, sentence).warned().at("deregistered", stack);
+    let report = report.at("registered at", world.object(mr).map(|known| &known.created));
+    report.advice("Deregister the region before its memory is unmapped or freed.")
 }
 
 /// A queue pair does not grant a right.

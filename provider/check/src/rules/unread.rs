@@ -96,7 +96,7 @@ mod tests {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), card.cq);
         card.tell(Event::Created(channel, Made::Channel { context }));
-        card.tell(Event::Armed { cq, any: true });
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
         for channel in [channel, context] {
             assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
         }

@@ -5,7 +5,7 @@
 
 use super::address::Address;
 use super::event::{EventData, EventKind};
-use super::id::{Id, Inner};
+use super::id::{Id, Inner, Side};
 use roxe_base::config::Explain;
 use roxe_base::error::Error;
 use roxe_check::explain::{self, Connection, explains};
@@ -81,7 +81,7 @@ fn look_up(status: i32, peer: &str) -> Cause {
             (format!("nobody there looks after datagrams for {peer}"), "start the server, or correct the port")
         }
         Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see what the server says"),
-        _ => (format!("the other end answered with status {status}"), "see IBA 12.11.1.2"),
+        _ => (format!("the other end answered with status {status}"), "see what the server says"),
     }
 }
 
@@ -111,13 +111,27 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
                 .to_owned(),
             "create a new queue pair for each connection, and disconnect before it is destroyed",
         ),
+        RejReason::Timeout if inner.side == Side::Passive => (
+            "the client gave up: it had waited in vain for the answer to its request (rdma_accept)".to_owned(),
+            "take RDMA_CM_EVENT_CONNECT_REQUEST from the channel and accept in time",
+        ),
         RejReason::Timeout => (
             "the other end accepted and waited for the last message of the exchange in vain".to_owned(),
             "fetch and handle the events of the channel in time",
         ),
+        RejReason::InvalidCommId | RejReason::InvalidCommInstance => (
+            format!(
+                "the other end knows nothing of this connection any more ({reason}): its program has ended, or has \
+                 destroyed the identifier"
+            ),
+            "see why the other program ended while the connection was being made",
+        ),
         RejReason::NoResources | RejReason::NoQp => other("see why the other end could not create its queue pair"),
         RejReason::InsufficientResponderResources => other("ask for a smaller initiator_depth"),
-        _ => other("see IBA 12.6.7.2"),
+        RejReason::InvalidGid | RejReason::InvalidAltGid => other("use a GID that the device of the other end has"),
+        RejReason::InvalidMtu => other("use a path_mtu that the port of the other end has (ibv_devinfo: active_mtu)"),
+        RejReason::InvalidRnrRetry => other("use an rnr_retry_count of 7 or less"),
+        _ => other("see what the program and the connection manager of the other end log"),
     }
 }
 

@@ -4,10 +4,12 @@
 use super::moderation::{Moderator, Verdict};
 use super::weak::WeakCq;
 use roxe_base::weakest::{Weakness, has};
+use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Which entries wake the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +40,10 @@ pub(super) struct State {
     pub(super) moderator: Moderator,
     pub(super) ignore_overrun: bool,
     pub(super) overrun: bool,
+    /// When the program took an entry last; kept while something watches it.
+    pub(super) polled_at: Instant,
+    /// Looks for threads that sleep although there are entries, while the checker is on.
+    pub(super) slept_on: Option<Arc<dyn Deadline>>,
     /// Of the weakest legal card.
     pub(super) weak: Option<Box<WeakCq>>,
 }
@@ -63,6 +69,17 @@ impl State {
         verdict
     }
 
+    /// Entries that came since the last event, and that nobody has polled.
+    pub(super) fn missed(&self) -> usize {
+        self.ring.len().saturating_sub(self.known())
+    }
+
+    /// Entries of the ring that the last event stands for.
+    fn known(&self) -> usize {
+        let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
+        usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped
+    }
+
     /// Whether an entry that came since the last event, and that nobody has polled, fires the event
     /// that was just armed. The standard does not ask for that.
     pub(super) fn fires_for_missed(&mut self) -> Verdict {
@@ -72,8 +89,7 @@ impl State {
         if has(Weakness::EVENTS) {
             return Verdict::Wait;
         }
-        let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
-        let known = usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped;
+        let known = self.known();
         let missed = match self.armed {
             Armed::No => None,
             Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),

@@ -19,6 +19,7 @@ use roxe_memory::table::MemoryTable;
 use roxe_transport::wr::Access;
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A registered memory region.
 #[derive(Debug)]
@@ -66,6 +67,8 @@ struct Registration {
     backing: Backing,
     /// The use of the domain and the place in the quota; they end with the registration.
     uses: Option<[Use; 2]>,
+    /// True if its mappings are marked, for the checker.
+    is_marked: bool,
 }
 
 /// What [`Mr::reregister`] changes; `None` leaves it as it is.
@@ -165,7 +168,9 @@ impl Mr {
     pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
         let quota = pd.context().device().quotas().mrs.take()?;
         let keys = Keys::draw(pd.context().memory(), region)?;
-        let registration = Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]) };
+        let is_marked = marked(terms, &backing);
+        let registration =
+            Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]), is_marked };
         let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.told(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
         Ok(Arc::new(Self { context, keys, registration, tracked }))
@@ -228,6 +233,9 @@ impl Mr {
             *pd_use = pd.hold();
         }
         tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.keys)));
+        if change.range.is_some() {
+            now.is_marked = marked(terms, &now.backing);
+        }
         (now.pd, now.terms) = (pd, terms);
         drop(now);
         self.context.engine().settle_memory();
@@ -255,6 +263,10 @@ impl Mr {
     fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
+            if is_checking() && now.is_marked && may_look() && !mapped::is_still_there(now.terms.addr, now.terms.length)
+            {
+                tell(|| Event::Unmapped { mr: self.tracked.id() });
+            }
             tell(|| Event::DestroyBegun(self.tracked.id()));
             kill(self.keys, self.context.memory())?;
             self.tracked.end();
@@ -346,6 +358,19 @@ impl Drop for Mr {
     }
 }
 
+/// Marks the mappings of a region of the program, for the checker.
+fn marked(terms: Terms, backing: &Backing) -> bool {
+    let is_pinned = matches!(backing, Backing::Program) && !terms.access.contains(Access::ON_DEMAND);
+    is_checking() && is_pinned && mapped::mark(terms.addr, terms.length)
+}
+
+/// Returns true for the first regions that are deregistered: to look at all mappings takes time.
+fn may_look() -> bool {
+    const MOST: u32 = 1000;
+    static LOOKED: AtomicU32 = AtomicU32::new(0);
+    LOOKED.fetch_add(1, Ordering::Relaxed) < MOST
+}
+
 pub(super) fn check_rights(access: Access) -> Result<(), Error> {
     // clause: FLUSH-PERSISTENT
     if access.contains(Access::FLUSH_PERSISTENT) {
@@ -356,7 +381,10 @@ pub(super) fn check_rights(access: Access) -> Result<(), Error> {
     }
     // clause: KEY-LOCAL-WRITE
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(Error::invalid("remote write and atomic rights need LOCAL_WRITE as well"));
+        return Err(Error::invalid(format!(
+            "access is {:#x}: IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE as well",
+            access.bits()
+        )));
     }
     Ok(())
 }

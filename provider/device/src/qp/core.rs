@@ -5,7 +5,7 @@
 //! a program ([`super`]) and the engine ([`super::queue_pair`]).
 
 use super::credits::Credits;
-use super::failure;
+use super::failure::{self, Circumstances};
 use super::history::{Entry, History};
 use super::host::QpHost;
 use super::host_state::QpHostState;
@@ -15,7 +15,9 @@ use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use crate::xrc_domain::XrcDomain;
 use roxe_base::clock;
+use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
+use roxe_check::explain::explains;
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::poll_policy::DelayedAck;
@@ -24,6 +26,7 @@ use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_net::frames::FrameSender;
 use roxe_transport::Qp as Machine;
+use roxe_transport::cm::Route;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCounts, Service};
 use roxe_transport::time::Instant;
@@ -314,23 +317,34 @@ impl QpCore {
         self.engine().counters().count_retries(met);
         inner.state.met.add(met);
         if met.local_ack_timeout_err > 0 {
+            self.ask_network(inner);
             self.engine().note_unanswered(now);
+        }
+    }
+
+    /// Asks the network about a peer on another host when the first acknowledgement is overdue, if
+    /// a failure would be explained: retries use up the answers that a host gives in a second.
+    fn ask_network(&self, inner: &mut Inner) {
+        let av = inner.machine.attr().av;
+        if explains() > Explain::Off && inner.state.probe.is_none() && self.engine().link(av.dgid).is_none() {
+            let way = Route { local: av.sgid, remote: av.dgid };
+            inner.state.probe = self.engine().probe(way).ok().map(Box::new);
         }
     }
 
     /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
     pub(super) fn tell_failure(&self) {
-        let (failed, attr, unanswered) = {
+        let (failed, circumstances) = {
             let mut inner = self.inner.lock();
             self.tell_state(&mut inner);
-            let failed = inner.state.failed.take();
-            let history = if failed.is_some() { inner.state.history.tell() } else { Vec::new() };
-            (failed.zip(Some(history)), *inner.machine.attr(), inner.machine.unanswered())
+            let Some(failed) = inner.state.failed.take() else { return };
+            inner.state.is_explained = true;
+            let (attr, unanswered) = (*inner.machine.attr(), inner.machine.unanswered());
+            let (probe, history) = (inner.state.probe.take(), inner.state.history.tell());
+            (failed, Circumstances { attr, unanswered, probe, history })
         };
-        if let Some((failed, history)) = failed {
-            failed.explain(&self.resources, &attr, unanswered, history);
-        }
+        failed.explain(&self.resources, circumstances);
     }
 
     /// Tells the state into which the card may have moved the queue pair.

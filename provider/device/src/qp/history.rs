@@ -76,6 +76,19 @@ impl History {
         self.is_told = false;
     }
 
+    /// The newest entry that ends a connection although no request of this end has failed.
+    pub(super) fn last_refusal(&self) -> Option<Entry> {
+        let mut newest = self.entries.iter().rev().map(|(_, entry)| *entry);
+        newest.find(|entry| match entry {
+            Entry::RemoteFault(..) | Entry::LocalFault(..) => true,
+            Entry::Dropped(reason, _) => {
+                matches!(reason, DropReason::InvalidRequest | DropReason::RemoteAccess | DropReason::LocalProtection)
+            }
+            Entry::Raised(kind) => matches!(kind, AsyncEventKind::QpFatal),
+            Entry::State(_) | Entry::Retried(..) | Entry::Failed(..) | Entry::Flushed(..) => false,
+        })
+    }
+
     /// A line for each, with times from the last error on; nothing if they were told already.
     pub(super) fn tell(&mut self) -> Vec<String> {
         if std::mem::replace(&mut self.is_told, true) {
@@ -121,7 +134,7 @@ impl fmt::Display for Entry {
             Self::RemoteFault(rkey, error) => write!(f, "rkey {:#x} refused: {error:?}", rkey.0),
             Self::Failed(side, wr_id, status) => {
                 let text = WC_STATUS_TEXTS.get(*status as usize).and_then(|text| text.to_str().ok());
-                write!(f, "{} request with wr_id {wr_id:#x} ended: {}", queue(side), text.unwrap_or("unknown"))
+                write!(f, "{} request with wr_id {wr_id} ended: {}", queue(side), text.unwrap_or("unknown"))
             }
             Self::Flushed(side, count) => write!(f, "{count} {} requests flushed", queue(side)),
             Self::Raised(kind) => write!(f, "asynchronous event {kind:?}"),
@@ -146,7 +159,7 @@ mod tests {
         let told = history.tell();
         assert_eq!(told.len(), KEPT);
         assert_eq!(told[0].trim(), "-62.500 ms  timeout; PSN 5 not acknowledged, next is 9");
-        let failed = "0.000 ms  send request with wr_id 0x7 ended: transport retry counter exceeded";
+        let failed = "0.000 ms  send request with wr_id 7 ended: transport retry counter exceeded";
         assert_eq!([told[62].trim(), told[63].trim()], [failed, "1.000 ms  2 send requests flushed"]);
         assert!(history.tell().is_empty());
         history.reset();

@@ -309,17 +309,20 @@ impl Memory for QpHost<'_> {
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.invalidate(rkey)
+        self.invalidate(rkey).inspect_err(|error| self.tell_uninvalidated(Side::Recv, rkey, *error))
     }
 
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.invalidate(rkey)
+        self.invalidate(rkey).inspect_err(|error| self.tell_uninvalidated(Side::Send, rkey, *error))
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.qp.note_binding();
         let (memory, reach) = self.memory();
-        memory.bind(reach, bind)?;
+        if let Err(error) = memory.bind(reach, bind) {
+            self.tell_unbound(bind, error);
+            return Err(error);
+        }
         tell(|| Event::Bound { qp: self.qp.id, bind });
         Ok(())
     }

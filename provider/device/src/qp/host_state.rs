@@ -12,6 +12,7 @@ use crate::unpolled::Unpolled;
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
 use roxe_engine::queue_pair::Met;
+use roxe_net::probe::Probe;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
@@ -35,6 +36,12 @@ pub(super) struct QpHostState {
     pub(super) history: History,
     /// What failed first, while nobody has said why.
     pub(super) failed: Option<Box<Failed>>,
+    /// True if a failure was explained since the last reset.
+    pub(super) is_explained: bool,
+    /// True if the program moved the queue pair to ERR.
+    pub(super) ended_by_program: bool,
+    /// The network was asked about the peer by it, when an acknowledgement was overdue.
+    pub(super) probe: Option<Box<Probe>>,
     /// Of an XRC target that has met queues of other processes.
     pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
@@ -79,6 +86,8 @@ impl QpHostState {
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
         self.failed = None;
+        self.probe = None;
+        (self.is_explained, self.ended_by_program) = (false, false);
         self.history.reset();
         self.watch = Watch::default();
         self.weak.iter_mut().for_each(|weak| weak.slots.clear());

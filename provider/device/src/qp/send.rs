@@ -9,6 +9,7 @@ use roxe_base::clock;
 use roxe_base::instruments;
 use roxe_base::lock::{MutexGuard, rank};
 use roxe_base::weakest::{Weakness, has};
+use roxe_check::explain::because;
 use roxe_check::{Event, is_checking, tell};
 use roxe_engine::queue_pair::VisitOutcome;
 use roxe_memory::prefetch::prefetch;
@@ -78,10 +79,12 @@ impl SendGuard<'_> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
         let room = inner.machine.send_room();
         // What the state machine itself refuses it shall refuse with its own reason.
-        if room != 0 && inner.state.free_sends(room, &self.core.resources.send_cq) == 0 {
-            return Err(PostError::QueueFull);
-        }
-        inner.machine.post_send_to_srq(srqn, request)?;
+        let posted = if room != 0 && inner.state.free_sends(room, &self.core.resources.send_cq) == 0 {
+            Err(PostError::QueueFull)
+        } else {
+            inner.machine.post_send_to_srq(srqn, request)
+        };
+        posted.inspect_err(|error| because(|| inner.machine.why_send_refused(*error, request)))?;
         self.pushed += 1;
         Ok(())
     }

@@ -7,12 +7,16 @@ use super::core::QpCore;
 use super::failure;
 use super::history::Entry;
 use super::host::QpHost;
+use super::key_words::{self, Asked};
 use crate::mr::note_use;
+use roxe_base::config::Explain;
+use roxe_check::explain::explains;
 use roxe_check::{Event, is_on, tell};
 use roxe_engine::queue_pair::VisitOutcome;
+use roxe_memory::mapped;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, MemError, Side};
-use roxe_transport::wr::{Access, Cqe, Sge, WcStatus};
+use roxe_transport::wr::{Access, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 
 impl QpHost<'_> {
@@ -22,7 +26,33 @@ impl QpHost<'_> {
     pub(super) fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
         self.state.history.note(self.now, Entry::LocalFault(side, error));
-        failure::note_local(&mut self.state.failed, sges, access, error);
+        if explains() == Explain::Off {
+            return;
+        }
+        let Some((sge, error)) = self.first_unusable(side, sges, access, error) else { return };
+        let facts = self.look(|regions, _| regions.facts(sge.lkey.0));
+        let asked = Asked { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
+        failure::note_local(&mut self.state.failed, || asked.refused(error, facts));
+    }
+
+    /// The first element of a list that cannot be used.
+    fn first_unusable(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) -> Option<(Sge, MemError)> {
+        // The table may be asked only if it is not held.
+        self.held = None;
+        let shared = self.shared_domain(side);
+        let refused = |sge: &Sge| {
+            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
+            match place {
+                Err(error) => Some(error),
+                Ok(addr) => {
+                    let is_lost = error == MemError::Fault
+                        && mapped::check(addr, sge.length.into(), access.contains(Access::LOCAL_WRITE)).is_err();
+                    is_lost.then_some(error)
+                }
+            }
+        };
+        let found = sges.iter().map(refused).zip(sges).find_map(|(error, sge)| Some((*sge, error?)));
+        found.or_else(|| Some((*sges.first()?, error)))
     }
 
     /// A peer may not get at memory, unless the right was only withheld until somebody uses it.
@@ -42,13 +72,40 @@ impl QpHost<'_> {
         refused.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
     }
 
+    /// A key could not be invalidated, for a request of this end or of the peer.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_uninvalidated(&mut self, side: Side, rkey: RKey, error: MemError) {
+        let facts = self.look(|regions, _| regions.facts(rkey.0));
+        let why = || key_words::uninvalidated(rkey, error, facts);
+        // The receive of a SEND with Invalidate ends in error, too.
+        failure::note_local(&mut self.state.failed, why);
+        if side == Side::Recv {
+            failure::note_remote(self.qp, WcStatus::RemAccessErr, why);
+        }
+    }
+
+    /// A memory window could not be bound.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_unbound(&mut self, bind: &Bind, error: MemError) {
+        let facts = self.look(|regions, _| {
+            let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
+            (regions.facts(now), regions.facts(bind.lkey.0))
+        });
+        failure::note_local(&mut self.state.failed, || key_words::unbound(bind, error, facts));
+    }
+
     /// A peer could not get at memory.
     #[cold]
     #[inline(never)]
     pub(super) fn tell_remote(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
         self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
-        failure::note_remote(self.qp, (rkey, va, len), access, error);
+        let facts = self.look(|regions, _| regions.facts(rkey.0));
+        let asked = Asked { kind: "rkey", key: rkey.0, addr: va, len, access };
+        let status = if error == MemError::Fault { WcStatus::RemOpErr } else { WcStatus::RemAccessErr };
+        failure::note_remote(self.qp, status, || asked.refused(error, facts));
     }
 
     /// A request ends in error.
@@ -58,7 +115,15 @@ impl QpHost<'_> {
         let is_flushed = cqe.status == WcStatus::WrFlushErr;
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
-        if !is_flushed {
+        if is_flushed {
+            // An ordinary end, of which only a user who wants all explanations hears.
+            let state = &mut self.state;
+            if explains() == Explain::Full && state.failed.is_none() && !state.is_explained {
+                let refusal = state.history.last_refusal();
+                failure::note_flush(&mut state.failed, (side, &cqe), state.ended_by_program, refusal);
+                self.report |= VisitOutcome::FAILED;
+            }
+        } else {
             self.state.met.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;

@@ -17,6 +17,7 @@ use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
 use roxe_base::weakest::{Weakness, has};
+use roxe_check::explain::because;
 use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::QueuePair;
@@ -182,7 +183,9 @@ impl Qp {
         if inner.is_cut_off {
             return Err(PostError::State);
         }
-        inner.machine.post_recv(request)?;
+        inner.machine.post_recv(request).inspect_err(|error| {
+            because(|| inner.machine.why_receive_refused(*error, request.sges.len()));
+        })?;
         queued(&mut inner);
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // It flushes at once, or a message waits for it.
@@ -234,13 +237,17 @@ impl Qp {
             self.core.settle_memory();
             self.core.serve(now);
         }
-        let result = self.core.visit(now, |machine, host| {
+        let refused = self.core.visit(now, |machine, host| {
+            // A request that is flushed asks for it at once.
+            let before = host.state.ended_by_program;
+            host.state.ended_by_program |= mask.contains(AttrMask::STATE) && attr.state == QpState::Err;
             let result = machine.modify(host, attr, mask);
+            host.state.ended_by_program &= before || result.is_ok();
             host.state.history.note_state(now, machine.state());
-            result
+            result.map_err(|error| machine.why_not_modified(error, attr)).err()
         });
         self.core.engine().leave_after_send(now);
-        result.map_err(|e| Error::invalid(e.to_string()))?;
+        refused.map_or(Ok(()), |why| Err(Error::invalid(why)))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
             self.core.inner.lock().state.reset();
             self.core.engine().forget_packets(&*self.core);

@@ -156,6 +156,17 @@ fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
 }
 
 #[test]
+fn repeated_packet_does_not_wait_longer_than_the_first() {
+    let mut script = Script::new(Service::Rc, 8);
+    assert!(script.arrive(1, true));
+    script.wait(MAX_WAIT_RC / 2);
+    assert!(script.arrive(1, true));
+    script.wait(MAX_WAIT_RC / 2);
+    assert_eq!(script.handed_over, [(1, Some(DropReason::OutOfSequence))]);
+    assert!(script.qp.has_work(), "a NAK is to be sent");
+}
+
+#[test]
 fn a_reliable_connection_does_not_wait_for_receives() {
     let mut script = Script::new(Service::Rc, 0);
     assert!(!script.arrive(0, true));

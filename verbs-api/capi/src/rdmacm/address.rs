@@ -2,7 +2,7 @@
 //! program points to.
 
 use crate::abi::sockaddr_ib;
-use crate::errno::{EINVAL, Result};
+use crate::errno::{Result, null, outside};
 use core::mem::MaybeUninit;
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
@@ -20,7 +20,7 @@ pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 /// `addr` is NULL or points to as many bytes as its family says.
 pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     if addr.is_null() {
-        return Err(EINVAL);
+        return Err(null("the address"));
     }
     // SAFETY: not NULL, and every address starts with its family.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
@@ -31,7 +31,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
         AF_INET6 => Ok(v6(unsafe { addr.cast::<sockaddr_in6>().read_unaligned() })),
         // SAFETY: of this family, so this long, by this function's contract.
         AF_IB => Ok(ib(unsafe { addr.cast::<sockaddr_ib>().read_unaligned() })),
-        _ => Err(EINVAL),
+        _ => Err(outside("sa_family", family, "AF_INET, AF_INET6 and AF_IB")),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::id::{CmId, Depths, live, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
-use crate::errno::{EINVAL, Result, zero};
+use crate::errno::{Result, invalid, outside, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
@@ -54,7 +54,9 @@ fn finish(id: *mut rdma_cm_id) -> Result<()> {
 }
 
 fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
-    object.inner.id.device().map(|device| device.attr()).ok_or(EINVAL)
+    object.inner.id.device().map(|device| device.attr()).ok_or_else(|| {
+        invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
+    })
 }
 
 fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
@@ -70,13 +72,24 @@ fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> 
         return Ok(());
     }
     let Some(wanted) = wanted else {
-        return if queue_pair(object).is_null() { Err(EINVAL) } else { Ok(()) };
+        return if queue_pair(object).is_null() {
+            Err(invalid(|| "conn_param is NULL, and the identifier has no queue pair".to_owned()))
+        } else {
+            Ok(())
+        };
     };
     let attr = device_attr(object)?;
     let fits = |wanted: u8, most: u32| wanted == ConnParam::MOST || u32::from(wanted) <= most;
     let all_fit =
         fits(wanted.responder_resources, attr.max_qp_rd_atom) && fits(wanted.initiator_depth, attr.max_qp_init_rd_atom);
-    if all_fit { Ok(()) } else { Err(EINVAL) }
+    let (given, most) =
+        ((wanted.responder_resources, wanted.initiator_depth), (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom));
+    let refused = || {
+        invalid(|| {
+            format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
+        })
+    };
+    if all_fit { Ok(()) } else { Err(refused()) }
 }
 
 impl Depths {
@@ -181,7 +194,9 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
         if !queue_pair(object).is_null() {
-            return Err(EINVAL);
+            return Err(invalid(|| {
+                "the identifier has a queue pair (rdma_create_qp), whose connection is confirmed by itself".to_owned()
+            }));
         }
         Ok(object.inner.id.establish()?)
     })
@@ -205,7 +220,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
             PATH_MIG => AsyncEventKind::PathMig,
-            _ => return Err(EINVAL),
+            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 9")),
         };
         object.inner.id.notify(kind)?;
         show(object)

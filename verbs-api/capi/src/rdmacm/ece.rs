@@ -2,7 +2,7 @@
 
 use super::id::live;
 use crate::abi::{ibv_ece, rdma_cm_id};
-use crate::errno::{EINVAL, Result, zero};
+use crate::errno::{EINVAL, Result, null, zero};
 use core::ffi::c_int;
 use roxe_provider::cm::{Ece, Id};
 use roxe_provider::wire::cm::VendorId;
@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mu
     zero(|| {
         let id = external(id)?;
         // SAFETY: NULL or a whole structure of the program.
-        let ece = unsafe { ece.as_ref() }.ok_or(EINVAL)?;
+        let ece = unsafe { ece.as_ref() }.ok_or_else(|| null("ece"))?;
         if ece.vendor_id == 0 || ece.comp_mask != 0 {
             return Err(EINVAL);
         }

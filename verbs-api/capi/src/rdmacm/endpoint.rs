@@ -9,7 +9,7 @@ use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
 use super::{event, options};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, invalid, null, silent, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
@@ -27,9 +27,9 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
 ) -> c_int {
     zero(|| {
         // SAFETY: NULL or whole structures of the program.
-        let (res, init) = unsafe { (res.as_ref().ok_or(EINVAL)?, init.as_mut()) };
+        let (res, init) = unsafe { (res.as_ref().ok_or_else(|| null("res"))?, init.as_mut()) };
         if id.is_null() {
-            return Err(EINVAL);
+            return Err(null("id"));
         }
         let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         let prepare = if res.ai_flags & PASSIVE != 0 { passive } else { active };
@@ -120,7 +120,9 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;
         if id.is_null() || !synchronous {
-            return Err(EINVAL);
+            return Err(invalid(|| {
+                "id is NULL, or the listener has an event channel and is not synchronous".to_owned()
+            }));
         }
         release_event(listen);
         // SAFETY: alive; a synchronous identifier belongs to one thread at a time.

@@ -7,7 +7,7 @@ use super::channel::inner;
 use super::id::{self, CmId};
 use crate::abi::*;
 use crate::ah;
-use crate::errno::{EINVAL, Errno, Result, zero};
+use crate::errno::{EINVAL, Errno, Result, null, zero};
 use crate::object::{Object, Token, exposed, with_token};
 use crate::wait::for_event;
 use core::ffi::c_int;
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
 ) -> c_int {
     let find = || {
         if event.is_null() {
-            return Err(EINVAL);
+            return Err(null("event"));
         }
         inner(channel)
     };

@@ -8,7 +8,7 @@ use super::addrinfo::AddrInfoList;
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
 use crate::abi::*;
-use crate::errno::{EINVAL, Result};
+use crate::errno::{Result, invalid};
 use crate::lock::CmIdState;
 use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
@@ -121,7 +121,9 @@ pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
 /// `enum rdma_port_space`; EINVAL for a number that is none.
 pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
     let spaces = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
-    spaces.into_iter().find(|space| c_int::from(space.code()) == code).ok_or(EINVAL)
+    spaces.into_iter().find(|space| c_int::from(space.code()) == code).ok_or_else(|| {
+        invalid(|| format!("ps is {code:#x}; accepted are RDMA_PS_IPOIB 2, _TCP 0x106, _UDP 0x111 and _IB 0x13f"))
+    })
 }
 
 /// The type of queue pair that an identifier is for unless somebody says another.

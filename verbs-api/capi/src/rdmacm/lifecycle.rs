@@ -4,7 +4,7 @@ use super::channel::{self, OwnChannel};
 use super::event;
 use super::id::{CmId, create_on, live, port_space, usual_type};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::{EINVAL, Result, zero};
+use crate::errno::{Result, invalid, null, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 ) -> c_int {
     zero(|| {
         if id.is_null() {
-            return Err(EINVAL);
+            return Err(null("id"));
         }
         let made = create(channel, context, ps, 0)?;
         // SAFETY: not NULL; a variable of the program.
@@ -84,7 +84,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     let synchronous = channel.is_null();
     let was_synchronous = object.inner.state.lock().synchronous;
     if synchronous && was_synchronous {
-        return Err(EINVAL);
+        return Err(invalid(|| "channel is NULL, and the identifier is synchronous already".to_owned()));
     }
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);

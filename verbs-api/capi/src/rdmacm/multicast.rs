@@ -4,7 +4,7 @@ use super::address::read;
 use super::id::{live, provided, show};
 use super::lifecycle::complete;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, zero};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, null, zero};
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
 use roxe_provider::cm::{Address, JoinFlags};
@@ -38,7 +38,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
 ) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
         let flags = join_flags(attr)?;
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(attr.addr) }?;

@@ -2,7 +2,7 @@
 
 use super::id::{live, show};
 use crate::abi::{ibv_path_data, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, zero};
+use crate::errno::{EINVAL, Errno, Result, invalid, null, zero};
 use core::ffi::{c_int, c_void};
 use roxe_provider::cm::{IdOption, Path};
 use roxe_wire::{Gid, PathMtu};
@@ -66,7 +66,7 @@ pub(super) unsafe fn set_path(id: *mut rdma_cm_id, value: *const c_void, len: us
 /// As for [`set`].
 unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
     if value.is_null() {
-        return Err(EINVAL);
+        return Err(null("optval"));
     }
     // SAFETY: not NULL, and `len` bytes long by this function's contract.
     unsafe {
@@ -87,7 +87,7 @@ unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> 
 /// `value` points to `len` bytes, in which any bits are a `T`.
 unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if len != size_of::<T>() {
-        return Err(EINVAL);
+        return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
     }
     // SAFETY: this long by this function's contract.
     Ok(unsafe { value.cast::<T>().read_unaligned() })

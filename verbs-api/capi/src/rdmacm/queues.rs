@@ -6,7 +6,7 @@ use super::id::{CmId, QpHandle, live, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::create_ex::{QP_PD, QP_XRCD, SRQ_CQ, SRQ_PD, SRQ_TYPE, SRQ_XRCD, create_qp_ex, create_srq_ex};
-use crate::errno::{EINVAL, Result, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, invalid, null, outside, silent, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -18,13 +18,21 @@ use roxe_check::for_library;
 use roxe_provider::QpState;
 use roxe_transport::cx::Side;
 
+fn unbound() -> Errno {
+    invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
+}
+
+fn foreign_pd() -> Errno {
+    invalid(|| "the protection domain belongs to another context than the identifier (id->verbs)".to_owned())
+}
+
 /// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to
 /// none.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: alive; programs only read the field.
     let context = unsafe { (*id).verbs };
-    if context.is_null() { Err(EINVAL) } else { Ok((id, context)) }
+    if context.is_null() { Err(unbound()) } else { Ok((id, context)) }
 }
 
 /// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a
@@ -36,7 +44,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
 ) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         create_qp(id, pd, init)
     })
 }
@@ -53,7 +61,7 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         create_extended(id, init)
     })
 }
@@ -63,7 +71,7 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     let (id, context) = bound(object)?;
     // SAFETY: alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
-        return Err(EINVAL);
+        return Err(invalid(|| "the identifier has a queue pair already".to_owned()));
     }
     fill_in(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
@@ -83,7 +91,7 @@ fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> 
         init.pd = unsafe { (*id).pd };
     }
     if context_of(init.pd)? != context {
-        return Err(EINVAL);
+        return Err(foreign_pd());
     }
     if init.qp_type == XRC_RECV && init.comp_mask & QP_XRCD == 0 {
         init.comp_mask |= QP_XRCD;
@@ -93,7 +101,7 @@ fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> 
 }
 
 fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
-    xrc_domain(&object.inner.id.device().ok_or(EINVAL)?)
+    xrc_domain(&object.inner.id.device().ok_or_else(unbound)?)
 }
 
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
@@ -212,7 +220,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
 ) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         let object = live(id)?;
         // SAFETY: alive; programs only read the field.
         let is_target = unsafe { (*object.exposed()).public.qp_type } == XRC_RECV;
@@ -234,7 +242,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
         create_srq(live(id)?, init)
     })
 }
@@ -244,7 +252,9 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     // SAFETY: alive; programs only read the fields.
     let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
     if has_one || init.comp_mask & SRQ_TYPE == 0 {
-        return Err(EINVAL);
+        return Err(invalid(|| {
+            "the identifier has a shared receive queue already, or comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE".to_owned()
+        }));
     }
     let is_given = |bit| init.comp_mask & bit != 0;
     let (has_pd, has_xrcd, has_cq) = (is_given(SRQ_PD), is_given(SRQ_XRCD), is_given(SRQ_CQ));
@@ -253,7 +263,7 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
         init.pd = own_pd;
     }
     if context_of(init.pd)? != context {
-        return Err(EINVAL);
+        return Err(foreign_pd());
     }
     if init.srq_type == XRC && (!has_xrcd || init.xrcd.is_null()) {
         init.comp_mask |= SRQ_XRCD;
@@ -299,10 +309,12 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     zero(|| {
         let object = live(id)?;
         if attr.is_null() || mask.is_null() {
-            return Err(EINVAL);
+            return Err(null("qp_attr or qp_attr_mask"));
         }
         // SAFETY: not NULL; the program fills this field.
-        let state = QpState::from_code(unsafe { (*attr).qp_state }.cast_unsigned()).ok_or(EINVAL)?;
+        let state = unsafe { (*attr).qp_state };
+        let known = QpState::from_code(state.cast_unsigned());
+        let state = known.ok_or_else(|| outside("qp_state", state, "the values of enum ibv_qp_state"))?;
         let (found, needed) = object.inner.id.init_qp_attr(state)?;
         // SAFETY: not NULL; the program passes whole structures.
         unsafe {

@@ -229,5 +229,5 @@ fn the_last_events_hold_the_retries_that_were_in_vain() {
     let count = |what: &str| told.iter().filter(|line| line.contains(what)).count();
     assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{told:#?}");
     assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{told:#?}");
-    assert_eq!(count("send request with wr_id 0x5 ended: transport retry counter exceeded"), 1, "{told:#?}");
+    assert_eq!(count("send request with wr_id 5 ended: transport retry counter exceeded"), 1, "{told:#?}");
 }

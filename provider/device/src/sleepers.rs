@@ -1,0 +1,164 @@
+//! Threads of this process that sleep until a descriptor is readable, for the checker: in
+//! `epoll_wait`, `poll` or `select`.
+//!
+//! Reads what the kernel says of the threads and descriptors of this process (`man
+//! proc_pid_syscall`, `man proc_pid_fdinfo`, `man proc_pid_mem`).
+
+use std::fs::{self, File};
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+
+/// Descriptors of one call that are looked at.
+const MOST: u64 = 4096;
+
+/// A thread that sleeps until a descriptor is readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sleeper {
+    /// The kernel's number of the thread.
+    pub(crate) thread: i32,
+    /// The call it is in.
+    pub(crate) call: &'static str,
+    /// True if it waits for an edge: then it sleeps on, although there is something to read.
+    pub(crate) by_edges: bool,
+}
+
+/// The threads that sleep until `fd` is readable.
+pub(crate) fn sleepers(fd: RawFd) -> Vec<Sleeper> {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let sleeper = |entry: fs::DirEntry| {
+        let thread = entry.file_name().to_str()?.parse().ok()?;
+        let call = fs::read_to_string(entry.path().join("syscall")).ok()?;
+        let (call, by_edges) = waits_for(Call::parse(&call)?, fd)?;
+        Some(Sleeper { thread, call, by_edges })
+    };
+    threads.flatten().filter_map(sleeper).collect()
+}
+
+/// A system call that waits for descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    /// `epoll_wait` and its variants on the set with this descriptor.
+    Epoll(u64),
+    /// `poll` and `ppoll` with this many entries at this address.
+    Poll(u64, u64),
+    /// `select` and `pselect6` of descriptors below the first, those to be read at this address.
+    Select(u64, u64),
+}
+
+impl Call {
+    /// From what the kernel says of a system call: the number and its arguments, or that there is
+    /// none.
+    fn parse(call: &str) -> Option<Self> {
+        let mut words = call.split_ascii_whitespace();
+        let number: i64 = words.next()?.parse().ok()?;
+        let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        let (first, second) = (argument()?, argument()?);
+        #[cfg(target_arch = "x86_64")]
+        match number {
+            libc::SYS_epoll_wait => return Some(Self::Epoll(first)),
+            libc::SYS_poll => return Some(Self::Poll(first, second)),
+            libc::SYS_select => return Some(Self::Select(first, second)),
+            _ => {}
+        }
+        match number {
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => Some(Self::Epoll(first)),
+            libc::SYS_ppoll => Some(Self::Poll(first, second)),
+            libc::SYS_pselect6 => Some(Self::Select(first, second)),
+            _ => None,
+        }
+    }
+}
+
+/// The name of the call, and whether it waits for edges, if it waits until `fd` is readable.
+fn waits_for(call: Call, fd: RawFd) -> Option<(&'static str, bool)> {
+    match call {
+        Call::Epoll(set) => {
+            let info = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).ok()?;
+            info.lines().find_map(|line| reported(line, fd)).map(|by_edges| ("epoll_wait", by_edges))
+        }
+        Call::Poll(address, count) => {
+            let entries = memory(address, count.min(MOST) * 8)?;
+            let is_it = |entry: &[u8; 8]| {
+                let [f0, f1, f2, f3, e0, e1, ..] = *entry;
+                let events = i16::from_ne_bytes([e0, e1]);
+                i32::from_ne_bytes([f0, f1, f2, f3]) == fd && events & libc::POLLIN != 0
+            };
+            entries.as_chunks::<8>().0.iter().any(is_it).then_some(("poll", false))
+        }
+        Call::Select(below, address) => {
+            let bits = memory(address, below.min(MOST).div_ceil(64) * 8)?;
+            let (at, bit) = (usize::try_from(fd).ok()? / 8, fd % 8);
+            bits.get(at).is_some_and(|byte| byte >> bit & 1 == 1).then_some(("select", false))
+        }
+    }
+}
+
+/// What this line of a set's description says of `fd`, if it is reported when it is readable: true
+/// if by edges. `tfd: 5 events: 80000001 data: 5`.
+fn reported(line: &str, fd: RawFd) -> Option<bool> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let ["tfd:", target, "events:", events, ..] = words[..] else { return None };
+    let events = u32::from_str_radix(events, 16).ok().filter(|_| target.parse() == Ok(fd))?;
+    (events & libc::EPOLLIN as u32 != 0).then_some(events & libc::EPOLLET as u32 != 0)
+}
+
+/// Bytes of this process's own memory, which another thread may have unmapped.
+fn memory(address: u64, length: u64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(length).ok()?];
+    File::open("/proc/self/mem").ok()?.read_exact_at(&mut bytes, address).ok()?;
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use std::io::{PipeWriter, Write, pipe};
+    use std::os::fd::AsRawFd;
+    use std::thread;
+
+    #[test]
+    fn waiting_call_is_read_from_the_kernels_line() {
+        let line = |number| format!("{number} 0x1f 0x7f4db4000ba0 0x3ff 0x3e8 0x0 0x0 0x7f4d 0x7f4e");
+        assert_eq!(Call::parse(&line(libc::SYS_epoll_pwait)), Some(Call::Epoll(0x1f)));
+        assert_eq!(Call::parse(&line(libc::SYS_ppoll)), Some(Call::Poll(0x1f, 0x7f4d_b400_0ba0)));
+        assert_eq!(Call::parse(&line(libc::SYS_pselect6)), Some(Call::Select(0x1f, 0x7f4d_b400_0ba0)));
+        let read = line(libc::SYS_read);
+        assert_eq!([read.as_str(), "running", "-1 0x7f4d 0x7f4e", ""].map(Call::parse), [None; 4]);
+    }
+
+    #[test]
+    fn set_reports_its_own_descriptors_when_they_are_readable() {
+        let edges = "tfd:        4 events: 80000019 data:                4  pos:0 ino:1a8ff9d sdev:f";
+        let level = "tfd:        4 events:       19 data:                4  pos:0 ino:1a8ff9d sdev:f";
+        let for_writing = "tfd:        4 events: 8000001c data:                4  pos:0 ino:1a8ff9d sdev:f";
+        assert_eq!((reported(edges, 4), reported(level, 4)), (Some(true), Some(false)));
+        assert_eq!((reported(edges, 5), reported(for_writing, 4), reported("flags:\t02000002", 4)), (None, None, None));
+    }
+
+    /// A thread in `wait` on the pipe is found, and on no other descriptor.
+    fn is_found(call: &'static str, wait: impl FnOnce(RawFd) + Send) {
+        let (reader, mut writer): (_, PipeWriter) = pipe().unwrap();
+        let fd = reader.as_raw_fd();
+        thread::scope(|scope| {
+            scope.spawn(move || wait(fd));
+            let found = loop {
+                match sleepers(fd)[..] {
+                    [] => thread::yield_now(),
+                    [only] => break only,
+                    ref many => panic!("{many:?}"),
+                }
+            };
+            assert_eq!((found.call, found.by_edges), (call, false));
+            assert_eq!(sleepers(writer.as_raw_fd()), []);
+            writer.write_all(b"x").unwrap();
+        });
+    }
+
+    #[test]
+    fn sleeping_threads_are_found_in_every_call() {
+        is_found("poll", testing::sleep_in_poll);
+        is_found("select", testing::sleep_in_select);
+        is_found("epoll_wait", testing::sleep_in_epoll);
+    }
+}
