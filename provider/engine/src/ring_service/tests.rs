@@ -415,3 +415,50 @@ fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
     let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { panic!("{:?}", &buf[..len]) };
     assert_eq!(size as usize, shm::SMALL);
 }
+
+/// The packets of one batch as the reader of a ring takes them: the first byte of each, and in how
+/// many records they came. `0x11` stands for an acknowledgement.
+fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
+    use crate::run::Run;
+    use crate::tx::{TxCache, TxPath};
+    use roxe_transport::cx::{PacketNote, TxBatch, TxReason};
+    let engine = engine();
+    let (ring, inbound) = ring();
+    let control = Offer::new(shm::SMALL).unwrap().control;
+    engine.rings.out.lock().insert(SLOT, Out::Ready(ring, control));
+    let here = Ipv4Addr::LOCALHOST.into();
+    let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
+    let mut cache = TxCache::default();
+    let mut tx_path = TxPath::new(&engine, &mut cache, QPN, true);
+    for (first, len) in packets {
+        let reason = if *first == 0x11 { TxReason::Ack } else { TxReason::First };
+        let note = PacketNote { qpn: QPN, wr_id: None, reason };
+        let room = tx_path.slot(&av, SLOT.qpn(1), *len, &note).unwrap();
+        room.put(&vec![*first; *len]).unwrap();
+    }
+    assert!(tx_path.flush(0));
+    tx_path.put_back();
+    let (mut order, mut records) = (Vec::new(), 0);
+    let take = |record: shm::Record<'_>, order: &mut Vec<u8>| {
+        let mut bytes = vec![0; record.meta.len];
+        record.bytes.copy_to(&mut bytes).unwrap();
+        let run = Run { meta: &record.meta, bytes: &bytes, index: 0 };
+        order.extend(run.packets().map(|(_, packet)| packet[0]));
+    };
+    while inbound.reader.next(|record| take(record, &mut order)).unwrap() {
+        records += 1;
+    }
+    (order, records)
+}
+
+// clause: ACK-BEFORE-REQUESTS
+#[test]
+fn ack_is_taken_before_request_behind_it_in_a_ring() {
+    const ACK: (u8, usize) = (0x11, 16);
+    assert_eq!(through_ring(&[ACK]), (vec![0x11], 1));
+    assert_eq!(through_ring(&[ACK, (1, 60)]), (vec![0x11, 1], 1), "one record for both");
+    assert_eq!(through_ring(&[ACK, (1, 60), (2, 60)]).0, [0x11, 1, 2]);
+    assert_eq!(through_ring(&[ACK, (1, 12)]).0, [0x11, 1], "a packet that is shorter");
+    assert_eq!(through_ring(&[ACK, (1, 4000)]), (vec![0x11, 1], 2), "a packet that is long");
+    assert_eq!(through_ring(&[(1, 60), ACK, (2, 60), ACK]).0.len(), 4);
+}

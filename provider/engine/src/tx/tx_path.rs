@@ -16,7 +16,7 @@ use roxe_net::shm::{Heading, Writer, record_len};
 use roxe_net::slot::Slot;
 use roxe_net::tx_queue::TxQueue;
 use roxe_net::udp::UdpLink;
-use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
+use roxe_transport::cx::{PacketNote, TxBatch, TxReason, TxRoom};
 use roxe_transport::wr::Av;
 use roxe_wire::{Bth, Gid, Qpn, icrc};
 use std::sync::Arc;
@@ -161,6 +161,30 @@ impl Built {
     }
 }
 
+/// Bytes of an acknowledgement without its ICRC: BTH and AETH.
+const ACK_LEN: usize = Bth::LEN + 4;
+/// Longest packet, with its ICRC, that an acknowledgement goes behind into the same record of a ring.
+/// No other packet shares its header, as the smallest path MTU is larger than its payload.
+const MAX_BEFORE_ACK: usize = 256;
+
+/// An acknowledgement that leaves behind the next packet, in the record of that: a record of its own
+/// costs the reader as much as a packet. The reader takes it first ([`crate::run::Run::packets`]).
+struct LateAck {
+    bytes: [u8; ACK_LEN],
+    heading: Heading,
+    /// The packet is there.
+    is_due: bool,
+}
+
+impl LateAck {
+    /// Returns true if it can go behind a packet of `total` bytes: only the last packet of a record may
+    /// be shorter.
+    fn goes_behind(&self, total: usize, heading: &Heading) -> bool {
+        let lengths = ACK_LEN + icrc::LEN + 1..=MAX_BEFORE_ACK;
+        !self.is_due && lengths.contains(&total) && self.heading == *heading
+    }
+}
+
 /// The way out of one queue pair for one visit.
 pub struct TxPath<'a> {
     fabric: &'a Fabric,
@@ -171,6 +195,7 @@ pub struct TxPath<'a> {
     /// Nobody sends again what is lost, or waits for an answer.
     is_reliable: bool,
     open: Option<OpenRing>,
+    late_ack: Option<LateAck>,
     has_written: bool,
     is_blocked: bool,
 }
@@ -184,7 +209,17 @@ impl<'a> TxPath<'a> {
         if fabric.rings.is_on {
             cache.renew(fabric);
         }
-        Self { fabric, batch: None, cache, qpn, is_reliable, open: None, has_written: false, is_blocked: false }
+        Self {
+            fabric,
+            batch: None,
+            cache,
+            qpn,
+            is_reliable,
+            open: None,
+            late_ack: None,
+            has_written: false,
+            is_blocked: false,
+        }
     }
 
     fn batch(&mut self) -> &mut Batch {
@@ -195,6 +230,7 @@ impl<'a> TxPath<'a> {
     /// from. Whether the visit may go on: not if a ring is full, which the queue pair is registered
     /// for.
     pub fn flush(&mut self, ordinal: u32) -> bool {
+        self.put_late_ack();
         match (self.open.take(), &mut self.batch) {
             (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
             (None, Some(batch)) => {
@@ -339,6 +375,7 @@ impl<'a> TxPath<'a> {
     /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after
     /// all.
     fn wait(&mut self, bytes: u64) -> bool {
+        self.put_late_ack();
         let Some(open) = &mut self.open else { return false };
         open.sender.publish();
         if open.sender.has_room(bytes) {
@@ -356,6 +393,29 @@ impl<'a> TxPath<'a> {
             }
         }
         false
+    }
+
+    /// Puts the acknowledgement that waits into the ring, where there is room kept for it.
+    #[inline]
+    fn put_late_ack(&mut self) {
+        if let Some(LateAck { bytes, heading, .. }) = self.late_ack.take() {
+            let total = ACK_LEN + icrc::LEN;
+            let open = self.open.as_mut();
+            let room = open.and_then(|open| {
+                open.built.add(1, total);
+                let writer = open.sender.writer.as_mut()?;
+                if writer.takes(&heading, total) { writer.place(&heading, total)?.first(ACK_LEN) } else { None }
+            });
+            // The room has the size that was asked for.
+            room.into_iter().for_each(|room| _ = room.put(&bytes));
+        }
+    }
+
+    /// Returns true if the ring has room for an acknowledgement and the packet that it leaves behind.
+    #[inline]
+    fn keeps_room_for_ack(&mut self) -> bool {
+        let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
+        self.open.as_mut().is_some_and(|open| open.sender.has_room(both))
     }
 
     /// Whether a packet that takes `bytes` of the ring may be staged behind the others.
@@ -383,6 +443,16 @@ impl TxBatch for TxPath<'_> {
             return if fits { self.batch().room(av, to, len, note).map(TxRoom::Own) } else { None };
         }
         let heading = heading(av);
+        match &mut self.late_ack {
+            Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
+            Some(_) => self.put_late_ack(),
+            None => {
+                if note.reason == TxReason::Ack && len == ACK_LEN && self.keeps_room_for_ack() {
+                    let late_ack = self.late_ack.insert(LateAck { bytes: [0; ACK_LEN], heading, is_due: false });
+                    return Some(TxRoom::Own(&mut late_ack.bytes));
+                }
+            }
+        }
         let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
         let takes = writer.is_some_and(|writer| writer.takes(&heading, total));
         if !takes && !self.wait(record_len(total)) {
@@ -422,6 +492,7 @@ impl TxBatch for TxPath<'_> {
     fn retract(&mut self) {
         match &mut self.open {
             Some(open) if self.fabric.interceptor().is_none() && !open.loses => {
+                self.late_ack.iter_mut().for_each(|ack| ack.is_due = false);
                 open.built.take_back();
                 open.sender.writer.iter_mut().for_each(Writer::retract);
             }
