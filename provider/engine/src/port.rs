@@ -7,7 +7,7 @@ use pnet_datalink::NetworkInterface;
 use roxe_base::config::{GidLayout, config};
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MSG_SIZE;
-use roxe_net::card_address;
+use roxe_net::card_address::Claims;
 use roxe_wire::{Gid, PathMtu};
 use std::io;
 use std::net::IpAddr;
@@ -283,6 +283,7 @@ pub struct Port {
     pub attr: PortAttr,
     /// Its addresses.
     pub gids: GidTable,
+    claims: Claims,
     /// What the link carries, bit/s.
     pub line_rate: NonZeroU64,
     /// All zero on loopback.
@@ -297,9 +298,10 @@ impl Port {
     /// The port over `netdev`.
     pub fn new(netdev: &Netdev) -> Self {
         let mut gids = GidTable::new(config().map(|config| config.gid_layout).unwrap_or_default());
-        gids.update(&card_address::usable(&netdev.addresses));
+        let mut claims = Claims::default();
+        gids.update(&claims.usable(&netdev.addresses));
         let (mac, mtu) = (netdev.mac, netdev.mtu);
-        Self { attr: netdev.port_attr(), gids, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
+        Self { attr: netdev.port_attr(), gids, claims, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
     }
 
     /// Whether the interface was removed.
@@ -321,7 +323,7 @@ impl Port {
                     (self.attr.active_width, self.attr.active_speed, self.line_rate) = known;
                 }
                 (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
-                self.gids.update(&card_address::usable(&netdev.addresses));
+                self.gids.update(&self.claims.usable(&netdev.addresses));
             }
             None => {
                 (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);

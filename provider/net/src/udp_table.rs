@@ -6,7 +6,7 @@ use roxe_base::privilege::effective_uid;
 use roxe_wire::{Gid, ROCE_PORT};
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when
 /// others open and close sockets meanwhile, so it is read more than once; a number too many does no
@@ -14,14 +14,14 @@ use std::net::IpAddr;
 pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     let mut count = 0;
     for _ in 0..3 {
-        count = count.max(users(&read(gid)?, &[local(gid)]).count());
+        count = count.max(users(&read(gid)?, &[local(gid, ROCE_PORT)]).count());
     }
     Ok(count)
 }
 
 /// The other user who has the RoCE port of `gid`, in words; `None`: it is free, or of this user.
 pub fn other_owner_of_port(gid: Gid) -> Option<String> {
-    owner_of_port(gid).filter(|_| RocePorts::read().is_of_other_user(gid))
+    owner_of_port(gid).filter(|_| Users::of_port(ROCE_PORT).is_other_user_at(gid))
 }
 
 /// The owner of the RoCE port of `gid`, in words; `None`: the system shows none.
@@ -34,52 +34,49 @@ pub fn owner_of_port(gid: Gid) -> Option<String> {
 
 /// The user of a socket that is bound to the RoCE port of `gid`, or of all addresses.
 fn user_of_port(gid: Gid) -> Option<u32> {
-    users(&read(gid).ok()?, &[local(gid), any(gid)]).next()
+    users(&read(gid).ok()?, &[gid, any(gid)].map(|gid| local(gid, ROCE_PORT))).next()
 }
 
 /// Returns true if the RoCE port of `gid` belongs to another user of this host.
 pub(super) fn is_card_of_other_user(gid: Gid) -> bool {
-    RocePorts::read().users(gid, false).any(|uid| uid != effective_uid())
+    Users::of_port(ROCE_PORT).at(&[gid]).any(|uid| uid != effective_uid())
 }
 
-/// The sockets of this network namespace, as both tables had them.
+/// Which users have a port, as both tables had it; nobody where there are no tables.
 #[derive(Debug)]
-pub(super) struct RocePorts {
+pub(super) struct Users {
     tables: String,
+    port: u16,
 }
 
-impl RocePorts {
-    /// Reads the tables; where there are none, no port belongs to anybody.
-    pub(super) fn read() -> Self {
+impl Users {
+    /// Reads the tables.
+    pub(super) fn of_port(port: u16) -> Self {
         let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
-        Self { tables: tables.concat() }
+        Self { tables: tables.concat(), port }
     }
 
-    /// The users of the sockets at the port of `gid`, and of those at all addresses if `with_any`.
-    fn users(&self, gid: Gid, with_any: bool) -> impl Iterator<Item = u32> {
-        let locals = if with_any { vec![local(gid), any(gid)] } else { vec![local(gid)] };
+    /// The users of the sockets at these addresses.
+    fn at(&self, gids: &[Gid]) -> impl Iterator<Item = u32> {
+        let locals: Vec<_> = gids.iter().map(|gid| local(*gid, self.port)).collect();
         users(&self.tables, &locals).collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns true if another user has the port of `gid`.
-    pub(super) fn is_of_other_user(&self, gid: Gid) -> bool {
-        self.users(gid, true).any(|uid| uid != effective_uid())
+    /// Returns true if another user has the port of `gid`, or of all addresses.
+    pub(super) fn is_other_user_at(&self, gid: Gid) -> bool {
+        self.at(&[gid, any(gid)]).any(|uid| uid != effective_uid())
     }
 
     /// Returns true if this user has the port of `gid`.
-    pub(super) fn is_of_this_user(&self, gid: Gid) -> bool {
-        self.users(gid, false).any(|uid| uid == effective_uid())
-    }
-
-    /// Returns true if nobody has the port of `gid`.
-    pub(super) fn is_free(&self, gid: Gid) -> bool {
-        self.users(gid, true).next().is_none()
+    pub(super) fn is_this_user_at(&self, gid: Gid) -> bool {
+        self.at(&[gid]).any(|uid| uid == effective_uid())
     }
 }
 
-/// How the table shows the RoCE port of all addresses of the family of `gid`.
-fn any(gid: Gid) -> String {
-    format!("{}:{ROCE_PORT:04X}", "0".repeat(if gid.is_ipv4() { 8 } else { 32 }))
+/// What stands for all addresses of the family of `gid`.
+fn any(gid: Gid) -> Gid {
+    let any: IpAddr = if gid.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    any.into()
 }
 
 fn read(gid: Gid) -> io::Result<String> {
@@ -96,29 +93,30 @@ fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> 
     })
 }
 
-/// How the table shows the RoCE port of `gid`. The kernel prints addresses as 32-bit words in the
+/// How the table shows `port` of `gid`. The kernel prints addresses as 32-bit words in the
 /// byte order of the machine.
-fn local(gid: Gid) -> String {
+fn local(gid: Gid, port: u16) -> String {
     let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
     let address = match gid.to_ip() {
         IpAddr::V4(ip) => word(&ip.octets()),
         IpAddr::V6(ip) => ip.octets().as_chunks::<4>().0.iter().map(word).collect(),
     };
-    format!("{address}:{ROCE_PORT:04X}")
+    format!("{address}:{port:04X}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
     fn sockets_are_found_by_address_and_port_with_their_users() {
         for gid in [Gid::from(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST).into()] {
             let line = |local: &str, user| format!("  1: {local} 0:0000 07 0:0 00:0 0 {user} 0 7 2 0 0\n");
-            let other = local(gid).replace(":12B7", ":12B8");
-            let table = [line("sl", 1), line(&local(gid), 1000), line(&other, 2), line(&local(gid), 3)].concat();
-            assert!(users(&table, &[local(gid)]).eq([1000, 3]));
+            let other = local(gid, ROCE_PORT).replace(":12B7", ":12B8");
+            let table =
+                [line("sl", 1), line(&local(gid, ROCE_PORT), 1000), line(&other, 2), line(&local(gid, ROCE_PORT), 3)]
+                    .concat();
+            assert!(users(&table, &[local(gid, ROCE_PORT)]).eq([1000, 3]));
             assert_eq!(users(&table, &["0:12B7".to_owned()]).next(), None);
         }
     }
