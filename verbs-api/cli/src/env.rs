@@ -38,7 +38,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // Nothing is started: a command is what the variables are collected in.
     let mut command = Command::new("");
     let library = set_variables(&args.options, &mut command)?;
-    check_lasts(&link_folder(&library)?)?;
+    match check_lasts(&link_folder(&library)?) {
+        Err(why) if matches!(args.format, Format::Cmake | Format::Json) => return Err(why.into()),
+        Err(why) => eprintln!("roxe env: warning: {why}"),
+        Ok(()) => {}
+    }
     let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let pairs = set.map(|(name, value)| match (name.to_str(), value.to_str()) {
         (Some(name), Some(value)) => Ok((name.to_owned(), value.to_owned())),
@@ -48,8 +52,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(stdout().write_all(text.as_bytes())?)
 }
 
-/// Refuses a `folder` whose name another user can take when the system has removed it: what is
-/// printed here may be kept in a file.
+/// Refuses a `folder` whose name another user can take when the system has removed it. Texts for
+/// CMake and JSON are kept in files; a shell and a job of GitHub end before the system does.
 fn check_lasts(folder: &Path) -> Result<(), String> {
     let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
     if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {

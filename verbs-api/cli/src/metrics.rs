@@ -6,7 +6,7 @@
 //!
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
-use crate::status::{Process, Qp, processes};
+use crate::status::{Process, Qp, known, processes};
 use roxe_base::private_file;
 use roxe_peer::visitors::{self, Timed};
 use roxe_provider::Counters;
@@ -41,11 +41,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     match (&args.listen, &args.output) {
         (Some(address), _) => serve(*address, args.pid, if args.per_qp { Detail::EachQp } else { Detail::Sums }),
         (None, Some(file)) => {
-            let text = text(&processes(args.pid)?, Detail::EachQp);
+            let text = text(&known(args.pid)?, Detail::EachQp);
             let failed = |error| format!("cannot write {}: {error}", file.display());
             Ok(private_file::replace(file, text.as_bytes()).map_err(failed)?)
         }
-        (None, None) => Ok(stdout().write_all(text(&processes(args.pid)?, Detail::EachQp).as_bytes())?),
+        (None, None) => Ok(stdout().write_all(text(&known(args.pid)?, Detail::EachQp).as_bytes())?),
     }
 }
 

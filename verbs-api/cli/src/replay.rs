@@ -72,7 +72,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut target = open(&args.common)?;
     let (log, states) = replay.run(&mut *target.card, Duration::from_millis(args.patience))?;
-    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    // How many answers of a kind the file has, and how many came.
+    let mut kinds: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    for (net, bytes) in &recorded {
+        if (net.src, net.dst) == (to, from)
+            && let Ok(packet) = Packet::parse(bytes)
+            && packet.header.opcode().operation().is_response()
+        {
+            kinds.entry(kind(&packet.to_string())).or_default()[0] += 1;
+        }
+    }
     for seen in log.packets() {
         let text =
             Packet::parse(&seen.datagram.bytes).map_or_else(|error| error.to_string(), |packet| packet.to_string());
@@ -84,13 +93,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             ));
         }
         if seen.from_card {
-            // What it is, without where it goes and which one of many it is.
-            let words = text.split_whitespace().filter(|word| !word.contains('=') || word.starts_with("syndrome"));
-            *kinds.entry(words.collect::<Vec<_>>().join(" ")).or_default() += 1;
+            kinds.entry(kind(&text)).or_default()[1] += 1;
         }
     }
-    output::line(format_args!("answers:"));
-    kinds.iter().for_each(|(kind, count)| output::line(format_args!("{count:8} {kind}")));
+    output::line(format_args!("answers: in the file, now"));
+    kinds.iter().for_each(|(kind, [before, now])| output::line(format_args!("{before:8} {now:8} {kind}")));
     states.iter().for_each(|(qp, state)| output::line(format_args!("queue pair {qp} is in {state}")));
     Ok(())
+}
+
+/// What a packet is, without where it goes and which one of many it is.
+fn kind(text: &str) -> String {
+    let words = text.split_whitespace().filter(|word| !word.contains('=') || word.starts_with("syndrome"));
+    words.collect::<Vec<_>>().join(" ")
 }

@@ -3,6 +3,7 @@
 
 use roxe_provider::{Answer, ask};
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::io;
 use std::time::Duration;
@@ -85,6 +86,17 @@ fn printable(text: &str) -> String {
 /// The devices of all processes of this user, or of one.
 pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
     Ok(ask(process, LIMIT)?.iter().map(Process::of).collect())
+}
+
+/// As [`processes`]; a process that was named has to have a device.
+pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>, Box<dyn Error>> {
+    let found = processes(process)?;
+    match process {
+        Some(pid) if found.is_empty() => {
+            Err(format!("process {pid} is no program of yours that has a device of roxe open").into())
+        }
+        _ => Ok(found),
+    }
 }
 
 #[cfg(test)]

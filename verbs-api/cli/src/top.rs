@@ -1,7 +1,7 @@
 //! `roxe top`: what the queue pairs of running programs do, as a table that is drawn anew every
 //! second. Asks the processes ([`crate::status`]); nothing of theirs is changed.
 
-use crate::status::{Process, Qp, processes};
+use crate::status::{Process, Qp, known};
 use crate::table::Table;
 use roxe_provider::legend_of;
 use serde_json::{Value, json};
@@ -61,13 +61,8 @@ struct Look {
 
 impl Look {
     fn take(pid: Option<u32>) -> Result<Self, Box<dyn Error>> {
-        let processes = processes(pid)?;
-        match pid {
-            Some(pid) if processes.is_empty() => {
-                Err(format!("process {pid} is no program of yours that has a device of roxe open").into())
-            }
-            _ => Ok(Self { at: Instant::now(), processes }),
-        }
+        let processes = known(pid)?;
+        Ok(Self { at: Instant::now(), processes })
     }
 
     fn find(&self, process: &Process) -> Option<&Process> {

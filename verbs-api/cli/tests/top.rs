@@ -86,9 +86,13 @@ fn a_table_has_a_line_for_each_device_and_each_queue_pair() {
 #[test]
 fn a_process_without_a_device_is_an_error() {
     let place = Place::new("nobody");
-    let output = place.roxe(&["top", &std::process::id().to_string(), "--once"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("is no program of yours that has a device of roxe open"));
+    let pid = std::process::id().to_string();
+    for words in [&["top", &pid, "--once"][..], &["metrics", &pid]] {
+        let output = place.roxe(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("is no program of yours that has a device of roxe open"), "{words:?}: {text}");
+    }
 }
 
 /// The answer to a request for `path`, head and body.

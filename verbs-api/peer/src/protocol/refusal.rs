@@ -20,7 +20,11 @@ impl Refusal {
 
     /// What the system said to `what`.
     pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
-        Self { text: format!("{what}: {error}"), errno: error.raw_os_error().unwrap_or(libc::EIO) }
+        let (mut text, errno) = (format!("{what}: {error}"), error.raw_os_error().unwrap_or(libc::EIO));
+        // The number is told once, behind the text.
+        let end = format!(" (os error {errno})");
+        text.truncate(text.strip_suffix(&end).unwrap_or(&text).len());
+        Self { text, errno }
     }
 }
 
@@ -30,4 +34,15 @@ pub type Result<T> = std::result::Result<T, Refusal>;
 /// As much of a text from outside as belongs into a message.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_of_the_system_tells_its_errno_once() {
+        let text = Refusal::os("cannot listen", &io::Error::from_raw_os_error(libc::EACCES)).to_string();
+        assert_eq!(text, "cannot listen: Permission denied (errno 13)");
+    }
 }
