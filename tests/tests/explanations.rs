@@ -64,8 +64,16 @@ const CASES: [(&str, &[&str]); 52] = [
     ),
     ("datagram-long", &["(1)", "the message is longer than the MTU of the port, 4096 bytes"]),
     ("datagram-grh", &["a message was lost", "of which the first 40 bytes are for the GRH"]),
-    ("flushed", &["(5)", "the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)"]),
-    ("flushed-by-peer", &["(5)", "no request of its own had failed: after \"rkey 0x"]),
+    (
+        "flushed",
+        &[
+            "are flushed (5), the first with wr_id 23: the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)",
+        ],
+    ),
+    (
+        "flushed-by-peer",
+        &["are flushed (5), the first with wr_id 23: ", "no request of its own had failed: after \"rkey 0x"],
+    ),
     ("overrun", &["it has 2 entries, all unpolled", "(IBV_EVENT_CQ_ERR)"]),
     ("queue-full", &["ibv_post_send failed: the queue is full: max_send_wr is 16", "Cannot allocate memory"]),
     ("state-missing", &["ibv_modify_qp failed: the transition also needs", "DEST_QPN"]),

@@ -51,6 +51,10 @@ fn main() -> ExitCode {
         ["auto", "udp"]
             .map(|link| Check::new(format!("clean: {}, link {link}", pair[1]), move || judge_clean(pair, link)))
     });
+    let stops = Check::new("check=stop: SIGTRAP at the first error", || match cc::missing() {
+        Some(why) => Verdict::Skipped(why),
+        None => judge_stop(),
+    });
     let documents = [("sarif", judge_sarif as fn(&str) -> Result<(), String>), ("xml", judge_junit)];
     let documents = documents.map(|(end, judge)| {
         Check::new(format!("report: two processes, one file .{end}"), move || judge_document(end, judge))
@@ -58,7 +62,7 @@ fn main() -> ExitCode {
     let closed = [("by the program", true), ("before it starts", false)].map(|(when, by_program)| {
         Check::new(format!("report: standard error closed {when}"), move || judge_closed(by_program))
     });
-    report::main(twins.chain(clean).chain(documents).chain(closed).collect())
+    report::main(twins.chain(clean).chain([stops]).chain(documents).chain(closed).collect())
 }
 
 /// A program without a standard error opens a file, which gets that number. No report may end in
@@ -171,6 +175,20 @@ fn names_the_source(report: &Value) -> bool {
     })
 }
 
+/// A program without a debugger ends where it makes its first mistake.
+fn judge_stop() -> Verdict {
+    let place = Place { options: ["--check=stop".to_owned()].into(), ..Place::default() };
+    let outcome = misuse::program().and_then(|program| {
+        let program = Program { name: program, args: ["key-stale", "wrong"].map(str::to_owned).to_vec() };
+        pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())
+    });
+    match outcome {
+        Ok(outcome) if !outcome.ok && outcome.output.contains("stops at its first error (SIGTRAP)") => Verdict::Passed,
+        Ok(outcome) => Verdict::Failed(outcome.output),
+        Err(why) => Verdict::Failed(why),
+    }
+}
+
 /// Two wrong programs at the same time, and what is in the file then.
 fn judge_document(end: &str, judge: fn(&str) -> Result<(), String>) -> Verdict {
     if let Some(why) = cc::missing() {
@@ -226,12 +244,13 @@ fn judge_sarif(text: &str) -> Result<(), String> {
 
 /// The error is a failure, the warning is none, and what begins ends.
 fn judge_junit(text: &str) -> Result<(), String> {
-    let failed = r#"<testcase classname="roxe" name="key-stale">"#.to_owned() + "\n<failure type=\"key-stale\"";
-    let warned = r#"<testcase classname="roxe" name="leak">"#.to_owned() + "\n<system-out>";
+    let failed =
+        r#"<testcase classname="misuse" name="key-stale in write_with">"#.to_owned() + "\n<failure type=\"key-stale\"";
+    let warned = r#"<testcase classname="misuse" name="leak in "#;
     let closed = |element: &str| text.matches(&format!("</{element}>")).count();
     let opened = |element: &str| text.matches(&format!("<{element} ")).count() - text.matches("\"/>").count();
     let good = text.contains(&failed)
-        && text.contains(&warned)
+        && text.contains(warned)
         && text.contains("failures=\"1\"")
         && closed("failure") == 1
         && opened("testcase") == closed("testcase")

@@ -115,7 +115,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_CHECK",
         default: "off",
-        help: "Report misuse of verbs: on, all (advice too), or rules separated by commas, -RULE for all but one, warn to leave the exit status alone.",
+        help: "Report misuse of verbs: on, all (advice too), or rules separated by commas, -RULE for all but one, warn to leave the exit status alone, stop or wait to halt at the first error, suggest to print suppressions.",
     },
     Knob { name: "ROXE_CHECK_REPORT", default: "none", help: "File to add the reports of ROXE_CHECK to." },
     Knob {

@@ -26,6 +26,28 @@ pub enum Stage {
     Clean,
 }
 
+/// How the calling thread is halted for a debugger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// As by a breakpoint: a process without a debugger ends.
+    Trap,
+    /// The whole process stands still until it is continued.
+    Stop,
+}
+
+/// Halts the calling thread where it is, whatever signals it blocks.
+pub fn halt(signal: Signal) {
+    // SAFETY: a set of this function, initialised before it is used; raising a signal takes no
+    // pointers.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTRAP);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(if signal == Signal::Trap { libc::SIGTRAP } else { libc::SIGSTOP });
+    }
+}
+
 type Task = (Stage, fn());
 
 /// All tasks, in the order in which they are done.

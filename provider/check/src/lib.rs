@@ -40,14 +40,15 @@ mod world;
 pub use event::{Arrived, Event, Made, Memory, Pair};
 pub use fork_support::note_fork_support;
 pub use listeners::{is_checking, is_on};
-pub use rule::{Rule, Selection, Severity};
+pub use rule::{Halt, Rule, Selection, Severity};
 pub use suppressions::Suppressions;
 pub use tracked::{Tracked, for_library};
 
+use report::Report;
 use report::file::ReportFile;
 use roxe_base::config::{Config, ReportFormat, config, variable};
 use roxe_base::error::Error;
-use roxe_base::exit::{self, Stage, at_exit};
+use roxe_base::exit::{self, Signal, Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::standard_error;
 use rules::Rules;
@@ -166,13 +167,38 @@ fn observe(event: &Event<'_>) {
         rules.look(event, &stack, world, &mut reports);
         world.end(event, &stack);
     }
+    if !reports.is_empty() {
+        stop_at_error(take(reports));
+    }
+}
+
+/// Prints reports, and returns what is to happen to the program.
+fn take(reports: Vec<Report>) -> Halt {
     // Held while it writes, so that no report is torn by another one.
-    let mut sink = if reports.is_empty() { return } else { SINK.lock() };
-    let Some(sink) = &mut *sink else { return };
+    let mut sink = SINK.lock();
+    let Some(sink) = &mut *sink else { return Halt::No };
     reports.into_iter().for_each(|report| sink.take(report));
     if sink.fails() {
         exit::fail_with(EXIT_STATUS);
     }
+    sink.take_halt()
+}
+
+/// Halts the thread that did what is wrong, without a lock of the checker.
+fn stop_at_error(halt: Halt) {
+    let process = std::process::id();
+    let (signal, text) = match halt {
+        Halt::No => return,
+        Halt::Trap => (Signal::Trap, format!("roxe: process {process} stops at its first error (SIGTRAP)\n")),
+        Halt::Wait => (
+            Signal::Stop,
+            format!(
+                "roxe: process {process} waits at its first error: `gdb -p {process}`, or `kill -CONT {process}`\n"
+            ),
+        ),
+    };
+    standard_error::write(&text);
+    exit::halt(signal);
 }
 
 /// The program ends.

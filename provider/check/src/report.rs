@@ -93,6 +93,15 @@ impl Named {
         places.chain(self.report.facts.iter().map(|(_, value)| value.clone()))
     }
 
+    /// As [`words`](Self::words), of the `count` innermost calls of each stack only.
+    pub(crate) fn top_words(&self, count: usize) -> impl Iterator<Item = String> {
+        let frames = self.stacks.iter().flat_map(move |(_, frames)| frames.iter().take(count));
+        frames.flat_map(|frame| {
+            let file = frame.file.as_ref().map(|file| file.display().to_string());
+            [Some(frame.function.clone()), file].into_iter().flatten()
+        })
+    }
+
     /// For people.
     pub(crate) fn text(&self) -> String {
         let Report { rule, severity, sentence, facts, advice, .. } = &self.report;

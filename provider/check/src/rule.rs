@@ -198,18 +198,39 @@ pub struct Selection {
     rules: Vec<Rule>,
     /// The exit status is 66 if a rule of severity error fired and the program itself ended well.
     pub fails: bool,
+    /// What happens to the program at its first error.
+    pub halt: Halt,
+    /// Reports end with the line of a suppression file that would leave them out.
+    pub suggests: bool,
+}
+
+/// What happens to a program at its first error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Halt {
+    /// It goes on.
+    #[default]
+    No,
+    /// It is stopped for a debugger that runs it, and ends if there is none (`SIGTRAP`).
+    Trap,
+    /// It waits until a debugger is attached (`SIGSTOP`).
+    Wait,
 }
 
 impl Selection {
     /// From words between commas: rules, `on` for errors and warnings, `all` for advice too,
-    /// `-RULE` for all but this one, and `warn`, which leaves the exit status alone. Without a rule
-    /// `on` is meant.
+    /// `-RULE` for all but this one, and `warn`, which leaves the exit status alone; `stop` and
+    /// `wait`, which halt the program at its first error; `suggest`, by which reports end with the
+    /// suppression that would leave them out. Without a rule `on` is meant.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
+        let (mut halt, mut suggests) = (Halt::No, false);
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             match word.strip_prefix('-') {
                 Some(name) => without.push(Self::rule(name)?),
                 None if word == "warn" => fails = false,
+                None if word == "stop" => halt = Halt::Trap,
+                None if word == "wait" => halt = Halt::Wait,
+                None if word == "suggest" => suggests = true,
                 None if word == "all" => with.extend_from_slice(Rule::ALL),
                 None if word == "on" => with.extend(usual()),
                 None => with.push(Self::rule(word)?),
@@ -217,7 +238,7 @@ impl Selection {
         }
         let wanted = if with.is_empty() { usual().collect() } else { with };
         let rules = Rule::ALL.iter().copied().filter(|rule| wanted.contains(rule) && !without.contains(rule));
-        Ok(Self { rules: rules.collect(), fails })
+        Ok(Self { rules: rules.collect(), fails, halt, suggests })
     }
 
     fn rule(name: &str) -> Result<Rule, String> {
@@ -261,6 +282,9 @@ mod tests {
         {
             assert_eq!(Selection::parse(text).unwrap().contains(Rule::AccessUnused), has_advice, "{text}");
         }
+        let halting = Selection::parse("stop,suggest").unwrap();
+        assert!(halting.halt == Halt::Trap && halting.suggests && halting.contains(Rule::Leak));
+        assert_eq!(Selection::parse("leak,wait").unwrap().halt, Halt::Wait);
         assert!(Selection::parse("leek").unwrap_err().contains("'leek'"));
     }
 }

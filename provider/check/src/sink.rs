@@ -4,9 +4,9 @@
 
 use crate::report::Report;
 use crate::report::file::ReportFile;
-use crate::rule::{Rule, Selection, Severity};
+use crate::rule::{Halt, Rule, Selection, Severity};
 use crate::stack::Stack;
-use crate::suppressions::Suppressions;
+use crate::suppressions::{Suppressions, suggestion};
 use roxe_base::standard_error;
 use std::collections::HashMap;
 
@@ -25,12 +25,14 @@ pub(crate) struct Sink {
     printed: HashMap<Rule, u32>,
     suppressed: u64,
     errors: u64,
+    /// True from the first error on until the program was halted for it.
+    is_halt_due: bool,
 }
 
 impl Sink {
     pub(crate) fn new(selection: Selection, suppressions: Suppressions, file: Option<ReportFile>) -> Self {
         let (seen, printed) = (HashMap::new(), HashMap::new());
-        Self { selection, suppressions, file, seen, printed, suppressed: 0, errors: 0 }
+        Self { selection, suppressions, file, seen, printed, suppressed: 0, errors: 0, is_halt_due: false }
     }
 
     /// Prints a report, unless it is not wanted or is known.
@@ -49,14 +51,20 @@ impl Sink {
             self.suppressed += 1;
             return;
         }
-        self.errors += u64::from(named.report.severity == Severity::Error);
+        let is_error = named.report.severity == Severity::Error;
+        self.is_halt_due |= is_error && self.errors == 0;
+        self.errors += u64::from(is_error);
         let printed = self.printed.entry(rule).or_default();
         *printed += 1;
         if *printed > LIMIT {
             return;
         }
         // Who cannot be told by one of them is told by the other.
-        standard_error::write(&named.text());
+        let mut text = named.text();
+        if self.selection.suggests {
+            text.push_str(&suggestion(&named));
+        }
+        standard_error::write(&text);
         if let Some(file) = &mut self.file {
             let _ = file.add(&named);
         }
@@ -81,6 +89,11 @@ impl Sink {
         }
         text.push('\n');
         Some(text)
+    }
+
+    /// What is to happen to the program because of its first error; asked once.
+    pub(crate) fn take_halt(&mut self) -> Halt {
+        if std::mem::take(&mut self.is_halt_due) { self.selection.halt } else { Halt::No }
     }
 
     /// Whether the exit status has to say so.

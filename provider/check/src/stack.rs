@@ -7,6 +7,8 @@ mod walk;
 
 use std::ffi::c_void;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -79,11 +81,23 @@ impl Stack {
 fn place(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
-    let found = lines.iter().find(|(range, _)| range.contains(&address)).and_then(|(_, path)| {
-        let begin = lines.iter().filter(|(_, other)| other == path).map(|(range, _)| range.start).min()?;
+    let found = lines.iter().position(|(range, _)| range.contains(&address)).and_then(|at| {
+        let path = lines[at].1;
+        // The parts of a library lie side by side; a copy that a program has mapped to read it does
+        // not count. Programs that are no shared objects are linked for their addresses.
+        let part = lines[..at].iter().rev().take_while(|(_, other)| *other == path).last().unwrap_or(&lines[at]);
+        let begin = if is_linked_for_its_place(path) { 0 } else { part.0.start };
         Some(format!("{}+{:#x}", Path::new(path).file_name()?.display(), address - begin))
     });
     found.unwrap_or_else(|| format!("{address:#x}"))
+}
+
+/// Returns true for an ELF file of the type `ET_EXEC`, whose addresses tools take as they are.
+fn is_linked_for_its_place(path: &str) -> bool {
+    const ET_EXEC: u16 = 2;
+    let mut head = [0; 18];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    read.is_ok() && u16::from_ne_bytes([head[16], head[17]]) == ET_EXEC
 }
 
 /// Where code lies whose names nobody sees.

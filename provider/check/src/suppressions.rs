@@ -1,7 +1,8 @@
 //! Suppressions: reports that are known, and why they are not wanted.
 //!
 //! A line is `RULE PATTERN # REASON`. The pattern has `*` and `?`; it is compared with the
-//! functions, the files and the objects of a report. A rule may be a pattern too. The reason is not
+//! functions, the files and the objects of a report; with `topN:` in front of it only with the N
+//! innermost calls of each stack (`top:` is one). A rule may be a pattern too. The reason is not
 //! optional. Pure.
 
 use crate::report::Named;
@@ -12,6 +13,8 @@ use crate::rule::Rule;
 struct Suppression {
     rule: String,
     pattern: String,
+    /// Calls of each stack that it is compared with; `None`: all, and the objects.
+    top: Option<usize>,
 }
 
 /// The lines of a file.
@@ -33,7 +36,11 @@ impl Suppressions {
     pub(crate) fn cover(&self, report: &Named) -> bool {
         let rule = report.report.rule.name();
         let for_rule = self.0.iter().filter(|line| matches(&line.rule, rule));
-        for_rule.into_iter().any(|line| report.words().any(|word| matches(&line.pattern, &word)))
+        let covers = |line: &Suppression| match line.top {
+            None => report.words().any(|word| matches(&line.pattern, &word)),
+            Some(top) => report.top_words(top).any(|word| matches(&line.pattern, &word)),
+        };
+        for_rule.into_iter().any(covers)
     }
 }
 
@@ -46,9 +53,27 @@ fn parse(line: &str) -> Result<Suppression, String> {
         [rule, _] if !Rule::ALL.iter().any(|known| matches(rule, known.name())) => {
             Err(format!("there is no rule '{rule}'; `roxe rules` lists them"))
         }
-        [rule, pattern] => Ok(Suppression { rule: rule.to_owned(), pattern: pattern.to_owned() }),
+        [rule, pattern] => {
+            let (top, pattern) = top_of(pattern).map_or((None, pattern), |(top, pattern)| (Some(top), pattern));
+            Ok(Suppression { rule: rule.to_owned(), pattern: pattern.to_owned(), top })
+        }
         _ => Err(format!("'{}' is not a rule and a pattern", what.trim())),
     }
+}
+
+/// The number and the rest of a pattern that begins with `topN:`.
+fn top_of(pattern: &str) -> Option<(usize, &str)> {
+    let (number, rest) = pattern.strip_prefix("top")?.split_once(':')?;
+    let number = if number.is_empty() { 1 } else { number.parse().ok()? };
+    Some((number, rest))
+}
+
+/// The line of a file that would leave out `report` and what the same function does elsewhere.
+pub(crate) fn suggestion(report: &Named) -> String {
+    let rule = report.report.rule;
+    let first = report.top_words(1).next().filter(|word| !word.contains(char::is_whitespace));
+    let pattern = first.map_or_else(|| "*".to_owned(), |function| format!("top:{function}"));
+    format!("    {:<14} {rule} {pattern} # why it is wanted\n", "suppression")
 }
 
 /// Whether `text` is what `pattern` describes; `*` stands for any characters, `?` for one.
@@ -70,6 +95,8 @@ fn matches(pattern: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Report;
+    use crate::stack::Frame;
 
     #[test]
     fn patterns_have_stars_and_question_marks() {
@@ -86,9 +113,29 @@ mod tests {
     }
 
     #[test]
+    fn pattern_of_the_top_calls_covers_those_only() {
+        let frame = |function: &str| Frame { function: function.into(), file: None, line: None };
+        let stacks = vec![("posted at", ["send_one", "send_all", "main"].map(frame).to_vec())];
+        let report = Named { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
+        for (pattern, expected) in [
+            ("top:send_one", true),
+            ("top:send_all", false),
+            ("top2:send_all", true),
+            ("top2:main", false),
+            ("main", true),
+        ] {
+            let suppressions = Suppressions::parse(&format!("key-stale {pattern} # why")).unwrap();
+            assert_eq!(suppressions.cover(&report), expected, "{pattern}");
+        }
+        assert_eq!(suggestion(&report), "    suppression    key-stale top:send_one # why it is wanted\n");
+        let line = suggestion(&report).trim().strip_prefix("suppression").unwrap().trim().to_owned();
+        assert!(Suppressions::parse(&line).unwrap().cover(&report), "what is suggested works");
+    }
+
+    #[test]
     fn a_line_needs_a_rule_a_pattern_and_a_reason() {
         let good = Suppressions::parse("# known\n\nleak *ucp_init* # freed by the system\n").unwrap();
-        assert_eq!(good.0, [Suppression { rule: "leak".into(), pattern: "*ucp_init*".into() }]);
+        assert_eq!(good.0, [Suppression { rule: "leak".into(), pattern: "*ucp_init*".into(), top: None }]);
         for (text, part) in [
             ("leak x", "line 1: there is no reason"),
             ("\nleak x #", "line 2"),

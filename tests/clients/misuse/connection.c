@@ -295,21 +295,22 @@ static void psn_mismatch_near(bool wrong) {
     struct ibv_qp other = {.qp_num = peer};
     sides[1] = sides[0];
     sides[1].qp = &other;
-    connect_side(&sides[0], &sides[1], options, wrong && !child ? few_ahead : NULL);
+    connect_side(&sides[0], &sides[1], options, wrong && child ? few_ahead : NULL);
     check(post_recv(&sides[0], 1, 0, 64) == 0, "ibv_post_recv");
     check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "ready");
-    if (child) {
+    // The parent receives: what it finds decides about the exit status.
+    if (!child) {
         check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
         check((completion(&sides[0], NULL) == IBV_WC_SUCCESS) != wrong, "the send");
     }
     // Each side goes when the other is done.
     check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "done");
     sides[1].qp = NULL;
-    if (!wrong && !child)
+    if (!wrong && child)
         done(&sides[0]);
     check(!ibv_modify_qp(sides[0].qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}, IBV_QP_STATE), "to ERR");
     struct ibv_wc wc;
-    if (wrong || child)
+    if (wrong || !child)
         completion(&sides[0], &wc);
     destroy_side(&sides[0]);
     check(!ibv_close_device(context), "ibv_close_device");

@@ -223,5 +223,10 @@ mod tests {
         assert!(page.contains("RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0"), "{page}");
         assert!(page.contains("A gap is answered with one sequence NAK"), "the clause itself: {page}");
         assert!(!page.contains("<script") && !page.contains("http"), "self-contained");
+        assert!(page.find("id=\"cases\"") < page.find("id=\"clauses\""), "what failed comes first");
+        for target in page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
+            assert!(page.contains(&format!("id=\"{target}\"")), "#{target} leads nowhere: {page}");
+        }
+        assert!(page.contains("href=\"#"), "{page}");
     }
 }

@@ -1,17 +1,20 @@
 //! Reports as the XML of JUnit, which servers of continuous integration show: a test case for each
-//! rule, which passes if it found nothing, and one more for each further report of a rule. An error
-//! fails; a warning and an advice are the output of a test that passes. Pure.
+//! rule, which passes if it found nothing, and one for each report, of the class that is the
+//! program's name, and named after its rule and the function where it is. An error fails; a warning
+//! and an advice are the output of a test that passes. Reads the name of this process.
 
 use super::Named;
 use crate::rule::{Rule, Severity};
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 /// In front of the number of tests.
 const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"roxe\"";
 /// Behind it.
 const TAIL: &str = "</testsuite>\n</testsuites>\n";
-/// What each test begins with.
-const CASE: &str = "<testcase classname=\"roxe\" name=\"";
+/// What each test begins with, and that of a rule.
+const CASE: &str = "<testcase classname=\"";
+const OF_RULE: &str = "<testcase classname=\"roxe\" name=\"";
 
 /// Adds a report to a document, which is empty if there is none yet.
 pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
@@ -33,7 +36,7 @@ pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
 }
 
 fn passed(rule: Rule) -> String {
-    format!("{CASE}{rule}\"/>\n")
+    format!("{OF_RULE}{rule}\"/>\n")
 }
 
 fn found(named: &Named) -> String {
@@ -43,7 +46,15 @@ fn found(named: &Named) -> String {
     } else {
         format!("<system-out>{text}</system-out>")
     };
-    format!("{CASE}{rule}\">\n{outcome}\n</testcase>\n")
+    let function = named.top_words(1).next().map(|name| format!(" in {}", escaped(&name))).unwrap_or_default();
+    format!("{CASE}{}\" name=\"{rule}{function}\">\n{outcome}\n</testcase>\n", escaped(&program()))
+}
+
+/// The name of the program of this process.
+fn program() -> String {
+    let program = std::env::args_os().next().map(PathBuf::from);
+    let name = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "program".to_owned())
 }
 
 /// As XML 1.0 wants it; what no document may hold is left out.

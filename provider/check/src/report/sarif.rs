@@ -7,7 +7,7 @@ use crate::stack::Frame;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 /// Adds a report to a document, which is empty if there is none yet.
 pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
@@ -26,6 +26,7 @@ fn empty() -> Value {
     let driver = json!({
         "name": "roxe",
         "version": env!("CARGO_PKG_VERSION"),
+        "informationUri": "https://crates.io/crates/roxe-cli",
         "rules": rules,
     });
     json!({
@@ -77,9 +78,23 @@ fn result(named: &Named) -> Value {
     })
 }
 
-/// The innermost call whose line is known, else the innermost.
+/// The innermost call in a source of the user: below the current folder, else in no file that
+/// belongs to the system or a package; else the innermost whose line is known, else the innermost.
 fn shown(frames: &[Frame]) -> Option<&Frame> {
-    frames.iter().find(|frame| frame.file.is_some()).or_else(|| frames.first())
+    let here = std::env::current_dir().unwrap_or_default();
+    let in_file = |is_it: &dyn Fn(&Path) -> bool| frames.iter().find(|frame| frame.file.as_deref().is_some_and(is_it));
+    in_file(&|file| file.starts_with(&here) && !is_foreign(file))
+        .or_else(|| in_file(&|file| !is_foreign(file)))
+        .or_else(|| in_file(&|_| true))
+        .or_else(|| frames.first())
+}
+
+/// Returns true for a source of the system, of a compiler or of a package.
+fn is_foreign(file: &Path) -> bool {
+    const FOLDERS: [&str; 4] = ["/usr/", "/rustc/", "/build/", "/opt/"];
+    const INSIDE: [&str; 4] = ["/.cargo/registry/", "/site-packages/", "/dist-packages/", "/rustlib/"];
+    let file = file.to_string_lossy();
+    FOLDERS.iter().any(|folder| file.starts_with(folder)) || INSIDE.iter().any(|folder| file.contains(folder))
 }
 
 fn location(label: &str, frame: &Frame) -> Value {
@@ -97,14 +112,34 @@ fn location(label: &str, frame: &Frame) -> Value {
     location
 }
 
-/// Sources below the current folder are named relative to it, as those who show them want it.
+/// Sources below the root of the program's sources are named relative to it, as those who show them
+/// want it, all others by their whole path. A build outside of that root names files as `../a.c`.
 fn artifact(file: &Path) -> Value {
+    let root = root();
     let here = std::env::current_dir().unwrap_or_default();
-    match file.strip_prefix(here) {
+    let file = plain(&here.join(file));
+    match file.strip_prefix(&root) {
         Ok(relative) => json!({"uri": uri(relative), "uriBaseId": "%SRCROOT%"}),
-        Err(_) if file.is_absolute() => json!({"uri": format!("file://{}", uri(file))}),
-        Err(_) => json!({"uri": uri(file)}),
+        Err(_) => json!({"uri": format!("file://{}", uri(&file))}),
     }
+}
+
+/// The folder of the repository that the current folder is in; else the current folder.
+fn root() -> PathBuf {
+    let here = std::env::current_dir().unwrap_or_default();
+    here.ancestors().find(|folder| folder.join(".git").exists()).map_or_else(|| here.clone(), Path::to_owned)
+}
+
+/// An absolute path without `.` and `..`.
+fn plain(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut plain, part| {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => _ = plain.pop(),
+            part => plain.push(part),
+        }
+        plain
+    })
 }
 
 /// A path as part of a URI (RFC 3986).
@@ -134,12 +169,12 @@ fn fingerprint(named: &Named) -> String {
 mod tests {
     use super::*;
     use crate::report::Report;
-    use std::path::PathBuf;
 
     fn named(line: u32) -> Named {
         let frame = |function: &str, file: Option<PathBuf>| Frame { function: function.into(), file, line: Some(line) };
-        let here = std::env::current_dir().unwrap().join("src/a b.c");
-        let posted = vec![frame("helper", None), frame("send_all", Some(here)), frame("main", None)];
+        let here = root().join("src/a b.c");
+        let header = Some("/usr/include/infiniband/verbs.h".into());
+        let posted = vec![frame("post", header), frame("send_all", Some(here)), frame("main", None)];
         let freed = vec![frame("stop", Some("/usr/src/b.c".into()))];
         let report = Report::new(Rule::KeyStale, "The key 0x7 is dead.").fact("key", "0x7").advice("Wait.");
         Named { report, stacks: vec![("posted at", posted), ("deregistered", freed)] }
@@ -168,6 +203,15 @@ mod tests {
         assert_eq!(related["message"]["text"], "deregistered");
         assert_eq!(related["physicalLocation"]["artifactLocation"]["uri"], "file:///usr/src/b.c");
         assert_eq!(result["stacks"][0]["frames"].as_array().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn files_outside_of_the_root_have_a_whole_path() {
+        let outside = root().join("../other/x.c");
+        let expected = format!("file://{}", plain(&outside).display());
+        assert_eq!(artifact(&outside), json!({"uri": expected}));
+        let inside = root().join("build/../src/y.c");
+        assert_eq!(artifact(&inside), json!({"uri": "src/y.c", "uriBaseId": "%SRCROOT%"}));
     }
 
     #[test]

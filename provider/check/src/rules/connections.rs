@@ -56,6 +56,7 @@ impl Observer for Connections {
                 mtu_of_read(qp, world)
             }
             Event::FamiliesDiffer { sgid, sgid_index, dgid } => {
+                let (sgid, dgid) = (sgid.to_ip(), dgid.to_ip());
                 let sentence = format!(
                     "GID index {sgid_index} is {sgid}, and the destination {dgid} is of the other address family."
                 );
@@ -209,7 +210,7 @@ fn with_peer(report: Report, end: End<'_>) -> Report {
     match peer_of(end) {
         Some((id, _)) => report.fact("peer", end.world.name(id)),
         None => {
-            let (number, address) = (end.own.values.dest_qpn.get(), end.own.values.av.dgid);
+            let (number, address) = (end.own.values.dest_qpn.get(), end.own.values.av.dgid.to_ip());
             report.fact("peer", format!("queue pair {number:#08x} at {address}"))
         }
     }
@@ -251,8 +252,9 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
         return None;
     }
     let av = &own.values.av;
-    let differs =
-        |what: &str, came: Gid, expected: Gid| (came != expected).then(|| format!("{what} {came} and not {expected}"));
+    let differs = |what: &str, came: Gid, expected: Gid| {
+        (came != expected).then(|| format!("{what} {} and not {}", came.to_ip(), expected.to_ip()))
+    };
     let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
     let differences: Vec<_> = differences.into_iter().flatten().collect();
     let sentence = format!("The first packet of the peer came {}, and is not taken.", differences.join(", and "));
@@ -267,7 +269,7 @@ fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let (came, ours) = (deth.qkey.0, own.values.qkey.0);
     let sentence = format!("A datagram came with Q_Key {came:#x}, and the queue pair has {ours:#x}: it is dropped.");
     let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", world.name(qp));
-    let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src);
+    let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src.to_ip());
     let advice = "Send with remote_qkey of the receiver, below 0x80000000, or set the same qkey at both.";
     Some(report.fact("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
 }

@@ -147,8 +147,8 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
             ("the program there refused (rdma_reject), and says why".to_owned(), "see its private data")
         }
         None => (
-            "the program there refused (rdma_reject), or could not take the request: its backlog was full".to_owned(),
-            "see what the server says",
+            "the program there refused (rdma_reject), or its backlog was full; which of them is not known".to_owned(),
+            "see what the server says; on this host start it with `roxe run --explain` too",
         ),
     }
 }

@@ -45,6 +45,16 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
     }
 }
 
+/// Says why requests are flushed: no failure, so it is one line.
+fn explain_flush(qp: &QpResources, cqe: &Cqe, why: Cause) {
+    let (number, service, first) = (qp.qpn.get(), qp.service.name(), cqe.wr_id);
+    let Cause { text, advice } = why;
+    let text = format!(
+        "requests of queue pair {number:#08x} ({service}) are flushed (5), the first with wr_id {first}: {text}"
+    );
+    explain::happened(|| cause(text, advice));
+}
+
 /// A request is flushed, and none has failed before: `refusal` is what may have ended the
 /// connection unless the program did.
 pub(super) fn note_flush(
@@ -58,11 +68,15 @@ pub(super) fn note_flush(
             "the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)".to_owned(),
             "wait for the completions before the queue pair is moved, if they matter",
         )
-    } else {
-        let by = refusal.map_or_else(|| "see what happened before it".to_owned(), |by| format!("after \"{by}\""));
+    } else if let Some(by) = refusal {
         cause(
-            format!("the queue pair went to ERR, and no request of its own had failed: {by}"),
-            "look for what the peer's request did wrong, and handle asynchronous events (ibv_get_async_event)",
+            format!("the queue pair went to ERR, and no request of its own had failed: after \"{by}\""),
+            "look for what the peer's request did wrong",
+        )
+    } else {
+        cause(
+            "the queue pair went to ERR, and no request of either end had failed: why is not known".to_owned(),
+            "handle asynchronous events (ibv_get_async_event): a completion queue that overran has one",
         )
     };
     note_local(failed, || why);
@@ -87,6 +101,9 @@ impl Failed {
     pub(super) fn explain(self, qp: &QpResources, circumstances: Circumstances) {
         let Circumstances { attr, unanswered, probe, history } = circumstances;
         let Some((side, cqe)) = self.cqe else { return };
+        if cqe.status == WcStatus::WrFlushErr {
+            return self.local.into_iter().for_each(|why| explain_flush(qp, &cqe, why));
+        }
         let is_connected = !matches!(qp.service, Service::Ud | Service::Raw);
         let is_unanswered = cqe.status == WcStatus::RetryExcErr;
         let (mut causes, mut is_mute) = (Vec::new(), false);

@@ -29,8 +29,9 @@
   const end = (column) => page.columns[column][0] + " QP " + page.columns[column][1];
 
   // The table of messages: name and width of each column, and whether numbers stand in it.
-  const MESSAGE_CELLS = [["#", 56, 1], ["operation", 130], ["from", 172], ["to", 172], ["PSN", 84, 1],
-    ["bytes", 80, 1], ["packets", 68, 1], ["repeated", 76, 1], ["begin, s", 86, 1], ["took", 90, 1], ["outcome", 230]];
+  // The last one takes what is left.
+  const MESSAGE_CELLS = [["#", 46, 1], ["operation", 112], ["from", 150], ["to", 150], ["PSN", 78, 1],
+    ["bytes", 72, 1], ["packets", 62, 1], ["repeated", 68, 1], ["begin, s", 80, 1], ["took", 78, 1], ["outcome", 180]];
 
   let tab = "packets";
   let shown = [];
@@ -39,9 +40,18 @@
 
   // The top of the page.
   at("title").textContent = page.title;
+  // What a number shows when it is clicked: a verdict of the filter, or text to look for.
+  const FACTS = { packets: "", retransmissions: "retransmission", "RNR NAKs": "RNR NAK", NAKs: "NAK",
+    "PSN gaps": "PSN gap", "lost by rules": "*", damaged: "*", cut: "text:cut:" };
   for (const [name, value, tone] of page.facts) {
-    const fact = make("div", "fact " + (value === "0" ? "zero" : tone));
+    const isLink = value !== "0" && (name in FACTS || name === "messages");
+    const fact = make(isLink ? "button" : "div", "fact " + (value === "0" ? "zero" : tone));
     fact.append(make("b", "", value), make("span", "", name));
+    if (isLink) {
+      fact.type = "button";
+      fact.title = "Show the " + name + " only";
+      fact.addEventListener("click", () => show(name));
+    }
     at("facts").append(fact);
   }
   for (const note of page.notes) at("notes").append(make("div", "", note));
@@ -91,15 +101,34 @@
     pick(0);
   };
 
-  const laneWidth = () => Math.max(70, Math.min(250, Math.floor(560 / Math.max(1, lanes.length))));
+  // Wide enough for the text of an arrow, and narrow enough for the words beside it.
+  const laneWidth = () => Math.max(90, Math.min(220, Math.floor(440 / Math.max(1, lanes.length))));
+  const CHAR = 6.7;
+  // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what
+  // has no room there is cut; the words and the details have all of it.
+  const labelOf = (text, middle, y, start) => {
+    const room = laneWidth() * lanes.length - (start || 0);
+    const most = Math.max(6, Math.floor(room / CHAR));
+    const said = text.length > most ? text.slice(0, most - 1) + "…" : text;
+    const half = (said.length * CHAR) / 2;
+    const x = start === undefined ? Math.min(Math.max(middle, half), laneWidth() * lanes.length - half) : start;
+    const label = draw("text", { x, y, "text-anchor": start === undefined ? "middle" : "start", class: "halo" }, said);
+    if (said !== text) label.append(draw("title", {}, text));
+    return label;
+  };
+  // A cell of the table of messages.
+  const cellOf = (text, width, isNumber) => {
+    const cell = make("div", isNumber ? "cell num" : "cell", text);
+    cell.style.width = width + "px";
+    if (!isNumber) cell.title = text;
+    return cell;
+  };
   const head = () => {
     const line = at("head");
     line.replaceChildren();
     if (tab === "messages") {
       for (const [name, width, isNumber] of MESSAGE_CELLS) {
-        const cell = make("div", isNumber ? "cell num" : "cell", name);
-        cell.style.width = width + "px";
-        line.append(cell);
+        line.append(cellOf(name, width, isNumber));
       }
       return;
     }
@@ -126,7 +155,7 @@
     if (from === to) {
       svg.append(draw("path", { d: `M${from} ${y - 12} h26 v12 h-20`, ...stroke }));
       svg.append(draw("path", { d: `M${from + 2} ${y} l8 -4 v8 z`, fill: "currentColor" }));
-      svg.append(draw("text", { x: from + 32, y: 16, class: "halo" }, row[LABEL]));
+      svg.append(labelOf(row[LABEL], from, 16, Math.min(from + 32, laneWidth() * lanes.length / 2)));
       return svg;
     }
     const way = Math.sign(to - from);
@@ -138,7 +167,7 @@
       svg.append(draw("path", { d: `M${to - way * 1} ${y} l${-way * 9} -4.5 v9 z`, fill: "currentColor" }));
     }
     const middle = (from + to) / 2;
-    svg.append(draw("text", { x: middle, y: 14, "text-anchor": "middle", class: "halo" }, row[LABEL]));
+    svg.append(labelOf(row[LABEL], middle, 14));
     return svg;
   };
 
@@ -161,9 +190,7 @@
     const values = [index + 1, row[M_OPERATION], end(row[M_FROM]), end(row[M_TO]), row[M_PSN], row[M_BYTES],
       row[M_PACKETS], row[M_REPEATS], seconds(row[M_BEGIN]), took, row[M_OUTCOME]];
     MESSAGE_CELLS.forEach(([, width, isNumber], place) => {
-      const cell = make("div", isNumber ? "cell num" : "cell", values[place]);
-      cell.style.width = width + "px";
-      line.append(cell);
+      line.append(cellOf(values[place], width, isNumber));
     });
     return line;
   };
@@ -228,6 +255,14 @@
   const only = (id, value) => {
     at(id).value = value;
     filter();
+  };
+  const show = (name) => {
+    const filtered = FACTS[name] || "";
+    tab = name === "messages" ? "messages" : "packets";
+    tabs();
+    for (const id of ["f-qp", "f-way", "f-message"]) at(id).value = "";
+    at("f-text").value = filtered.startsWith("text:") ? filtered.slice(5) : "";
+    only("f-verdict", filtered.startsWith("text:") ? "" : filtered);
   };
   const tabs = () => ["packets", "messages"].forEach((name) => at("tab-" + name).classList.toggle("on", name === tab));
 
