@@ -76,12 +76,13 @@ impl CounterFiles {
         has_readers && !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(&counters())
     }
 
-    /// Adds what the files do not show yet, later if another process is at it.
-    pub fn publish(&self, counters: &Counters) {
+    /// Adds what the files do not show yet, later if another process is at it. `counters` are read
+    /// under the lock: a sum that is older than the last one would count twice.
+    pub fn publish(&self, counters: impl FnOnce() -> Counters) {
         let begun = clock::spent();
         let mut told = self.told.lock();
         // What is counted meanwhile waits, so that the line and the files show the same.
-        let now = counters.clone();
+        let now = counters();
         if let Some(stats) = self.stats.as_ref().filter(|_| !self.is_closed.load(Ordering::Relaxed)) {
             stats.write(&now);
         }
@@ -206,11 +207,11 @@ mod tests {
         assert!(!live.is_behind(|| counters.clone()));
         counters.sent_packets.add(9);
         assert!(live.is_behind(|| counters.clone()));
-        live.publish(&counters);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
+        live.publish(|| counters.clone());
         assert_eq!((files.sent().as_str(), live.is_behind(|| counters.clone())), ("9\n", false));
         counters.sent_packets.add(91);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         assert_eq!(files.sent(), "100\n");
     }
 
@@ -221,13 +222,13 @@ mod tests {
             (CounterFiles::new(Some(&files.0), None, "roxe0"), CounterFiles::new(Some(&files.0), None, "roxe0"));
         let counters = Counters::default();
         counters.sent_packets.add(5);
-        first.publish(&counters);
+        first.publish(|| counters.clone());
         let turn = File::open(files.0.join("roxe0/ports/1")).unwrap();
         assert!(turn.try_lock().is_ok());
-        second.publish(&counters);
+        second.publish(|| counters.clone());
         assert_eq!((files.sent().as_str(), second.is_behind(|| counters.clone())), ("5\n", true));
         drop(turn);
-        second.publish(&counters);
+        second.publish(|| counters.clone());
         assert_eq!(files.sent(), "10\n");
     }
 
@@ -236,11 +237,11 @@ mod tests {
         let files = Files::new("last");
         let (live, counters) = (CounterFiles::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         counters.sent_packets.add(2);
         let last = live.close(&counters);
         counters.sent_packets.add(1);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         assert_eq!((files.sent().as_str(), last.sent_packets.get()), ("7\n", 7));
         assert!(!live.is_behind(|| counters.clone()));
     }
@@ -250,11 +251,11 @@ mod tests {
         let files = Files::new("anew");
         let (live, counters) = (CounterFiles::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         counters.clear();
         live.begin_anew();
         counters.sent_packets.add(1);
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         assert_eq!(files.sent(), "6\n");
     }
 
@@ -275,7 +276,7 @@ mod tests {
                 while counters.sent_packets.get() == seen {
                     std::thread::yield_now();
                 }
-                live.publish(&counters);
+                live.publish(|| counters.clone());
                 seen = counters.sent_packets.get();
                 let text = fs::read_to_string(&line).unwrap();
                 let in_line = text.trim().rsplit('=').next().unwrap();
@@ -309,7 +310,7 @@ mod tests {
         let (live, counters) = (CounterFiles::new(Some(Path::new("/nonexistent")), None, "roxe0"), Counters::default());
         counters.sent_packets.add(1);
         assert!(live.is_behind(|| counters.clone()));
-        live.publish(&counters);
+        live.publish(|| counters.clone());
         assert!(!live.is_behind(|| counters.clone()));
     }
 }

@@ -289,7 +289,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(live) = self.adapter.files() {
-            live.publish(&self.adapter.counters());
+            live.publish(|| self.adapter.counters());
         }
         self.close_sockets();
         // The thread wakes, finds nobody, and ends.

@@ -227,7 +227,7 @@ impl Engine {
             Some(_) => {
                 self.set(Task::CounterFiles, None);
                 self.count_socket_drops();
-                files.publish(&self.adapter.counters());
+                files.publish(|| self.adapter.counters());
             }
             None => {}
         }

@@ -8,6 +8,7 @@
 use super::Named;
 use super::{junit, sarif};
 use roxe_base::config::ReportFormat;
+use roxe_base::private_file;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -49,15 +50,8 @@ impl ReportFile {
     }
 }
 
-/// Never through a link, which somebody else may have put in a folder that all can write.
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)
+    private_file::open(OpenOptions::new().read(true).append(true), path)
 }
 
 fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
@@ -113,7 +107,7 @@ mod tests {
             drop(ReportFile::open(&file, format).unwrap());
             assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
             symlink(&file, &link).unwrap();
-            assert_eq!(ReportFile::open(&link, format).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+            assert_eq!(ReportFile::open(&link, format).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         }
         fs::remove_dir_all(folder).unwrap();
     }
