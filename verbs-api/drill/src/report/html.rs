@@ -15,6 +15,11 @@ h3{margin:1.5em 0 .2em}pre{background:#f5f5f5;padding:.6em;overflow-x:auto}\
 .card{color:#0a5}.near{color:#06c}.remark{color:#b00}summary{cursor:pointer;margin:.4em 0}\
 small{color:#666}";
 
+/// What the sources of clauses are worth.
+const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
+                       Architecture Specification, whose text was not at hand: section numbers are pointers, not \
+                       quotations.";
+
 /// The page.
 pub fn html(report: &Report) -> String {
     let target = escape(&report.target);
@@ -27,6 +32,7 @@ pub fn html(report: &Report) -> String {
     if let Some(lost) = report.lost() {
         let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&lost));
     }
+    let _ = writeln!(page, "<p>{SOURCES}</p>");
     table(report, &mut page);
     page.push_str("<h2>Cases that did not pass</h2>\n");
     for tried in &report.tried {
