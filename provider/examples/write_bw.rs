@@ -34,7 +34,8 @@ impl End {
         let cq = context.create_cq(CqInit { cqe: 1024, ..CqInit::default() })?;
         let memory = Vec::leak(vec![1u8; size.max(4096)]);
         let addr = memory.as_ptr() as u64;
-        let mr = pd.reg_mr(addr, memory.len() as u64, addr, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        // SAFETY: leaked memory, of which nothing but the card's accesses is expected.
+        let mr = unsafe { pd.reg_mr(addr, memory.len() as u64, addr, Access::LOCAL_WRITE | Access::REMOTE_WRITE)? };
         let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let qp = pd.create_qp(QpInit {

@@ -91,7 +91,7 @@ fn serve() -> Result<()> {
     println!("{}", listener.local_addr().ok_or("not bound")?);
     std::io::stdout().flush()?;
     loop {
-        let mut event = end.channel.next()?;
+        let mut event = end.channel.next_event()?;
         match event.kind() {
             CmEventKind::ConnectRequest => {
                 let id = event.take_request().ok_or("a request without an id")?;
@@ -103,7 +103,7 @@ fn serve() -> Result<()> {
                 }
             }
             CmEventKind::Established | CmEventKind::TimewaitExit => {}
-            _ => return Err(event.ok().err().map_or_else(|| "unexpected".into(), Into::into)),
+            _ => return Err(event.check().err().map_or_else(|| "unexpected".into(), Into::into)),
         }
     }
 }
@@ -125,7 +125,7 @@ impl Client {
                 resolving.insert(id.id(), id);
                 under_way += 1;
             }
-            let event = self.end.channel.next()?;
+            let event = self.end.channel.next_event()?;
             if self.act(&mut resolving, event)? {
                 (under_way, done) = (under_way - 1, done + 1);
             }
@@ -145,7 +145,7 @@ impl Client {
             CmEventKind::Established => self.end.connections.get(&name).ok_or("unknown")?.0.disconnect()?,
             CmEventKind::Disconnected => return Ok(self.end.connections.remove(&name).is_some()),
             CmEventKind::TimewaitExit => {}
-            _ => return Err(event.ok().err().map_or_else(|| "unexpected".into(), Into::into)),
+            _ => return Err(event.check().err().map_or_else(|| "unexpected".into(), Into::into)),
         }
         Ok(false)
     }

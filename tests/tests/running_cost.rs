@@ -114,7 +114,7 @@ impl Side {
     }
 
     fn receive(&self) -> Result<(), Error> {
-        self.cq.wait(PATIENCE)?.ok().map(drop)
+        self.cq.wait(PATIENCE)?.check().map(drop)
     }
 }
 

@@ -82,7 +82,9 @@ pub enum Position {
     Only,
 }
 
-/// What payload a packet may carry. Always at most [`crate::num::MAX_PAYLOAD`].
+/// What payload a packet may carry to be one. Always at most [`crate::num::MAX_PAYLOAD`]. Requests of
+/// the wrong length that leave no doubt where they end (an empty LAST, an ATOMIC WRITE) are packets:
+/// the responder refuses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// No payload.
@@ -91,10 +93,8 @@ pub enum PayloadRule {
     Full,
     /// At least one byte.
     Some,
-    /// Any length, 0 too.
+    /// Any length, 0 too; what the transport allows is less for some.
     Any,
-    /// Exactly 8 bytes.
-    Eight,
 }
 
 impl PayloadRule {
@@ -107,7 +107,6 @@ impl PayloadRule {
             Self::Full => len.is_multiple_of(4),
             Self::Some => len > 0,
             Self::Any => true,
-            Self::Eight => len == 8,
         };
         fits && len <= crate::num::MAX_PAYLOAD
     }
@@ -144,19 +143,19 @@ impl Operation {
     #[inline]
     #[rustfmt::skip]
     pub const fn facts(self) -> Facts {
-        use PayloadRule::{Any, Eight, Full, None, Some};
+        use PayloadRule::{Any, Full, None, Some};
         use Position::{First, Last, Middle, Only};
         match self {
             Self::SendFirst          => facts("SEND_FIRST",           First,   0, Full),
             Self::SendMiddle         => facts("SEND_MIDDLE",          Middle,  0, Full),
-            Self::SendLast           => facts("SEND_LAST",            Last,    0, Some),
-            Self::SendLastImm        => facts("SEND_LAST_IMM",        Last,    4, Some),
+            Self::SendLast           => facts("SEND_LAST",            Last,    0, Any),
+            Self::SendLastImm        => facts("SEND_LAST_IMM",        Last,    4, Any),
             Self::SendOnly           => facts("SEND_ONLY",            Only,    0, Any),
             Self::SendOnlyImm        => facts("SEND_ONLY_IMM",        Only,    4, Any),
             Self::WriteFirst         => facts("WRITE_FIRST",          First,  16, Full),
             Self::WriteMiddle        => facts("WRITE_MIDDLE",         Middle,  0, Full),
-            Self::WriteLast          => facts("WRITE_LAST",           Last,    0, Some),
-            Self::WriteLastImm       => facts("WRITE_LAST_IMM",       Last,    4, Some),
+            Self::WriteLast          => facts("WRITE_LAST",           Last,    0, Any),
+            Self::WriteLastImm       => facts("WRITE_LAST_IMM",       Last,    4, Any),
             Self::WriteOnly          => facts("WRITE_ONLY",           Only,   16, Any),
             Self::WriteOnlyImm       => facts("WRITE_ONLY_IMM",       Only,   20, Any),
             Self::ReadRequest        => facts("READ_REQUEST",         Only,   16, None),
@@ -168,10 +167,10 @@ impl Operation {
             Self::AtomicAcknowledge  => facts("ATOMIC_ACK",           Only,   12, None),
             Self::CompareSwap        => facts("COMPARE_SWAP",         Only,   28, None),
             Self::FetchAdd           => facts("FETCH_ADD",            Only,   28, None),
-            Self::SendLastInvalidate => facts("SEND_LAST_INV",        Last,    4, Some),
+            Self::SendLastInvalidate => facts("SEND_LAST_INV",        Last,    4, Any),
             Self::SendOnlyInvalidate => facts("SEND_ONLY_INV",        Only,    4, Any),
             Self::Flush              => facts("FLUSH",                Only,   20, None),
-            Self::AtomicWrite        => facts("ATOMIC_WRITE",         Only,   16, Eight),
+            Self::AtomicWrite        => facts("ATOMIC_WRITE",         Only,   16, Any),
             Self::Cnp                => facts("CNP",                  Only,   16, None),
         }
     }
@@ -325,6 +324,5 @@ mod tests {
         assert_eq!(allowed(PayloadRule::Full), [t, f, t, f, t, f, t, f, f]);
         assert_eq!(allowed(PayloadRule::Some), [f, t, t, t, t, t, t, f, f]);
         assert_eq!(allowed(PayloadRule::Any), [t, t, t, t, t, t, t, f, f]);
-        assert_eq!(allowed(PayloadRule::Eight), [f, f, f, f, t, f, f, f, f]);
     }
 }

@@ -280,16 +280,18 @@ mod tests {
             (0x04, 4, Ok(0)),
             (0x04, 4 + 4096, Ok(4096)),
             (0x04, 4 + 4100, Err(E::PayloadLength)),
-            (0x02, 4, Err(E::PayloadLength)),
+            (0x02, 4, Ok(0)),
             (0x02, 8, Ok(4)),
+            (0x0f, 8, Err(E::PayloadLength)),
+            (0x0f, 12, Ok(4)),
             (0x11, 7, Err(E::Truncated)),
             (0x11, 8, Ok(0)),
             (0x11, 12, Err(E::PayloadLength)),
             (0x0c, 19, Err(E::Truncated)),
             (0x0c, 20, Ok(0)),
-            (0x1d, 24, Err(E::PayloadLength)),
+            (0x1d, 24, Ok(4)),
             (0x1d, 28, Ok(8)),
-            (0x1d, 32, Err(E::PayloadLength)),
+            (0x1d, 32, Ok(12)),
             (0x81, 19, Err(E::Truncated)),
             (0x81, 20, Ok(0)),
             (0xa4, 7, Err(E::Truncated)),
@@ -335,8 +337,10 @@ mod tests {
         assert!(first.emit(4, &mut slot[..17]).is_none());
         assert!(first.emit(4, &mut slot[..15]).is_none());
         assert!(first.emit(5, &mut slot[..20]).is_none());
+        let request = Header { kind: Kind::RcRequest(Request::Read(crate::ext::Reth::default())), ..first };
+        assert!(request.emit(0, &mut slot[..28]).is_some());
+        assert!(request.emit(4, &mut slot[..32]).is_none());
         let last = Header { kind: Kind::RcRequest(Request::SendLast(SendTail::Plain)), ..first };
-        assert!(last.emit(0, &mut slot[..12]).is_none());
         assert!(last.emit(usize::MAX, &mut slot).is_none());
     }
 }

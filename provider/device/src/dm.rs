@@ -312,16 +312,16 @@ mod tests {
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
         let read = |pd: &Pd| pd.context().memory().hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut [0; 4]));
         let change = MrChange { access: Some(Access::ZERO_BASED), ..MrChange::default() };
-        mr.reregister(change).unwrap();
+        mr.change(change).unwrap();
         assert_eq!(read(&pd), Err(MemError::Access));
         let other = pd.context().alloc_pd().unwrap();
-        mr.reregister(MrChange { access: Some(RIGHTS), pd: Some(Arc::clone(&other)), ..MrChange::default() }).unwrap();
+        mr.change(MrChange { access: Some(RIGHTS), pd: Some(Arc::clone(&other)), ..MrChange::default() }).unwrap();
         assert_eq!((read(&other), read(&pd)), (Ok(()), Err(MemError::WrongDomain)));
         for refused in [
             MrChange { access: Some(Access::LOCAL_WRITE), ..MrChange::default() },
             MrChange { range: Some((testing::Pages::new(1).addr(), 8)), ..MrChange::default() },
         ] {
-            assert_eq!(errno(mr.reregister(refused)), libc::EINVAL);
+            assert_eq!(errno(mr.change(refused)), libc::EINVAL);
         }
         assert_eq!(errno(dm.free()), libc::EBUSY);
         mr.deregister().unwrap();

@@ -242,7 +242,8 @@ fn pair_on(node: &Node, channel: &Arc<CompChannel>) -> (Arc<Cq>, Arc<Qp>, Arc<Qp
 fn a_message_of_no_bytes_from_a_region_of_none_completes_whether_the_program_polls_or_waits() {
     on_both_links("a_message_of_no_bytes_from_a_region_of_none_completes_whether_the_program_polls_or_waits", || {
         let node = Node::open();
-        let region = node.pd.reg_mr(node.addr(0), 0, node.addr(0), Access::LOCAL_WRITE).unwrap();
+        // SAFETY: no bytes.
+        let region = unsafe { node.pd.reg_mr(node.addr(0), 0, node.addr(0), Access::LOCAL_WRITE) }.unwrap();
         let nothing = Sge { addr: node.addr(0), length: 0, lkey: region.lkey() };
         let channel = node.context.create_comp_channel().unwrap();
         let (cq, a, b) = pair_on(&node, &channel);

@@ -66,7 +66,8 @@ fn a_destroyed_queue_pair_takes_its_completions_along_and_leaves_those_of_others
 fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pair() {
     let (a, b) = (Node::open(), Node::open());
     let foreign_pd = a.context.alloc_pd().unwrap();
-    let foreign_mr = foreign_pd.reg_mr(a.addr(0), 4096, a.addr(0), Access::LOCAL_WRITE).unwrap();
+    // SAFETY: memory of the node, which is registered already.
+    let foreign_mr = unsafe { foreign_pd.reg_mr(a.addr(0), 4096, a.addr(0), Access::LOCAL_WRITE) }.unwrap();
     let foreign = Sge { addr: a.addr(0), length: 64, lkey: foreign_mr.lkey() };
     let srq = foreign_pd.create_srq(SrqInit { max_wr: 2, max_sge: 1, ..SrqInit::default() }).unwrap();
     let qa = a.pd.create_qp(QpInit { srq: Some(Arc::clone(&srq)), ..init(&a) }).unwrap();
@@ -131,7 +132,9 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
 fn a_window_is_opened_written_through_and_closed_for_every_message() {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
-    let closed = b.pd.reg_mr(b.addr(0), 5000, b.addr(0), Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+    // SAFETY: memory of the node, which is registered already.
+    let closed = unsafe { b.pd.reg_mr(b.addr(0), 5000, b.addr(0), rights) }.unwrap();
     let window = b.pd.alloc_mw(MwKind::Two).unwrap();
     let run = |node: &Node, qp: &Qp, op, sges: &[Sge]| {
         qp.post_send(&[request(1, op, sges)]).unwrap();

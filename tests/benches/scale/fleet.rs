@@ -112,7 +112,7 @@ impl Fleet {
                 posted += 1;
             }
             for completion in self.cq.poll(&mut out)? {
-                completion.ok()?;
+                completion.check()?;
                 done += 1;
             }
         }

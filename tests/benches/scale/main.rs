@@ -258,7 +258,7 @@ impl Pair {
             loop {
                 let found = self.cq.poll(&mut out)?;
                 if let Some(completion) = found.first() {
-                    completion.ok()?;
+                    completion.check()?;
                     break;
                 }
             }

@@ -86,7 +86,7 @@ pub(crate) fn member() -> Result<()> {
     let mut out = [WorkCompletion::default()];
     loop {
         if let [completion, ..] = cq.poll(&mut out)? {
-            completion.ok()?;
+            completion.check()?;
             break;
         }
     }

@@ -336,6 +336,7 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
             (vec![(Request::SendFirst, 256), (send_last(), 1)], true),
             (vec![(Request::SendFirst, 256), (send_last(), 256)], true),
             (vec![(Request::SendFirst, 256), (send_last(), 257)], false),
+            (vec![(Request::SendFirst, 256), (send_last(), 0)], false),
             (vec![(SEND_ONLY, 256)], true),
             (vec![(SEND_ONLY, 257)], false),
             // A WRITE is exactly as long as its RETH says.
@@ -345,6 +346,7 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
             (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 44)], true),
             (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 43)], false),
             (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 45)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 256)), 256), (WRITE_LAST, 0)], false),
             (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (Request::WriteMiddle, 256)], false),
             (vec![(Request::WriteFirst(s.reth(0, 255)), 256)], false),
             (vec![(Request::WriteFirst(s.reth(0, (1 << 31) + 1)), 256)], false),

@@ -27,7 +27,9 @@ pub(crate) fn access(bits: u32) -> Result<Access> {
 }
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
-    let mr = pd(handle)?.reg_mr(addr.addr() as u64, length as u64, iova, access(bits)?)?;
+    let (pd, access) = (pd(handle)?, access(bits)?);
+    // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+    let mr = unsafe { pd.reg_mr(addr.addr() as u64, length as u64, iova, access) }?;
     publish(handle, addr, length, mr)
 }
 
@@ -130,7 +132,9 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
-        object.inner.reregister(change(flags, pd, addr, length, access.cast_unsigned())?)?;
+        let change = change(flags, pd, addr, length, access.cast_unsigned())?;
+        // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+        unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
         // SAFETY: the structure is alive, and its fields belong to the call that changes the
         // region.

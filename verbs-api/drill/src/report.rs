@@ -219,6 +219,7 @@ mod tests {
     fn the_page_shows_each_clause_and_the_packets_of_what_did_not_pass() {
         let page = html(&report());
         assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
+        assert!(page.contains("not quotations"), "what section numbers rest on");
         assert_eq!(page.matches("<details").count(), 2, "two cases did not pass and went on");
         assert!(page.contains("RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0"), "{page}");
         assert!(page.contains("A gap is answered with one sequence NAK"), "the clause itself: {page}");

@@ -113,7 +113,7 @@ impl Side {
         loop {
             let completion = self.cq.wait(PATIENCE)?;
             // A failed request says why: no answer, no access, flushed, ...
-            completion.ok()?;
+            completion.check()?;
             // The completion of the own SEND comes through the same queue.
             if completion.opcode() == WcOpcode::Recv {
                 let bytes = self.region.to_vec(INBOX..INBOX + completion.byte_len() as usize)?;

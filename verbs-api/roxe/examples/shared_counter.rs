@@ -30,7 +30,7 @@ fn main() -> Result<(), roxe::Error> {
 pub(crate) fn serve(listener: &Listener, clients: usize) -> Result<(), roxe::Error> {
     let mut drawn = 0;
     for _ in 0..clients {
-        let incoming = listener.next()?;
+        let incoming = listener.next_request()?;
         let context = incoming.id().context()?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
         let counter = pd.alloc_mr(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
@@ -54,7 +54,7 @@ pub(crate) fn draw(address: &str, count: usize) -> Result<Vec<u64>, roxe::Error>
     let mut numbers = Vec::new();
     for _ in 0..count {
         qp.post_send(&WorkRequest::fetch_add(&[old.slice(..)?], counter, 1).signaled())?;
-        qp.send_cq().wait(Duration::from_secs(5))?.ok()?;
+        qp.send_cq().wait(Duration::from_secs(5))?.check()?;
         numbers.push(old.load_u64(0)?);
     }
     connection.disconnect()?;

@@ -22,14 +22,14 @@
 //!     let connection = listener.accept()?;
 //!     let qp = connection.qp();
 //!     qp.post_send(&WorkRequest::send_inline(b"hello").signaled())?;
-//!     qp.send_cq().wait(patience)?.ok().map(drop) // the client has it
+//!     qp.send_cq().wait(patience)?.check().map(drop) // the client has it
 //! });
 //!
 //! let connection = Connection::connect(address)?;
 //! let qp = connection.qp();
 //! let inbox = qp.pd().alloc_mr(4096, Access::LOCAL_WRITE)?;
 //! qp.post_recv(1, &[inbox.slice(..)?])?;
-//! assert_eq!(qp.recv_cq().wait(patience)?.ok()?.byte_len(), 5);
+//! assert_eq!(qp.recv_cq().wait(patience)?.check()?.byte_len(), 5);
 //! assert_eq!(inbox.to_vec(..5)?, b"hello");
 //! # server.join().unwrap()?;
 //! # Ok::<(), roxe::Error>(())

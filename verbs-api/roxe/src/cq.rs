@@ -79,7 +79,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`Error::Peer`] when none came in time, and as [`poll`](Self::poll). A completion that
-    /// reports a failure is not an error here: see [`WorkCompletion::ok`].
+    /// reports a failure is not an error here: see [`WorkCompletion::check`].
     pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
         let deadline = Instant::now().checked_add(timeout);
         let mut one = [WorkCompletion::default()];
@@ -183,7 +183,7 @@ impl WorkCompletion {
     ///
     /// # Errors
     /// [`Error::Argument`] or [`Error::Peer`], both with a [`FailedCompletion`].
-    pub fn ok(&self) -> Result<&Self, Error> {
+    pub fn check(&self) -> Result<&Self, Error> {
         let Cqe { wr_id, qpn, opcode, status, vendor_err, .. } = self.0;
         match status {
             WcStatus::Success => Ok(self),

@@ -10,6 +10,7 @@ use crate::{Service, WcStatus};
 use roxe_provider as provider;
 use roxe_transport::qp::PostError;
 use roxe_wire::Qpn;
+use std::fmt;
 use std::time::Duration;
 
 pub use details::{FailedCompletion, FailedConnection, Refusal, RefusedRequest};
@@ -26,7 +27,7 @@ pub use details::{FailedCompletion, FailedConnection, Refusal, RefusedRequest};
 /// assert_eq!(error.errno(), 22); // EINVAL, as in C
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The program: an argument, or the order of its calls.
@@ -44,6 +45,13 @@ pub enum Error {
     /// Nobody: a wait found nothing, or a signal interrupted it. Wait again.
     #[error(transparent)]
     NotYet(Refusal),
+}
+
+/// The text of the error: what a `main` that returns it prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What the program has to change.

@@ -27,7 +27,7 @@
 //! alice.post_send(&WorkRequest::send_inline(b"hello").imm(7).wr_id(2).signaled())?;
 //!
 //! for _ in 0..2 {
-//!     let completion = *cq.wait(Duration::from_secs(5))?.ok()?;
+//!     let completion = *cq.wait(Duration::from_secs(5))?.check()?;
 //!     if completion.wr_id() == 1 {
 //!         assert_eq!(completion.imm_data(), Some(7));
 //!         assert_eq!(inbox.to_vec(..5)?, b"hello");
@@ -62,8 +62,8 @@
 //! failed) and [`Error::connection`] (not connected).
 //!
 //! A request that fails after it was posted is a completion with a status, not an error, until the
-//! program asks by [`WorkCompletion::ok`]. An event of the connection manager likewise:
-//! [`CmEvent::ok`](cm::CmEvent::ok) and [`expect`](cm::CmEvent::expect).
+//! program asks by [`WorkCompletion::check`]. An event of the connection manager likewise:
+//! [`CmEvent::check`](cm::CmEvent::check) and [`expect`](cm::CmEvent::expect).
 //!
 //! # What is missing
 //!

@@ -3,8 +3,13 @@
 //! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a
 //! reference would promise the compiler that nothing changes. [`MemoryRegion`] owns its bytes and
 //! copies them in and out with relaxed atomic accesses, which is defined whatever happens
-//! meanwhile. The one module of this crate with unsafe code; it may touch the provider's
-//! registration and the bytes it owns.
+//! meanwhile. Rust does not define atomic accesses of different sizes that overlap, so each byte has
+//! one size for all accesses: every aligned word inside the region is accessed as a word, also for
+//! a single byte of it, and what is left at the ends of a region that is not aligned by bytes. What
+//! the card does is machine code that the compiler does not see.
+//!
+//! The one module of this crate with unsafe code; it may touch the provider's registration and the
+//! bytes it owns.
 #![allow(unsafe_code)]
 
 use crate::{ArgumentError, Error, ProtectionDomain, ResourceError};
@@ -12,7 +17,7 @@ use roxe_provider as provider;
 use roxe_transport::wr::Access;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -40,7 +45,8 @@ impl ProtectionDomain {
     /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and everybody who
     /// looks at them meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]`
     /// to them may be used while a queue pair of this domain or, with remote rights, a peer can
-    /// reach them.
+    /// reach them. Of several regions over the same bytes only one may be used to read and write
+    /// them, unless their first bytes and lengths are multiples of 8.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not there or the card refuses length or rights.
@@ -63,7 +69,9 @@ pub struct MemoryRegion {
 impl MemoryRegion {
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
-        let mr = pd.pd.reg_mr(addr, bytes.len as u64, addr, access)?;
+        // SAFETY: the bytes live as long as the region, which deregisters them when it is dropped, and
+        // are accessed through it only; what `register_raw` was given its caller has promised.
+        let mr = unsafe { pd.pd.reg_mr(addr, bytes.len as u64, addr, access) }?;
         Ok(Self { mr, bytes })
     }
 
@@ -91,11 +99,8 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::Argument`] if it does not fit; nothing is written then.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
-        let place = self.place(offset, data.len())?;
-        // SAFETY: `place` checked that all of `data.len()` bytes behind it belong to the region,
-        // which lives as long as `self`; all other accesses to it are atomic too, or made by the
-        // card on a peer's behalf.
-        unsafe { store(place, data) };
+        self.check(offset, data.len())?;
+        self.bytes.store(offset, data);
         Ok(())
     }
 
@@ -104,9 +109,8 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::Argument`] if the region ends before; `out` is unchanged then.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        let place = self.place(offset, out.len())?;
-        // SAFETY: as in `write`.
-        unsafe { load(place, out) };
+        self.check(offset, out.len())?;
+        self.bytes.load(offset, out);
         Ok(())
     }
 
@@ -128,9 +132,8 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::Argument`].
     pub fn load_u8(&self, offset: usize) -> Result<u8, Error> {
-        let place = self.place(offset, 1)?;
-        // SAFETY: `place` is a byte of the region, as in `write`; bytes have no alignment.
-        Ok(unsafe { AtomicU8::from_ptr(place) }.load(Ordering::Acquire))
+        self.check(offset, 1)?;
+        Ok(self.bytes.load_byte(offset, Ordering::Acquire))
     }
 
     /// The 8 bytes at `offset` as one number, as the card's atomics see it.
@@ -150,22 +153,19 @@ impl MemoryRegion {
         Ok(())
     }
 
-    #[allow(clippy::cast_ptr_alignment)] // Checked in the next line.
     fn word(&self, offset: usize) -> Result<&AtomicU64, Error> {
-        let place = self.place(offset, 8)?.cast::<u64>();
-        if !place.is_aligned() {
-            return Err(self.outside(offset, 8));
-        }
-        // SAFETY: 8 bytes of the region, aligned; they live as long as `self`.
-        Ok(unsafe { AtomicU64::from_ptr(place) })
+        self.check(offset, 8)?;
+        let words = self.bytes.words();
+        let is_one = words.contains(&offset) && (offset - words.start).is_multiple_of(8);
+        if is_one { Ok(self.bytes.word(offset)) } else { Err(self.outside(offset, 8)) }
     }
 
-    /// Pointer to `offset` if `len` bytes follow there.
-    fn place(&self, offset: usize, len: usize) -> Result<*mut u8, Error> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len()) {
-            return Err(self.outside(offset, len));
+    /// `len` bytes from `offset` on lie inside.
+    fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(()),
+            _ => Err(self.outside(offset, len)),
         }
-        Ok(self.bytes.ptr.as_ptr().wrapping_add(offset))
     }
 
     fn outside(&self, offset: usize, len: usize) -> Error {
@@ -262,6 +262,127 @@ impl Bytes {
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { ptr, len, owned: Some(layout) })
     }
+
+    /// The offsets of all whole aligned words.
+    fn words(&self) -> Range<usize> {
+        let start = self.ptr.as_ptr().align_offset(8).min(self.len);
+        start..start + (self.len - start) / 8 * 8
+    }
+
+    /// The word that begins at `offset`, which is one of [`Bytes::words`].
+    #[allow(clippy::cast_ptr_alignment)] // `words` has aligned ones only.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(self.words().contains(&offset));
+        // SAFETY: 8 aligned bytes of the region, which live as long as `self`; all accesses to them
+        // are by words.
+        unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().wrapping_add(offset).cast()) }
+    }
+
+    /// The byte at `offset`, which is inside and in none of [`Bytes::words`].
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        debug_assert!(offset < self.len && !self.words().contains(&offset));
+        // SAFETY: a byte of the region, which lives as long as `self`; all accesses to it are by
+        // bytes.
+        unsafe { AtomicU8::from_ptr(self.ptr.as_ptr().wrapping_add(offset)) }
+    }
+
+    /// Lengths of the parts of `len` bytes from `offset` on that lie before, in and behind the
+    /// words.
+    fn parts(&self, offset: usize, len: usize) -> [usize; 3] {
+        let words = self.words();
+        let before = words.start.saturating_sub(offset).min(len);
+        let inside = words.end.saturating_sub(offset + before).min(len - before);
+        [before, inside, len - before - inside]
+    }
+
+    /// Copies `data` to `offset`; all of it is inside.
+    fn store(&self, offset: usize, data: &[u8]) {
+        let [before, inside, _] = self.parts(offset, data.len());
+        let (head, rest) = data.split_at(before);
+        let (body, tail) = rest.split_at(inside);
+        let bytes = |at: usize, data: &[u8]| {
+            (at..).zip(data).for_each(|(at, byte)| self.byte(at).store(*byte, Ordering::Relaxed));
+        };
+        bytes(offset, head);
+        self.store_in_words(offset + before, body);
+        bytes(offset + before + inside, tail);
+    }
+
+    fn store_in_words(&self, offset: usize, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let within = self.within_word(offset);
+        let (head, rest) = data.split_at(((8 - within) % 8).min(data.len()));
+        let words = rest.chunks_exact(8);
+        self.merge(offset - within, within, head);
+        let mut at = offset + head.len();
+        let tail = words.remainder();
+        for word in words {
+            self.word(at).store(word.try_into().map_or(0, u64::from_ne_bytes), Ordering::Relaxed);
+            at += 8;
+        }
+        self.merge(at, 0, tail);
+    }
+
+    /// Puts some bytes into the word at `at`, and leaves the others as whoever changes them
+    /// meanwhile wants them.
+    fn merge(&self, at: usize, within: usize, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let merged = |word: u64| {
+            let mut bytes = word.to_ne_bytes();
+            bytes[within..within + data.len()].copy_from_slice(data);
+            Some(u64::from_ne_bytes(bytes))
+        };
+        // It is never refused.
+        let _ = self.word(at).fetch_update(Ordering::Relaxed, Ordering::Relaxed, merged);
+    }
+
+    /// Fills `out` from `offset` on; all of it is inside.
+    fn load(&self, offset: usize, out: &mut [u8]) {
+        let [before, inside, _] = self.parts(offset, out.len());
+        let (head, rest) = out.split_at_mut(before);
+        let (body, tail) = rest.split_at_mut(inside);
+        let bytes = |at: usize, out: &mut [u8]| {
+            (at..).zip(out).for_each(|(at, byte)| *byte = self.byte(at).load(Ordering::Relaxed));
+        };
+        bytes(offset, head);
+        self.load_from_words(offset + before, body);
+        bytes(offset + before + inside, tail);
+    }
+
+    fn load_from_words(&self, offset: usize, out: &mut [u8]) {
+        if out.is_empty() {
+            return;
+        }
+        let within = self.within_word(offset);
+        let (head, rest) = out.split_at_mut(((8 - within) % 8).min(out.len()));
+        let mut at = offset + head.len();
+        if !head.is_empty() {
+            let word = self.word(offset - within).load(Ordering::Relaxed).to_ne_bytes();
+            head.copy_from_slice(&word[within..within + head.len()]);
+        }
+        for part in rest.chunks_mut(8) {
+            part.copy_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes()[..part.len()]);
+            at += part.len();
+        }
+    }
+
+    /// The byte at `offset`, which is inside.
+    fn load_byte(&self, offset: usize, ordering: Ordering) -> u8 {
+        if !self.words().contains(&offset) {
+            return self.byte(offset).load(ordering);
+        }
+        let within = self.within_word(offset);
+        self.word(offset - within).load(ordering).to_ne_bytes()[within]
+    }
+
+    /// Where in its word an offset among [`Bytes::words`] is.
+    fn within_word(&self, offset: usize) -> usize {
+        (offset - self.words().start) % 8
+    }
 }
 
 impl Drop for Bytes {
@@ -273,89 +394,61 @@ impl Drop for Bytes {
     }
 }
 
-/// Copies `data` to `place`: single bytes up to the first aligned word, then words, then the rest.
-///
-/// # Safety
-/// `data.len()` bytes behind `place` are valid for atomic access.
-unsafe fn store(place: *mut u8, data: &[u8]) {
-    let (head, body) = data.split_at(place.align_offset(8).min(data.len()));
-    let words = body.chunks_exact(8);
-    let tail = words.remainder();
-    // SAFETY: the three parts are `data.len()` bytes together; the middle starts at the first
-    // aligned word.
-    unsafe {
-        store_bytes(place, head);
-        let mut at = place.add(head.len());
-        for word in words {
-            let value = word.try_into().map_or(0, u64::from_ne_bytes);
-            AtomicU64::from_ptr(at.cast()).store(value, Ordering::Relaxed);
-            at = at.add(8);
-        }
-        store_bytes(at, tail);
-    }
-}
-
-/// # Safety
-/// As [`store`].
-unsafe fn store_bytes(place: *mut u8, data: &[u8]) {
-    for (i, byte) in data.iter().enumerate() {
-        // SAFETY: `i` is less than the valid length.
-        unsafe { AtomicU8::from_ptr(place.add(i)) }.store(*byte, Ordering::Relaxed);
-    }
-}
-
-/// Fills `out` from `place`, as [`store`].
-///
-/// # Safety
-/// `out.len()` bytes behind `place` are valid for atomic access.
-unsafe fn load(place: *mut u8, out: &mut [u8]) {
-    let (head, body) = out.split_at_mut(place.align_offset(8).min(out.len()));
-    // SAFETY: the three parts are `out.len()` bytes together; the middle starts at the first
-    // aligned word.
-    unsafe {
-        load_bytes(place, head);
-        let mut at = place.add(head.len());
-        let mut words = body.chunks_exact_mut(8);
-        for word in &mut words {
-            word.copy_from_slice(&AtomicU64::from_ptr(at.cast()).load(Ordering::Relaxed).to_ne_bytes());
-            at = at.add(8);
-        }
-        load_bytes(at, words.into_remainder());
-    }
-}
-
-/// # Safety
-/// As [`load`].
-unsafe fn load_bytes(place: *mut u8, out: &mut [u8]) {
-    for (i, byte) in out.iter_mut().enumerate() {
-        // SAFETY: `i` is less than the valid length.
-        *byte = unsafe { AtomicU8::from_ptr(place.add(i)) }.load(Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A part of other bytes, as a region that is registered raw.
+    fn part(of: &Bytes, offset: usize, len: usize) -> Bytes {
+        assert!(offset + len <= of.len);
+        Bytes { ptr: NonNull::new(of.ptr.as_ptr().wrapping_add(offset)).unwrap(), len, owned: None }
+    }
+
     #[test]
     fn copies_are_exact_at_every_alignment_and_length() {
-        let bytes = Bytes::zeroed(64).unwrap();
-        for offset in 0..9 {
-            for len in 0..40 {
+        let step = if cfg!(miri) { 7 } else { 1 };
+        for (offset, len) in (0..9).flat_map(|offset| (0..40).step_by(step).map(move |len| (offset, len))) {
+            for first in [0, 3, offset] {
+                let all = Bytes::zeroed(64).unwrap();
+                // A region whose ends are no words, and the place in it.
+                let region = part(&all, first, 64 - first - 5);
+                let at = offset - first.min(offset);
                 let data: Vec<u8> = (1..=len).collect();
-                let place = bytes.ptr.as_ptr().wrapping_add(offset);
-                let mut out = vec![0; data.len()];
-                let mut all = [0; 64];
-                // SAFETY: at most 9 + 40 of 64 bytes.
-                unsafe {
-                    store(bytes.ptr.as_ptr(), &[0xee; 64]);
-                    store(place, &data);
-                    load(place, &mut out);
-                    load(bytes.ptr.as_ptr(), &mut all);
-                }
+                let (mut out, mut whole) = (vec![0; data.len()], vec![0; region.len]);
+                region.store(0, &vec![0xee; region.len]);
+                region.store(at, &data);
+                region.load(at, &mut out);
+                region.load(0, &mut whole);
                 assert_eq!(out, data);
-                assert!(all[..offset].iter().chain(&all[offset + data.len()..]).all(|byte| *byte == 0xee));
+                assert!(whole[..at].iter().chain(&whole[at + data.len()..]).all(|byte| *byte == 0xee));
+                let bytes = (0..region.len).map(|at| region.load_byte(at, Ordering::Acquire));
+                assert!(bytes.eq(whole.iter().copied()));
             }
         }
+    }
+
+    /// Under Miri also: no accesses of two sizes overlap.
+    #[test]
+    fn threads_with_copies_bytes_and_words_lose_nothing() {
+        let bytes = Bytes::zeroed(24).unwrap();
+        std::thread::scope(|scope| {
+            for place in [0, 3, 6, 9, 15, 21] {
+                let bytes = &bytes;
+                scope.spawn(move || {
+                    for turn in 1..=50 {
+                        bytes.store(place, &[turn; 3]);
+                        assert_eq!(bytes.load_byte(place + 2, Ordering::Acquire), turn, "nobody else writes it");
+                        bytes.word(16).load(Ordering::Acquire);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut out = [0; 24];
+                (0..50).for_each(|_| bytes.load(0, &mut out));
+            });
+        });
+        let mut out = [0; 24];
+        bytes.load(0, &mut out);
+        assert_eq!(out, [[50; 12], [0, 0, 0, 50, 50, 50, 0, 0, 0, 50, 50, 50]].concat()[..]);
     }
 }

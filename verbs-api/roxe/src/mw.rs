@@ -64,19 +64,19 @@ impl ProtectionDomain {
 /// // posts next starts when they are open.
 /// let opened = window.bind(&region, 100..200, Access::REMOTE_WRITE)?;
 /// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
-/// ours.wait(wait)?.ok()?;
+/// ours.wait(wait)?.check()?;
 ///
 /// // Bob was told where, writes, and closes the window with his last message.
 /// bob.post_send(&WorkRequest::write_inline(b"data", opened.remote().offset(8)))?;
 /// alice.post_recv(1, &[])?;
 /// bob.post_send(&WorkRequest::send(&[]).invalidate(opened.rkey()).signaled())?;
-/// theirs.wait(wait)?.ok()?;
-/// let received = *ours.wait(wait)?.ok()?;
+/// theirs.wait(wait)?.check()?;
+/// let received = *ours.wait(wait)?.check()?;
 /// assert_eq!(received.invalidated_rkey(), Some(opened.rkey()));
 /// assert_eq!(region.to_vec(108..112)?, b"data");
 ///
 /// bob.post_send(&WorkRequest::write_inline(b"late", opened.remote()).signaled())?;
-/// assert!(theirs.wait(wait)?.ok().is_err(), "it is closed");
+/// assert!(theirs.wait(wait)?.check().is_err(), "it is closed");
 /// # Ok::<(), roxe::Error>(())
 /// ```
 pub struct MemoryWindow {

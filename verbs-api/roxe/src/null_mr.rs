@@ -34,7 +34,7 @@ impl ProtectionDomain {
 /// // Bob wants messages without their first 4 bytes.
 /// bob.post_recv(1, &[ignored.slice(4), body.slice(..)?])?;
 /// alice.post_send(&WorkRequest::send_inline(b"HEADbody"))?;
-/// assert_eq!(cq.wait(Duration::from_secs(5))?.ok()?.byte_len(), 8);
+/// assert_eq!(cq.wait(Duration::from_secs(5))?.check()?.byte_len(), 8);
 /// assert_eq!(body.to_vec(..4)?, b"body");
 /// # Ok::<(), roxe::Error>(())
 /// ```

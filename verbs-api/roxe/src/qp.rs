@@ -192,7 +192,7 @@ impl QueuePair {
     /// # let ping = |from: &roxe::QueuePair, to: &roxe::QueuePair| {
     /// #     to.post_recv(0, &[])?;
     /// #     from.post_send(&WorkRequest::send_inline(b"").signaled())?;
-    /// #     (0..2).try_for_each(|_| cq.wait(Duration::from_secs(5))?.ok().map(drop))
+    /// #     (0..2).try_for_each(|_| cq.wait(Duration::from_secs(5))?.check().map(drop))
     /// # };
     /// ping(&alice, &bob)?; // a message and its acknowledgement, each way
     /// ping(&bob, &alice)?;
@@ -258,7 +258,7 @@ impl QueuePair {
     /// sender.post_send(&hello)?;
     ///
     /// for _ in 0..2 {
-    ///     assert_eq!(cq.wait(Duration::from_secs(5))?.ok()?.src_qp(), sender.qp_num());
+    ///     assert_eq!(cq.wait(Duration::from_secs(5))?.check()?.src_qp(), sender.qp_num());
     /// }
     /// assert_eq!(inbox.to_vec(40..49)?, b"hello all");
     /// assert_eq!(inbox.to_vec(140..149)?, b"hello all");
@@ -299,6 +299,7 @@ impl QueuePair {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
             let pushed = match (self.service, request.srq) {
+                _ if request.is_impossible => Err(PostError::BadOpcode),
                 (Service::XrcIni, None) => Err(PostError::MissingDestination),
                 (_, srq) => doorbell.push_to_srq(srq.map_or(0, |srq| srq.0), &request.request),
             };

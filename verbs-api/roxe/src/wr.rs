@@ -28,12 +28,14 @@ use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 pub struct WorkRequest<'a> {
     pub(crate) request: wr::SendRequest<'a>,
     pub(crate) srq: Option<SrqNumber>,
+    /// It was given what its operation cannot carry, which posting refuses.
+    pub(crate) is_impossible: bool,
 }
 
 impl<'a> WorkRequest<'a> {
     const fn new(op: SendOp, data: SendData<'a>) -> Self {
         let request = wr::SendRequest { wr_id: 0, op, flags: SendFlags::empty(), data, ud: None };
-        Self { request, srq: None }
+        Self { request, srq: None, is_impossible: false }
     }
 
     /// SEND: the bytes of `sges`, in order, to the next receive request of the peer.
@@ -123,7 +125,7 @@ impl<'a> WorkRequest<'a> {
 
     /// Carries four bytes to the peer's completion, as a number. SEND and WRITE become "with
     /// immediate" (a WRITE then uses up a receive request of the peer); other operations have no
-    /// such form and stay as they are.
+    /// such form, and posting them is refused.
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -132,19 +134,23 @@ impl<'a> WorkRequest<'a> {
             SendOp::Write { remote_addr, rkey } | SendOp::WriteImm { remote_addr, rkey, .. } => {
                 SendOp::WriteImm { remote_addr, rkey, imm }
             }
-            other => other,
+            other => {
+                self.is_impossible = true;
+                other
+            }
         };
         self
     }
 
     /// Closes the peer's memory window `rkey` on arrival: one of
-    /// [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC; other
-    /// operations stay as they are. Add [`fence`](Self::fence) if a READ of that window may be
-    /// under way.
+    /// [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC; posting other
+    /// operations is refused. Add [`fence`](Self::fence) if a READ of that window may be under way.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
             self.request.op = SendOp::SendInvalidate(rkey);
+        } else {
+            self.is_impossible = true;
         }
         self
     }
@@ -216,8 +222,15 @@ mod tests {
         assert_eq!(send.op, SendOp::SendImm(ImmDt([1, 2, 3, 4])));
         let write = WorkRequest::write(&[], remote).imm(1).imm(2).request;
         assert_eq!(write.op, SendOp::WriteImm { remote_addr: 8, rkey: RKey(9), imm: ImmDt([0, 0, 0, 2]) });
-        let read = WorkRequest::read(&[], remote).imm(1).request;
-        assert_eq!(read.op, SendOp::Read { remote_addr: 8, rkey: RKey(9) });
+        assert!(!WorkRequest::send(&[]).imm(1).invalidate(RKey(3)).is_impossible);
+    }
+
+    #[test]
+    fn what_an_operation_cannot_carry_makes_it_impossible() {
+        let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
+        assert!(WorkRequest::read(&[], remote).imm(1).is_impossible);
+        assert!(WorkRequest::fetch_add(&[], remote, 1).imm(1).is_impossible);
+        assert!(WorkRequest::write(&[], remote).invalidate(RKey(3)).is_impossible);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Context {
 /// let number = large.number().expect("a queue of a domain has a number");
 /// sender.post_send(&WorkRequest::send_inline(b"to the second").to_srq(number))?;
 ///
-/// let completion = *cq.wait(Duration::from_secs(5))?.ok()?;
+/// let completion = *cq.wait(Duration::from_secs(5))?.check()?;
 /// assert_eq!(completion.wr_id(), 2);
 /// assert_eq!(inbox.to_vec(64..77)?, b"to the second");
 /// # Ok::<(), roxe::Error>(())

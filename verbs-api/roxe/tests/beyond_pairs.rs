@@ -68,7 +68,7 @@ fn who_opens_the_same_file_meets_in_one_domain() {
     sender.connect(&target.endpoint()).unwrap();
     target.connect(&sender.endpoint()).unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(srq.number().unwrap())).unwrap();
-    assert_eq!(xrc.cq.wait(PATIENCE).unwrap().ok().unwrap().wr_id(), 5);
+    assert_eq!(xrc.cq.wait(PATIENCE).unwrap().check().unwrap().wr_id(), 5);
     let alone = context.open_xrc_domain().unwrap();
     let number = alone.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(number).signaled()).unwrap();
@@ -96,7 +96,7 @@ fn two_ways(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2
 fn ping(cq: &CompletionQueue, from: &QueuePair, to: &QueuePair) {
     to.post_recv(0, &[]).unwrap();
     from.post_send(&WorkRequest::send_inline(b"").signaled()).unwrap();
-    let opcodes = [0, 1].map(|_| cq.wait(PATIENCE).unwrap().ok().unwrap().opcode());
+    let opcodes = [0, 1].map(|_| cq.wait(PATIENCE).unwrap().check().unwrap().opcode());
     assert!(opcodes.contains(&WcOpcode::Send) && opcodes.contains(&WcOpcode::Recv), "{opcodes:?}");
 }
 

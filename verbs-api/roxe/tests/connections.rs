@@ -48,8 +48,8 @@ fn send(from: &QueuePair, to: &QueuePair) {
     let inbox = to.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
     to.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
     from.post_send(&WorkRequest::send_inline(b"a message").signaled()).unwrap();
-    from.send_cq().wait(PATIENCE).unwrap().ok().unwrap();
-    assert_eq!(to.recv_cq().wait(PATIENCE).unwrap().ok().unwrap().byte_len(), 9);
+    from.send_cq().wait(PATIENCE).unwrap().check().unwrap();
+    assert_eq!(to.recv_cq().wait(PATIENCE).unwrap().check().unwrap().byte_len(), 9);
     assert_eq!(inbox.to_vec(..9).unwrap(), b"a message");
 }
 
@@ -87,7 +87,7 @@ fn a_client_may_read_and_write_at_once() {
     let parts = [own.slice(..4).unwrap()];
     for request in [WorkRequest::write_inline(b"four", region.remote()), WorkRequest::read(&parts, region.remote())] {
         client.qp().post_send(&request.signaled()).unwrap();
-        client.qp().send_cq().wait(PATIENCE).unwrap().ok().unwrap();
+        client.qp().send_cq().wait(PATIENCE).unwrap().check().unwrap();
     }
     assert_eq!(own.to_vec(..4).unwrap(), b"four");
     let terms = client.qp().query();
@@ -99,7 +99,7 @@ fn both_sides_bring_private_data() {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
-        let request = listener.next().unwrap();
+        let request = listener.next_request().unwrap();
         assert_eq!(request.private_data(), said(b"who is there?", 56));
         assert_eq!((request.param().responder_resources, request.param().initiator_depth), (5, 3), "as seen from here");
         let (qp, answer) = (queue_pair(request.id()), saying(request.answer(), b"the server"));
@@ -121,8 +121,8 @@ fn a_refusal_says_why() {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
-        listener.next().unwrap().reject(b"no room").unwrap();
-        drop(listener.next().unwrap()); // as good as a refusal
+        listener.next_request().unwrap().reject(b"no room").unwrap();
+        drop(listener.next_request().unwrap()); // as good as a refusal
     });
     for why in [&b"no room"[..], b""] {
         let Err(Error::Peer(PeerError::Connection(failed))) = Connection::connect(address) else {
@@ -145,7 +145,7 @@ fn private_data_has_its_limits() {
     let too_long = saying(ConnParam::default(), &[1; 57]);
     assert_eq!(errno(outgoing.id().connect(&too_long)), libc::EINVAL);
     outgoing.id().connect(&saying(ConnParam::default(), &[1; 56])).unwrap();
-    let incoming = listener.next().unwrap();
+    let incoming = listener.next_request().unwrap();
     assert_eq!(incoming.private_data(), [1; 56]);
     assert_eq!(errno(incoming.reject(&[2; 149])), libc::EINVAL);
     drop(qp);
@@ -174,7 +174,7 @@ fn a_queue_pair_keeps_its_connection() {
     let qp = queue_pair(&id);
     id.connect(&ConnParam::default()).unwrap();
     let accepting = std::thread::spawn(move || listener.accept().unwrap());
-    events.next().unwrap().expect(CmEventKind::Established).unwrap();
+    events.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     let server = accepting.join().unwrap();
     drop((id, events));
     send(&qp, server.qp());
@@ -192,16 +192,16 @@ fn parts(address: SocketAddr) -> (CmId, EventChannel) {
 
 fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
     id.resolve_addr(None, address, LOOKUP).unwrap();
-    channel.next().unwrap().expect(CmEventKind::AddrResolved).unwrap();
+    channel.next_event().unwrap().expect(CmEventKind::AddrResolved).unwrap();
     id.resolve_route(LOOKUP).unwrap();
-    channel.next().unwrap().expect(CmEventKind::RouteResolved).unwrap();
+    channel.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap();
 }
 
 /// The next event, which must be of this kind, but for the late ends of connections that were over
 /// before.
 fn next(channel: &EventChannel, kind: CmEventKind) -> CmEvent {
     loop {
-        let event = channel.next().unwrap();
+        let event = channel.next_event().unwrap();
         if event.kind() != CmEventKind::TimewaitExit {
             return event.expect(kind).unwrap();
         }
@@ -255,11 +255,11 @@ fn pending_events_move_with_their_id() {
         id.resolve_addr(None, address, LOOKUP).unwrap();
     }
     moves.migrate(&new).unwrap();
-    assert_eq!(new.next().unwrap().id(), moves.id());
-    let left = old.next().unwrap();
+    assert_eq!(new.next_event().unwrap().id(), moves.id());
+    let left = old.next_event().unwrap();
     assert_eq!((left.kind(), left.id()), (CmEventKind::AddrResolved, stays.id()));
     moves.resolve_route(LOOKUP).unwrap();
-    assert_eq!(new.next().unwrap().expect(CmEventKind::RouteResolved).unwrap().id(), moves.id());
+    assert_eq!(new.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap().id(), moves.id());
     assert!(old.try_next().is_none());
 }
 
@@ -281,15 +281,15 @@ fn a_program_may_move_its_queue_pair_itself() {
         }
     };
     id.connect(&ConnParam { qp_num: own.qp_num().get(), ..ConnParam::default() }).unwrap();
-    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     let taken = request.take_request().unwrap();
     walk(&peers, &taken);
     let terms = request.param().unwrap().clone();
     taken.accept(&ConnParam { qp_num: peers.qp_num().get(), ..saying(terms, b"") }).unwrap();
-    clients.next().unwrap().expect(CmEventKind::ConnectResponse).unwrap();
+    clients.next_event().unwrap().expect(CmEventKind::ConnectResponse).unwrap();
     walk(&own, &id);
     id.establish().unwrap();
-    servers.next().unwrap().expect(CmEventKind::Established).unwrap();
+    servers.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     send(&own, &peers);
 }
 
@@ -345,7 +345,7 @@ fn a_group_is_joined_by_its_address() {
     let inbox = qp.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
     qp.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
     qp.post_send(&WorkRequest::send_inline(b"to all").to(&peer.ah, peer.qpn, peer.qkey).signaled()).unwrap();
-    let lengths = [(); 2].map(|()| qp.send_cq().wait(PATIENCE).unwrap().ok().unwrap().byte_len());
+    let lengths = [(); 2].map(|()| qp.send_cq().wait(PATIENCE).unwrap().check().unwrap().byte_len());
     assert!(lengths.contains(&46), "it hears itself, behind a GRH: {lengths:?}");
     id.leave_multicast(group).unwrap();
     assert_eq!(errno(id.leave_multicast(group)), libc::EADDRNOTAVAIL);
@@ -362,13 +362,13 @@ fn unreliable_connections_are_made_for_their_service() {
     let own = queue_pair(&id);
     assert_eq!(own.service(), Service::Uc);
     id.connect(&ConnParam::default()).unwrap();
-    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     let taken = request.take_request().unwrap();
     let peers = queue_pair(&taken);
     assert_eq!(peers.service(), Service::Uc);
     taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
-    clients.next().unwrap().expect(CmEventKind::Established).unwrap();
-    servers.next().unwrap().expect(CmEventKind::Established).unwrap();
+    clients.next_event().unwrap().expect(CmEventKind::Established).unwrap();
+    servers.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     send(&own, &peers);
 }
 
@@ -396,7 +396,7 @@ impl Datagrams {
     }
 
     fn hears(&self, text: &[u8]) {
-        let received = *self.cq.wait(PATIENCE).unwrap().ok().unwrap();
+        let received = *self.cq.wait(PATIENCE).unwrap().check().unwrap();
         assert_eq!(received.byte_len() as usize, 40 + text.len());
         assert_eq!(self.inbox.to_vec(40..40 + text.len()).unwrap(), text);
     }
@@ -411,13 +411,13 @@ fn a_datagram_service_is_found_by_its_port() {
     let client = Datagrams::new(&id);
     id.connect(&saying(ConnParam::default(), b"where?")).unwrap();
 
-    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     assert_eq!(request.private_data(), said(b"where?", 180));
     let taken = request.take_request().unwrap();
     let server = Datagrams::new(&taken);
     taken.accept(&saying(ConnParam::default(), b"here")).unwrap();
 
-    let found = clients.next().unwrap().expect(CmEventKind::Established).unwrap();
+    let found = clients.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     assert_eq!(found.private_data(), said(b"here", 136));
     let peer = found.ud_peer(&client.pd).unwrap();
     assert_eq!(peer.qpn, server.qp.qp_num());
@@ -433,11 +433,11 @@ fn a_datagram_service_may_refuse() {
     resolve(&id, &clients, address);
     let _client = Datagrams::new(&id);
     id.connect(&ConnParam::default()).unwrap();
-    let mut request = servers.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     request.take_request().unwrap().reject(b"not you").unwrap();
-    let answer = clients.next().unwrap();
+    let answer = clients.next_event().unwrap();
     assert_eq!((answer.kind(), answer.status()), (CmEventKind::Unreachable, 2));
-    assert!(answer.ok().unwrap_err().connection().is_some_and(|failed| failed.kind == CmEventKind::Unreachable));
+    assert!(answer.check().unwrap_err().connection().is_some_and(|failed| failed.kind == CmEventKind::Unreachable));
 }
 
 #[test]
@@ -446,7 +446,7 @@ fn asking_an_event_of_another_kind_is_an_error() {
     let (_listener, address) = listening(&channel, PortSpace::Tcp);
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
     id.resolve_addr(None, address, LOOKUP).unwrap();
-    let event = channel.next().unwrap();
+    let event = channel.next_event().unwrap();
     let pd = id.context().unwrap().alloc_pd().unwrap();
     assert!(matches!(
         event.ud_peer(&pd),
@@ -496,13 +496,13 @@ fn a_listener_of_all_addresses_hears_both_families() {
         let (id, events) = parts(address);
         let qp = queue_pair(&id);
         id.connect(&ConnParam::default()).unwrap();
-        let incoming = listener.next().unwrap();
+        let incoming = listener.next_request().unwrap();
         assert_eq!(incoming.id().local_addr(), Some(address));
         let accepting = std::thread::spawn(move || {
             let (peers, answer) = (queue_pair(incoming.id()), incoming.answer());
             incoming.accept(peers, &answer).unwrap()
         });
-        events.next().unwrap().expect(CmEventKind::Established).unwrap();
+        events.next_event().unwrap().expect(CmEventKind::Established).unwrap();
         send(&qp, accepting.join().unwrap().qp());
     }
 }
@@ -517,12 +517,12 @@ fn options_have_their_time() {
     resolve(&id, &channel, address);
     let qp = queue_pair(&id);
     id.connect(&ConnParam::default()).unwrap();
-    let mut request = channel.next().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
+    let mut request = channel.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     let taken = request.take_request().unwrap();
     let peers = queue_pair(&taken);
     taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
     for _ in 0..2 {
-        channel.next().unwrap().expect(CmEventKind::Established).unwrap();
+        channel.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     }
     let terms = qp.query();
     assert_eq!((terms.av.traffic_class, terms.timeout), (0x20, 19));

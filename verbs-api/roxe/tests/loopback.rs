@@ -40,7 +40,7 @@ impl End {
 
     /// Waits for success.
     fn done(&self) -> WorkCompletion {
-        *self.wait().ok().unwrap()
+        *self.wait().check().unwrap()
     }
 }
 
@@ -148,7 +148,7 @@ fn every_address_of_the_port_connects() {
         other.connect(&one.endpoint()).unwrap();
         one.post_recv(1, &[]).unwrap();
         other.post_send(&WorkRequest::send_inline(b"").imm(u32::from(entry.index))).unwrap();
-        assert_eq!(cq.wait(PATIENCE).unwrap().ok().unwrap().imm_data(), Some(u32::from(entry.index)));
+        assert_eq!(cq.wait(PATIENCE).unwrap().check().unwrap().imm_data(), Some(u32::from(entry.index)));
     }
 }
 
@@ -236,7 +236,7 @@ fn bindings_that_cannot_be_say_why() {
     bob.qp.post_send(&WorkRequest::bind(&not_bindable)).unwrap();
     let failed = bob.wait();
     assert_eq!((failed.status(), failed.opcode()), (WcStatus::MwBindErr, WcOpcode::BindWindow));
-    assert!(failed.ok().unwrap_err().to_string().contains("MW_BIND"));
+    assert!(failed.check().unwrap_err().to_string().contains("MW_BIND"));
     alice.qp.post_send(&window.close()).unwrap();
     assert_eq!(alice.wait().status(), WcStatus::MwBindErr, "it is not open");
 
@@ -299,7 +299,7 @@ fn a_wrong_key_is_refused_by_the_peer_and_explained() {
     alice.qp.post_send(&WorkRequest::write_inline(b"x", remote).wr_id(1).signaled()).unwrap();
     let failed = alice.wait();
     assert_eq!(failed.status(), WcStatus::RemAccessErr);
-    let text = failed.ok().unwrap_err().to_string();
+    let text = failed.check().unwrap_err().to_string();
     assert!(text.contains("wr_id 1") && text.contains("rkey"), "{text}");
     assert_eq!(alice.qp.state(), QpState::Err);
 }
@@ -321,7 +321,7 @@ fn a_silent_peer_ends_in_retry_exceeded() {
     alice.qp.post_send(&WorkRequest::send_inline(b"anyone?").signaled()).unwrap();
     let failed = alice.wait();
     assert_eq!(failed.status(), WcStatus::RetryExcErr);
-    assert!(failed.ok().unwrap_err().to_string().contains("4791"));
+    assert!(failed.check().unwrap_err().to_string().contains("4791"));
 }
 
 #[test]
@@ -333,6 +333,10 @@ fn refused_requests_say_why_and_what_to_do() {
     let refused = error.request().expect("a request was refused");
     assert_eq!((refused.source, refused.qp.map(|(_, state)| state)), (PostError::State, Some(QpState::Init)));
     assert!(error.to_string().contains("connect it first"), "{error}");
+    assert_eq!(format!("{error:?}"), error.to_string(), "what a main that returns it prints");
+    let remote = pd.alloc_mr(8, Access::empty()).unwrap().remote();
+    let error = qp.post_send(&WorkRequest::read(&[], remote).imm(1)).unwrap_err();
+    assert_eq!(error.request().map(|refused| refused.source), Some(PostError::BadOpcode), "{error}");
 
     let mut full = Ok(());
     for _ in 0..100_000 {

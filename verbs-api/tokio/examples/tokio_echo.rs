@@ -157,8 +157,8 @@ impl End {
     /// The next message. Completions of sends are passed over.
     async fn receive(&self) -> Result<Vec<u8>> {
         loop {
-            let completion = self.completions.next().await?;
-            completion.ok()?;
+            let completion = self.completions.next_completion().await?;
+            completion.check()?;
             if completion.opcode() == WcOpcode::Recv {
                 return Ok(self.inbox.to_vec(..completion.byte_len() as usize)?);
             }

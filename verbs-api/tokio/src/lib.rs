@@ -1,4 +1,4 @@
-//! [`roxe`] for programs with tokio: what it waits for by `next`, here is a future.
+//! [`roxe`] for programs with tokio: what it waits for, here is a future.
 //!
 //! Three things can be awaited: what becomes of connections ([`Events`]), completions
 //! ([`Completions`]), and what happens to queues and ports ([`AsyncEvents`]). Everything else,
@@ -30,7 +30,7 @@
 //!
 //!     qp.post_send(&WorkRequest::send_inline(question))?;
 //!     loop {
-//!         let completion = *completions.next().await?.ok()?;
+//!         let completion = *completions.next_completion().await?.check()?;
 //!         if completion.opcode() == WcOpcode::Recv {
 //!             return inbox.to_vec(..completion.byte_len() as usize);
 //!         }
@@ -74,16 +74,16 @@ impl Events {
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] when the runtime ends.
-    pub async fn next(&self) -> Result<CmEvent, Error> {
+    pub async fn next_event(&self) -> Result<CmEvent, Error> {
         until(&self.0, EventChannel::try_next).await
     }
 
     /// The next event, which must be of this kind.
     ///
     /// # Errors
-    /// As [`next`](Self::next) and [`CmEvent::expect`].
+    /// As [`next_event`](Self::next_event) and [`CmEvent::expect`].
     pub async fn expect(&self, kind: CmEventKind) -> Result<CmEvent, Error> {
-        self.next().await?.expect(kind)
+        self.next_event().await?.expect(kind)
     }
 }
 
@@ -114,8 +114,8 @@ impl Completions {
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`]; [`EnvironmentError::EventLoop`] when the runtime ends. A
-    /// completion that reports a failure is not an error here: see [`WorkCompletion::ok`].
-    pub async fn next(&self) -> Result<WorkCompletion, Error> {
+    /// completion that reports a failure is not an error here: see [`WorkCompletion::check`].
+    pub async fn next_completion(&self) -> Result<WorkCompletion, Error> {
         loop {
             if let Some(completion) = self.try_next()? {
                 return Ok(completion);
@@ -171,7 +171,7 @@ impl AsyncEvents {
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] when the runtime ends.
-    pub async fn next(&self) -> Result<AsyncEvent, Error> {
+    pub async fn next_event(&self) -> Result<AsyncEvent, Error> {
         until(&self.0, |watch| watch.0.try_next_async_event()).await
     }
 }

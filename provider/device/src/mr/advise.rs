@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn pages_come_when_they_are_asked_for() {
         let (pages, pd) = (Pages::new(4), testing::pd());
-        let mr = pd.reg_mr(pages.addr(), 4 * PAGE, pages.addr(), ON_DEMAND).unwrap();
+        let mr = pd.register(pages.addr(), 4 * PAGE, pages.addr(), ON_DEMAND).unwrap();
         let page = |i| sge(&mr, pages.addr() + i * PAGE, PAGE);
         let resident = || [0, 1, 2, 3].map(|i| pages.is_resident(i));
         assert_eq!(resident(), [false; 4]);
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn lists_that_reach_too_far_are_refused() {
         let (pages, pd) = (Pages::new(4), testing::pd());
-        let mr = pd.reg_mr(pages.addr(), 3 * PAGE, pages.addr(), ON_DEMAND).unwrap();
-        let fixed = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::empty()).unwrap();
+        let mr = pd.register(pages.addr(), 3 * PAGE, pages.addr(), ON_DEMAND).unwrap();
+        let fixed = pd.register(pages.addr(), PAGE, pages.addr(), Access::empty()).unwrap();
         let other = pd.context().alloc_pd().unwrap();
         pages.unmap(2, 1);
         let at = |i: u64| pages.addr() + i * PAGE;
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn one_region_can_be_all_there_is() {
         let (pages, pd) = (Pages::new(1), testing::pd());
-        let all = |access| pd.reg_mr(0, u64::MAX, 0, access);
+        let all = |access| pd.register(0, u64::MAX, 0, access);
         let rights = ON_DEMAND | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mr: Arc<Mr> = all(rights).unwrap();
         let memory = pd.context().memory();
@@ -130,6 +130,6 @@ mod tests {
         }
         let errno = |access| all(access).unwrap_err().errno();
         assert_eq!(errno(Access::LOCAL_WRITE), libc::EINVAL);
-        assert_eq!(pd.reg_mr(1, u64::MAX - 1, 1, ON_DEMAND).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(pd.register(1, u64::MAX - 1, 1, ON_DEMAND).unwrap_err().errno(), libc::EINVAL);
     }
 }

@@ -86,7 +86,7 @@ mod tests {
         pages.truncate_file();
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
         let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
-        assert_eq!(errno(mr.reregister(anew)), libc::EOPNOTSUPP);
+        assert_eq!(errno(mr.change(anew)), libc::EOPNOTSUPP);
         mr.deregister().unwrap();
         assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::BadKey));
         assert!(pd.dealloc().is_ok());

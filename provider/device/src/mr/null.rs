@@ -70,6 +70,6 @@ mod tests {
         let bind = Bind { rkey: mw.rkey(), lkey: mr.lkey(), access: Access::REMOTE_READ, addr: 0, length: 8 };
         assert_eq!(table.bind(Reach::from(pd.id()), &bind), refused);
         let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
-        assert_eq!(mr.reregister(anew).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(mr.change(anew).unwrap_err().errno(), libc::EINVAL);
     }
 }

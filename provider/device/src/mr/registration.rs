@@ -138,10 +138,35 @@ impl Pd {
     /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all
     /// the process has.
     ///
+    /// # Safety
+    /// Until the region is deregistered ([`Mr::revoke`], or the last reference is dropped), queue
+    /// pairs of this domain and, with remote rights, peers read and write the memory: it must be
+    /// memory of which nothing else is expected. No reference to it may be used meanwhile that
+    /// promises the compiler otherwise (`&[u8]`, `&mut [u8]`).
+    ///
+    /// # Errors
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped
     /// with the needed rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that
     /// the device does not do.
-    pub fn reg_mr(self: &Arc<Self>, addr: u64, length: u64, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
+    #[allow(unsafe_code)]
+    pub unsafe fn reg_mr(
+        self: &Arc<Self>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, Error> {
+        self.register(addr, length, iova, access)
+    }
+
+    /// As [`Pd::reg_mr`], for callers in this crate that keep its promise.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, Error> {
         let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
@@ -212,7 +237,16 @@ impl Mr {
     /// On an error nothing has changed. EINVAL: a domain of another context, or the region is
     /// deregistered or a null region; EOPNOTSUPP: a region of a dma-buf; the other errors are those
     /// of [`Pd::reg_mr`].
-    pub fn reregister(&self, change: MrChange) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// As [`Pd::reg_mr`], for the memory that the region has from now on.
+    #[allow(unsafe_code)]
+    pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
+        self.change(change)
+    }
+
+    /// As [`Mr::reregister`], for callers in this crate that keep its promise.
+    pub(crate) fn change(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_none() {
             return Err(Error::invalid("the region is deregistered"));

@@ -29,7 +29,7 @@ impl Setup {
 
     fn register(&self, offset: u64, length: u64, access: Access) -> Arc<Mr> {
         let addr = self.pages.addr() + offset;
-        self.pd.reg_mr(addr, length, addr, access).unwrap()
+        self.pd.register(addr, length, addr, access).unwrap()
     }
 
     fn read(&self, mr: &Mr, va: u64, len: usize) -> Result<Vec<u8>, MemError> {
@@ -126,7 +126,7 @@ fn a_region_registered_anew_keeps_its_keys_and_unchanged_terms() {
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
     let other = s.pd.context().alloc_pd().unwrap();
     let read = |pd: &Pd, va| s.table().hold().read_remote(pd.id(), key, va, own_cells(&mut [0; 8]));
-    let anew = |change| mr.reregister(change).unwrap();
+    let anew = |change| mr.change(change).unwrap();
     anew(MrChange { pd: Some(Arc::clone(&other)), ..MrChange::default() });
     assert_eq!((read(&s.pd, first), read(&other, first)), (Err(MemError::WrongDomain), Ok(())));
     assert!(s.pd.dealloc().is_ok() && other.dealloc().is_err());
@@ -147,7 +147,7 @@ fn a_refused_reregistration_leaves_the_region_unchanged() {
     let s = Setup::new();
     s.pages.unmap(3, 1);
     let mr = s.register(0, 64, ALL);
-    let errno = |change| mr.reregister(change).err().map_or(0, |error| error.errno());
+    let errno = |change| mr.change(change).err().map_or(0, |error| error.errno());
     let (gone, far) = (s.pages.addr() + 3 * PAGE, testing::pd());
     assert_eq!(errno(MrChange { range: Some((gone, 8)), ..MrChange::default() }), libc::EFAULT);
     assert_eq!(errno(MrChange { range: Some((8, u64::MAX)), ..MrChange::default() }), libc::EINVAL);
@@ -208,11 +208,11 @@ fn elements_that_no_byte_falls_into_are_not_checked() {
 fn regions_may_be_named_by_other_addresses() {
     let s = Setup::new();
     let addr = s.pages.addr() + 8;
-    let mr = s.pd.reg_mr(addr, 32, 0x1000, ALL).unwrap();
+    let mr = s.pd.register(addr, 32, 0x1000, ALL).unwrap();
     s.write(&mr, 0x1010, b"x").unwrap();
     assert_eq!(testing::load(s.pages.addr() + 24) as u8, b'x');
     assert_eq!(s.write(&mr, addr, b"x"), Err(MemError::Range));
-    let zero = s.pd.reg_mr(addr, 32, addr, ALL | Access::ZERO_BASED).unwrap();
+    let zero = s.pd.register(addr, 32, addr, ALL | Access::ZERO_BASED).unwrap();
     assert_eq!(s.read(&zero, 16, 1).unwrap(), b"x");
 }
 
@@ -225,7 +225,7 @@ fn atomics_happen_in_the_memory_and_need_it_aligned() {
     assert_eq!(testing::load(mr.addr() + 8), 7);
     assert_eq!(atomic(&mr, mr.addr() + 8, AtomicOp::CompareSwap { compare: 7, swap: 1 }), Ok(7));
     assert_eq!(atomic(&mr, mr.addr() + 64, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
-    let odd = s.pd.reg_mr(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
+    let odd = s.pd.register(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
     assert_eq!(atomic(&odd, 0x1000, AtomicOp::FetchAdd { add: 1 }), Err(MemError::Range));
 }
 
@@ -239,7 +239,7 @@ fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
     assert_eq!(s.read(&mr, mr.addr() + 8, 8).unwrap(), b"8 bytes.");
     assert_eq!(store(&mr, mr.addr() + 64), Err(MemError::Range));
     assert_eq!(store(&s.register(0, 64, ALL - Access::REMOTE_WRITE), mr.addr()), Err(MemError::Access));
-    let odd = s.pd.reg_mr(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
+    let odd = s.pd.register(s.pages.addr() + 1, 32, 0x1000, ALL).unwrap();
     assert_eq!(store(&odd, 0x1000), Err(MemError::Range));
     s.pages.unmap(0, 1);
     assert_eq!(store(&mr, mr.addr()), Err(MemError::Fault));
@@ -270,7 +270,7 @@ fn registrations_that_cannot_work_are_refused() {
     s.pages.protect(1, libc::PROT_READ);
     s.pages.unmap(3, 1);
     let at = |page: u64| s.pages.addr() + page * PAGE;
-    let errno = |addr, length, access| s.pd.reg_mr(addr, length, addr, access).err().map_or(0, |e| e.errno());
+    let errno = |addr, length, access| s.pd.register(addr, length, addr, access).err().map_or(0, |e| e.errno());
     assert_eq!(errno(at(0), 8, Access::REMOTE_WRITE), libc::EINVAL);
     assert_eq!(errno(at(0), 8, Access::REMOTE_ATOMIC), libc::EINVAL);
     assert_eq!(errno(at(0), 8, ALL | Access::FLUSH_PERSISTENT), libc::EOPNOTSUPP);
@@ -279,7 +279,7 @@ fn registrations_that_cannot_work_are_refused() {
     assert_eq!(errno(at(2), PAGE + 1, Access::LOCAL_WRITE), libc::EFAULT);
     assert_eq!(errno(at(2), u64::MAX, Access::LOCAL_WRITE), libc::EINVAL);
     assert_eq!(errno(at(3), 0, Access::LOCAL_WRITE), 0);
-    let iova_wraps = s.pd.reg_mr(at(0), 8, u64::MAX - 7, Access::LOCAL_WRITE);
+    let iova_wraps = s.pd.register(at(0), 8, u64::MAX - 7, Access::LOCAL_WRITE);
     assert_eq!(iova_wraps.unwrap_err().errno(), libc::EINVAL);
     assert_eq!(s.table().hold().count(), 0);
 }

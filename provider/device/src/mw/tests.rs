@@ -26,7 +26,7 @@ impl Setup {
     fn new() -> Self {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
-        let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), access).unwrap();
+        let mr = pd.register(pages.addr(), PAGE, pages.addr(), access).unwrap();
         let qp = Reach { pd: pd.id(), qp: Some(ObjectId::next()) };
         Self { pages, pd, mr, qp }
     }
@@ -89,7 +89,7 @@ fn a_window_shows_its_range_with_its_rights() {
 fn a_window_may_be_flushed_if_its_region_may() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
-    let flushable = s.pd.reg_mr(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
+    let flushable = s.pd.register(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
     let bind = Bind { lkey: flushable.lkey(), access: Access::FLUSH_GLOBAL, ..s.bind(&mw, 1) };
     s.table().bind(s.qp, &bind).unwrap();
     let flush = |range| s.table().hold().flush_remote(s.qp, bind.rkey, range, Access::FLUSH_GLOBAL);
@@ -117,7 +117,7 @@ fn the_key_of_a_window_is_none_for_lists() {
 fn bindings_that_break_a_rule_change_nothing() {
     let s = Setup::new();
     let (one, two) = (s.pd.alloc_mw(MwKind::One).unwrap(), s.pd.alloc_mw(MwKind::Two).unwrap());
-    let reg = |access| s.pd.reg_mr(s.at(0), PAGE, s.at(0), access).unwrap();
+    let reg = |access| s.pd.register(s.at(0), PAGE, s.at(0), access).unwrap();
     let (closed, read_only) = (reg(Access::LOCAL_WRITE), reg(Access::MW_BIND));
     let zero_based = reg(Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED);
     let good = s.bind(&two, 1);
@@ -245,7 +245,7 @@ fn a_region_is_busy_while_windows_are_bound_to_it_and_a_domain_while_it_has_wind
     for mw in &windows {
         s.table().bind(s.qp, &s.bind(mw, 9)).unwrap();
     }
-    let anew = || s.mr.reregister(MrChange { access: Some(Access::empty()), ..MrChange::default() });
+    let anew = || s.mr.change(MrChange { access: Some(Access::empty()), ..MrChange::default() });
     assert_eq!((errno(s.mr.deregister()), errno(anew())), (libc::EBUSY, libc::EBUSY));
     windows[0].deallocate();
     windows[0].deallocate();

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_changed_byte_is_seen_once_the_send_completes_or_the_receive_is_written() {
         let (pages, pd) = (Pages::new(1), testing::pd());
-        let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();
         let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
         let own = (table, pd.id());
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn bytes_of_a_receive_that_no_message_reaches_may_change() {
         let (pages, pd) = (Pages::new(1), testing::pd());
-        let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();
         let sges = [Sge { addr: pages.addr(), length: 100, lkey: mr.lkey() }];
         for (reach, expected) in [(100, Some(6)), (99, None)] {

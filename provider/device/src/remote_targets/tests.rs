@@ -19,7 +19,7 @@ fn queue() -> (Arc<Srq>, Arc<Cq>, Pages) {
     let xrcd = context.open_xrcd(XrcdInit { create: true, ..XrcdInit::default() }).unwrap();
     let cq = context.create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap();
     let srq = xrcd.create_srq(&pd, &cq, SrqInit { max_wr: 8, max_sge: 1, limit: 0, user: 0 }).unwrap();
-    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     for wr_id in 0..4 {
         let sges = [Sge { addr: pages.addr(), length: PAGE as u32, lkey: mr.lkey() }];
         srq.post_recv(&RecvRequest { wr_id, sges: &sges }).unwrap();

@@ -70,7 +70,7 @@ impl Scene {
         let (ini, target) = (pd.create_qp(init).unwrap(), xrcd.create_target(0).unwrap());
         connect(&ini, target.qpn());
         connect(&target, ini.qpn());
-        let mr = pd.reg_mr(pages.addr(), PAGES * PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+        let mr = pd.register(pages.addr(), PAGES * PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let sge = Sge { addr: pages.addr(), length: (PAGES * PAGE) as u32, lkey: mr.lkey() };
         // The region stays as long as the test.
         std::mem::forget(mr);

@@ -63,7 +63,8 @@ impl Node {
         let pd = context.alloc_pd().unwrap();
         let memory = Box::leak(vec![0u8; LEN].into_boxed_slice()).as_mut_ptr();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let mr = pd.reg_mr(memory as u64, LEN as u64, memory as u64, all).unwrap();
+        // SAFETY: leaked memory that is accessed through raw pointers only.
+        let mr = unsafe { pd.reg_mr(memory as u64, LEN as u64, memory as u64, all) }.unwrap();
         Self { context, pd, cq, mr, memory }
     }
 

@@ -183,7 +183,7 @@ impl Connection<'_> {
             self.done.extend(self.cq.poll(&mut batch)?.iter().rev());
         }
         let Some(completion) = self.done.pop() else { return Ok(None) };
-        completion.ok()?;
+        completion.check()?;
         if !is_received(&completion) {
             self.outstanding = self.outstanding.saturating_sub(1);
         }

@@ -16,6 +16,11 @@ h3{margin:1.5em 0 .2em}pre{background:#f5f5f5;padding:.6em;overflow-x:auto}\
 .card{color:#0a5}.near{color:#06c}.remark{color:#b00}summary{cursor:pointer;margin:.4em 0}\
 small{color:#666}";
 
+/// What the sources of clauses are worth.
+const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
+                       Architecture Specification, whose text was not at hand: section numbers are pointers, not \
+                       quotations.";
+
 /// The page.
 pub fn html(report: &Report) -> String {
     let target = escape(&report.target);
@@ -34,6 +39,7 @@ pub fn html(report: &Report) -> String {
     let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>", failed.len());
     failed.iter().for_each(|tried| case(tried, &mut page));
     page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
+    let _ = writeln!(page, "<p>{SOURCES}</p>");
     table(report, &failed, &mut page);
     page.push_str("</body></html>\n");
     page

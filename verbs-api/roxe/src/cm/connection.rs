@@ -83,7 +83,7 @@ impl Connection {
     }
 
     fn until_disconnected(&self) -> Result<(), Error> {
-        while self.channel.next()?.ok()?.kind() != CmEventKind::Disconnected {}
+        while self.channel.next_event()?.check()?.kind() != CmEventKind::Disconnected {}
         Ok(())
     }
 }
@@ -108,9 +108,9 @@ impl Outgoing {
         let channel = EventChannel::create()?;
         let id = CmId::create(&channel, PortSpace::Tcp)?;
         id.resolve_addr(None, addr, LOOKUP)?;
-        channel.next()?.expect(CmEventKind::AddrResolved)?;
+        channel.next_event()?.expect(CmEventKind::AddrResolved)?;
         id.resolve_route(LOOKUP)?;
-        channel.next()?.expect(CmEventKind::RouteResolved)?;
+        channel.next_event()?.expect(CmEventKind::RouteResolved)?;
         Ok(Self { id, channel })
     }
 
@@ -127,7 +127,7 @@ impl Outgoing {
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
         id.connect(param)?;
-        let answer = channel.next()?.expect(CmEventKind::Established)?;
+        let answer = channel.next_event()?.expect(CmEventKind::Established)?;
         Ok(Connection { qp, id, channel, private_data: answer.private_data().to_vec() })
     }
 }
@@ -167,9 +167,9 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Environment`] when the wait fails or the device is removed.
-    pub fn next(&self) -> Result<Incoming, Error> {
+    pub fn next_request(&self) -> Result<Incoming, Error> {
         loop {
-            let mut event = self.channel.next()?.ok()?;
+            let mut event = self.channel.next_event()?.check()?;
             if let Some(id) = event.take_request() {
                 return Incoming::new(id, event.param().cloned().unwrap_or_default());
             }
@@ -179,9 +179,9 @@ impl Listener {
     /// Waits for the next request and accepts it, with a queue pair in a domain of its own.
     ///
     /// # Errors
-    /// As [`next`](Self::next) and [`Incoming::accept`].
+    /// As [`next_request`](Self::next_request) and [`Incoming::accept`].
     pub fn accept(&self) -> Result<Connection, Error> {
-        let incoming = self.next()?;
+        let incoming = self.next_request()?;
         let qp = simple_qp(incoming.id())?;
         let param = incoming.answer();
         incoming.accept(qp, &param)
@@ -232,7 +232,7 @@ impl Incoming {
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
         id.accept(param)?;
-        channel.next()?.expect(CmEventKind::Established)?;
+        channel.next_event()?.expect(CmEventKind::Established)?;
         Ok(Connection { qp, id, channel, private_data: Vec::new() })
     }
 

@@ -12,7 +12,7 @@ impl EventChannel {
     ///
     /// # Errors
     /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
-    pub fn next(&self) -> Result<CmEvent, Error> {
+    pub fn next_event(&self) -> Result<CmEvent, Error> {
         Ok(CmEvent::new(self.0.next()?))
     }
 
@@ -104,7 +104,7 @@ impl CmEvent {
     ///
     /// # Errors
     /// [`Error::Peer`].
-    pub fn ok(self) -> Result<Self, Error> {
+    pub fn check(self) -> Result<Self, Error> {
         use CmEventKind::{AddrError, ConnectError, DeviceRemoval, MulticastError, Rejected, RouteError, Unreachable};
         match self.kind {
             AddrError | RouteError | ConnectError | Unreachable | Rejected | DeviceRemoval | MulticastError => {

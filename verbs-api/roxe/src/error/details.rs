@@ -105,7 +105,8 @@ const fn advice(refused: PostError) -> &'static str {
         PostError::TooManySges => "; build it with more max_send_sge or max_recv_sge",
         PostError::InlineTooLong => "; build it with more max_inline_data, or send from a memory region",
         PostError::BadOpcode => {
-            "; READ and atomics need RC, WRITE and memory windows need RC or UC, and only SEND and WRITE can be inline"
+            "; READ and atomics need RC, WRITE and memory windows need RC or UC, only SEND and WRITE can be inline or \
+             carry immediate data, and only SEND invalidates"
         }
         PostError::BadLength => "; a message has at most 2^31 bytes, a datagram one path MTU, an ATOMIC WRITE 8",
         PostError::MissingDestination => "; a datagram names it with `to`, an XRC message with `to_srq`",

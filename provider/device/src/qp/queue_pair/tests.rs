@@ -90,7 +90,7 @@ fn icrc_errors(qp: &Qp) -> u64 {
 #[test]
 fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = receiver(&pd);
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
@@ -171,7 +171,7 @@ fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
 #[test]
 fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let expected = || qp.core.inner.lock().machine.expected_psn();
@@ -188,7 +188,7 @@ fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
 #[test]
 fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
-    let mr = pd.reg_mr(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let waiting = || qp.core.inner.lock().early.len();
