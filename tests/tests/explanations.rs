@@ -11,7 +11,7 @@ use roxe_tests::pair::{self, Place, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{End, Veth};
 use roxe_tests::{cc, misuse};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ struct Far {
 
 /// What becomes of packets to another host, 192.0.2.2 behind the interface `near`. The last one
 /// takes the interface down.
-const FAR: [Far; 10] = [
+const FAR: [Far; 11] = [
     Far {
         name: "network: a host without a card, a connection",
         case: "cm-no-card",
@@ -95,9 +95,16 @@ const FAR: [Far; 10] = [
         words: &["(12)", "the way to 192.0.2.2 leads over near, and this device is lo: set ROXE_NETDEV=near"],
     },
     Far {
-        name: "network: a host that is not there, a connection",
+        name: "network: a neighbour that does not answer, a connection",
+        case: "cm-address",
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.76")],
+        words: &["RDMA_CM_EVENT_ADDR_ERROR, status -110", "192.0.2.76 does not answer ARP"],
+    },
+    Far {
+        name: "network: a host that is not there any more, a connection",
         case: "cm-no-card",
-        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77")],
+        // Its address is forgotten, and it does not answer any more.
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77"), ("THEN", "ip neigh del 192.0.2.77 dev near")],
         words: &["RDMA_CM_EVENT_UNREACHABLE", "the network answers that the host 192.0.2.77 cannot be reached"],
     },
     Far {
@@ -109,12 +116,7 @@ const FAR: [Far; 10] = [
     Far {
         name: "network: packets vanish, a request",
         case: "retry-far",
-        // Nobody has that address of the link.
-        envs: &[
-            ("ROXE_NETDEV", "near"),
-            ("PEER", "192.0.2.78"),
-            ("THEN", "ip neigh add 192.0.2.78 lladdr 02:00:00:00:00:09 dev near"),
-        ],
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.78")],
         words: &["(12)", "no answer came after"],
     },
     Far {
@@ -193,7 +195,16 @@ fn other_host() -> Result<(), String> {
     let build = || {
         let here = end("near", "02:00:00:00:00:01", "192.0.2.1/24");
         let there = end("far", "02:00:00:00:00:02", "192.0.2.2/24");
-        Veth::build(&here, &there).map_err(|e| e.to_string())
+        let veth = Veth::build(&here, &there).map_err(|e| e.to_string())?;
+        // Hosts that have been there, at an address of the link that none has.
+        for (host, state) in [("192.0.2.77", "permanent"), ("192.0.2.78", "permanent"), ("192.0.2.79", "permanent")] {
+            let words = ["neigh", "add", host, "lladdr", "02:00:00:00:00:09", "dev", "near", "nud", state];
+            let added = Command::new("ip").args(words).status().map_err(|e| e.to_string())?;
+            if !added.success() {
+                return Err(format!("ip {}", words.join(" ")));
+            }
+        }
+        Ok(veth)
     };
     HOST.get_or_init(build).as_ref().map(|_| ()).map_err(Clone::clone)
 }
