@@ -267,7 +267,7 @@ struct Far {
 
 /// What becomes of packets to another host, 192.0.2.2 behind the interface `near`. The last one
 /// takes the interface down.
-const FAR: [Far; 13] = [
+const FAR: [Far; 14] = [
     Far {
         name: "network: a host without a card, a connection",
         case: "cm-no-card",
@@ -318,9 +318,16 @@ const FAR: [Far; 13] = [
         words: &["(12)", "the way to 192.0.2.2 leads over near, and this device is lo: set ROXE_NETDEV=near"],
     },
     Far {
-        name: "network: a host that is not there, a connection",
+        name: "network: a neighbour that does not answer, a connection",
+        case: "cm-address",
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.76")],
+        words: &["RDMA_CM_EVENT_ADDR_ERROR, status -110", "192.0.2.76 does not answer ARP"],
+    },
+    Far {
+        name: "network: a host that is not there any more, a connection",
         case: "cm-no-card",
-        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77")],
+        // Its address is forgotten, and it does not answer any more.
+        envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.77"), ("THEN", "ip neigh del 192.0.2.77 dev near")],
         words: &["RDMA_CM_EVENT_UNREACHABLE", "the network answers that the host 192.0.2.77 cannot be reached"],
     },
     Far {
@@ -440,7 +447,7 @@ fn other_host() -> Result<(), String> {
         let there = end("far", "02:00:00:00:00:02", &["192.0.2.2/24"]);
         let veth = Veth::build(&here, &there).map_err(|e| e.to_string())?;
         // No host has these addresses of the link, and the kernel does not ask for them.
-        for silent in ["192.0.2.78", "192.0.2.80"] {
+        for silent in ["192.0.2.77", "192.0.2.78", "192.0.2.79", "192.0.2.80"] {
             let args = ["neigh", "add", silent, "lladdr", "02:00:00:00:00:09", "dev", "near"];
             let made = Command::new("ip").args(args).status().map_err(|e| format!("ip: {e}"))?;
             if !made.success() {

@@ -82,9 +82,9 @@ pub enum Position {
     Only,
 }
 
-/// What payload a packet may carry to be one. Always at most [`crate::num::MAX_PAYLOAD`]. Requests of
-/// the wrong length that leave no doubt where they end (an empty LAST, an ATOMIC WRITE) are packets:
-/// the responder refuses them.
+/// What payload a packet may carry to be one. Always at most [`crate::num::MAX_PAYLOAD`]. Requests
+/// of the wrong length that leave no doubt where they end (an empty LAST, an ATOMIC WRITE) are
+/// packets: the responder refuses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// No payload.

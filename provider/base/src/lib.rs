@@ -36,8 +36,8 @@
 //!
 //! # Unsafe code
 //!
-//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `privilege` and `standard_error`
-//! (a system or libc call or two each).
+//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `privilege` and
+//! `standard_error` (a system or libc call or two each).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -66,7 +66,8 @@
 //! # Unsafe code
 //!
 //! In `event` (system calls on an eventfd) and `fork` (`pthread_atfork`, and locks across a fork).
-//! `mr/registration` has functions whose callers promise what the memory is; everything else is safe.
+//! `mr/registration` has functions whose callers promise what the memory is; everything else is
+//! safe.
 #![deny(unsafe_code)]
 
 mod ah;

@@ -201,8 +201,8 @@ fn speed_codes(mbits: u32) -> (u8, u8) {
     }
 }
 
-/// The start of `struct ethtool_cmd` up to the upper half of the speed (<linux/ethtool.h>), and room
-/// for the rest.
+/// The start of `struct ethtool_cmd` up to the upper half of the speed (<linux/ethtool.h>), and
+/// room for the rest.
 #[repr(C)]
 #[derive(Default)]
 struct LinkSettings {

@@ -3,10 +3,10 @@
 //! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a
 //! reference would promise the compiler that nothing changes. [`MemoryRegion`] owns its bytes and
 //! copies them in and out with relaxed atomic accesses, which is defined whatever happens
-//! meanwhile. Rust does not define atomic accesses of different sizes that overlap, so each byte has
-//! one size for all accesses: every aligned word inside the region is accessed as a word, also for
-//! a single byte of it, and what is left at the ends of a region that is not aligned by bytes. What
-//! the card does is machine code that the compiler does not see.
+//! meanwhile. Rust does not define atomic accesses of different sizes that overlap, so each byte
+//! has one size for all accesses: every aligned word inside the region is accessed as a word, also
+//! for a single byte of it, and what is left at the ends of a region that is not aligned by bytes.
+//! What the card does is machine code that the compiler does not see.
 //!
 //! The one module of this crate with unsafe code; it may touch the provider's registration and the
 //! bytes it owns.
@@ -69,8 +69,8 @@ pub struct MemoryRegion {
 impl MemoryRegion {
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
-        // SAFETY: the bytes live as long as the region, which deregisters them when it is dropped, and
-        // are accessed through it only; what `register_raw` was given its caller has promised.
+        // SAFETY: the bytes live as long as the region, which deregisters them when it is dropped,
+        // and are accessed through it only; what `register_raw` was given its caller has promised.
         let mr = unsafe { pd.pd.reg_mr(addr, bytes.len as u64, addr, access) }?;
         Ok(Self { mr, bytes })
     }

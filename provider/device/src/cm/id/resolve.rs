@@ -82,11 +82,11 @@ impl Id {
         }
     }
 
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, the device, and
-    /// the neighbour to which packets go first. An address of the loopback interface that no device
-    /// has is this host, at the address of a device. Comes to [`EventKind::AddrResolved`], or to
-    /// [`EventKind::AddrError`] after which it may be tried again: with ENETUNREACH if no route
-    /// leads there, with ETIMEDOUT if the neighbour has not answered within `timeout_ms`.
+    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, the device,
+    /// and the neighbour to which packets go first. An address of the loopback interface that no
+    /// device has is this host, at the address of a device. Comes to [`EventKind::AddrResolved`],
+    /// or to [`EventKind::AddrError`] after which it may be tried again: with ENETUNREACH if no
+    /// route leads there, with ETIMEDOUT if the neighbour has not answered within `timeout_ms`.
     ///
     /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
     // clause: AV-NEXT-HOP
