@@ -1,10 +1,12 @@
-//! Tasks for the end of a process that returns from `main` or calls `exit`. **Unsafe room**:
-//! `on_exit` or `atexit`.
+//! Tasks for the end of a process that returns from `main` or calls `exit`; the end of another one.
+//! **Unsafe room**: `on_exit` or `atexit`, `pidfd_open`.
 //!
 //! A process that is killed, or leaves by `_exit`, does none of them.
 
 use crate::lock::{Mutex, rank};
 use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::panic::catch_unwind;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -114,6 +116,18 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
             libc::_exit(wanted);
         }
     }
+}
+
+/// A descriptor that is readable when the last thread of `process` has ended (`man pidfd_open`).
+///
+/// # Errors
+/// `ESRCH`: there is no such process; `ENOSYS`: kernels before 5.3.
+pub fn process_end(process: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::pid_t::try_from(process).unwrap_or(-1), 0) };
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: just opened, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(test)]

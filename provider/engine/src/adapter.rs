@@ -11,7 +11,7 @@ use roxe_net::frames::Interface;
 use roxe_net::link::MAX_BYTES;
 use roxe_transport::qp::DropReason;
 use roxe_wire::frame::{ETH_LEN, TAG_LEN};
-use roxe_wire::{PathMtu, icrc};
+use roxe_wire::{Gid, PathMtu, icrc};
 use std::fmt::Debug;
 use std::num::NonZeroU64;
 use std::sync::atomic::AtomicUsize;
@@ -79,6 +79,11 @@ impl Adapter {
         for observer in observers.iter().filter_map(Weak::upgrade) {
             changes.iter().for_each(|change| observer.port_changed(*change));
         }
+    }
+
+    /// Packets can arrive at `gid` from now on.
+    pub(crate) fn note_open(&self, gid: Gid) {
+        self.port.write().note_open(gid);
     }
 
     /// From now on `observer` hears of every change, for as long as it lives.

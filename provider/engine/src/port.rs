@@ -7,7 +7,7 @@ use pnet_datalink::NetworkInterface;
 use roxe_base::config::{GidLayout, config};
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MSG_SIZE;
-use roxe_net::card_address::Claims;
+use roxe_net::card_address::Claim;
 use roxe_wire::{Gid, PathMtu};
 use std::io;
 use std::net::IpAddr;
@@ -283,7 +283,7 @@ pub struct Port {
     pub attr: PortAttr,
     /// Its addresses.
     pub gids: GidTable,
-    claims: Claims,
+    claim: Claim,
     /// What the link carries, bit/s.
     pub line_rate: NonZeroU64,
     /// All zero on loopback.
@@ -298,10 +298,15 @@ impl Port {
     /// The port over `netdev`.
     pub fn new(netdev: &Netdev) -> Self {
         let mut gids = GidTable::new(config().map(|config| config.gid_layout).unwrap_or_default());
-        let mut claims = Claims::default();
-        gids.update(&claims.usable(&netdev.addresses));
+        let mut claim = Claim::default();
+        gids.update(&claim.usable(&netdev.addresses));
         let (mac, mtu) = (netdev.mac, netdev.mtu);
-        Self { attr: netdev.port_attr(), gids, claims, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
+        Self { attr: netdev.port_attr(), gids, claim, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
+    }
+
+    /// Packets can arrive at `gid` from now on.
+    pub(crate) fn note_open(&mut self, gid: Gid) {
+        self.claim.release(gid);
     }
 
     /// Whether the interface was removed.
@@ -323,7 +328,7 @@ impl Port {
                     (self.attr.active_width, self.attr.active_speed, self.line_rate) = known;
                 }
                 (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
-                self.gids.update(&self.claims.usable(&netdev.addresses));
+                self.gids.update(&self.claim.usable(&netdev.addresses));
             }
             None => {
                 (self.attr.state, self.attr.phys_state) = (DOWN, DISABLED);

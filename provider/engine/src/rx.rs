@@ -267,7 +267,7 @@ impl Engine {
     #[cold]
     fn answer_probes(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         for (index, bytes) in run.packets() {
-            match steer::answer(bytes, run.meta, &state.slots) {
+            match steer::answer(bytes, run.meta, state.source_ports.local_port(), &state.slots) {
                 None => self.count_dropped(Run { bytes, index, ..run }, &self.counters().malformed),
                 Some(false) => {}
                 Some(true) => {

@@ -169,6 +169,7 @@ impl Engine {
             self.publish_steering(&rx.state, now);
         }
         self.links.add(link);
+        self.adapter.note_open(gid);
         Ok(())
     }
 

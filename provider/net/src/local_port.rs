@@ -14,10 +14,11 @@ use crate::named;
 use crate::runtime_dir::common_dir;
 use crate::sys;
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Weak};
@@ -35,7 +36,7 @@ static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new()
 pub struct LocalPort {
     number: u16,
     namespace: u64,
-    _guard: Socket,
+    guard: Socket,
 }
 
 impl LocalPort {
@@ -58,9 +59,21 @@ impl LocalPort {
         // Closing the file would not be enough: a child that is forked meanwhile has the same lock.
         let _ = file.unlock();
         let (number, guard) = agreed?;
-        let port = Arc::new(Self { number, namespace, _guard: guard });
+        let port = Arc::new(Self { number, namespace, guard });
         *current = Arc::downgrade(&port);
         Ok(port)
+    }
+
+    /// Sends `bytes` to the RoCE port of `to`, an address of this host, from any address of it.
+    ///
+    /// # Errors
+    /// As sendto(2).
+    pub(super) fn send(&self, to: Gid, bytes: &[u8]) -> io::Result<()> {
+        let to = match (to.to_ip(), self.guard.local_addr()?.is_ipv6()) {
+            (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().into(),
+            (ip, _) => ip,
+        };
+        self.guard.send_to(bytes, &SocketAddr::new(to, ROCE_PORT).into()).map(drop)
     }
 
     /// Its number.
@@ -132,7 +145,7 @@ fn hold(port: u16) -> io::Result<Socket> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{IpAddr, UdpSocket};
+    use std::net::UdpSocket;
 
     #[test]
     fn local_port_held_is_refused_elsewhere() {

@@ -47,7 +47,7 @@ use crate::udp_table::count_bound;
 use libc::sock_filter;
 use roxe_base::random;
 use roxe_transport::time::Instant;
-use roxe_wire::{Gid, NetHeader};
+use roxe_wire::Gid;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -313,12 +313,11 @@ impl Session {
 
     /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
     fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
-        let to = NetHeader { dst: link.gid(), src_port: link.local_port(), ..NetHeader::default() };
         let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
         let next = self.asked..end;
         for index in next.clone() {
             // A lost probe is a missing answer, which the session handles.
-            let _ = link.send(&to, &probe(self.round, index as u32, self.nonce), PROBE_LEN);
+            let _ = link.send_to_own_address(&probe(self.round, index as u32, self.nonce));
         }
         if !next.is_empty() {
             self.asked = end;
@@ -407,14 +406,13 @@ fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     bytes
 }
 
-/// Answers `packet` if it is a probe that a process on this address sent: whether the answer left.
+/// Answers `packet` if it is a probe, from the port that only this user has: whether the answer left.
 /// `None`: it is something else.
-pub fn answer(packet: &[u8], meta: &RxMeta, mine: &[SlotSocket]) -> Option<bool> {
+pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]) -> Option<bool> {
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
         return None;
     };
-    // Only this user sends from the own address (`source_ports`).
-    if meta.src != meta.dst {
+    if meta.src_port != local_port {
         return None;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
@@ -474,7 +472,7 @@ fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)], other: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roxe_wire::ROCE_PORT;
+    use roxe_wire::{NetHeader, ROCE_PORT};
     use std::net::Ipv4Addr;
 
     /// Runs `program` on `packet` as the kernel would.
@@ -563,7 +561,11 @@ mod tests {
         let mut answers = Vec::new();
         for (link, mine) in members {
             while let Some(meta) = link.recv(&mut buf).unwrap() {
-                answers.extend(buf[..meta.len].chunks(meta.segment).map(|packet| answer(packet, &meta, mine).unwrap()));
+                answers.extend(
+                    buf[..meta.len]
+                        .chunks(meta.segment)
+                        .map(|packet| answer(packet, &meta, link.local_port(), mine).unwrap()),
+                );
             }
         }
         [answers.len(), answers.iter().filter(|is_told| **is_told).count()]
@@ -676,7 +678,7 @@ mod tests {
             while let Some(meta) = runs.0.recv(&mut buf).unwrap() {
                 buf[..meta.len]
                     .chunks(meta.segment)
-                    .for_each(|packet| assert!(answer(packet, &meta, &runs.1).is_some()));
+                    .for_each(|packet| assert!(answer(packet, &meta, runs.0.local_port(), &runs.1).is_some()));
             }
             now = deadline;
             steering.step(now);

@@ -28,8 +28,8 @@ use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// Where packets to addresses of this host leave from: a socket at the local port of this user.
@@ -45,7 +45,10 @@ impl LocalSender {
     /// # Errors
     /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL`: the address is not of this host.
     pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
-        let port = LocalPort::get()?;
+        Self::at(gid, ifindex, LocalPort::get()?)
+    }
+
+    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>) -> io::Result<Self> {
         let mut address = socket_addr(gid, ifindex);
         address.set_port(port.number());
         let socket = bare_socket(address, ifindex, BUFFER)?;
@@ -70,7 +73,9 @@ impl LocalSender {
 pub struct UdpLink {
     socket: Socket,
     /// `None` for a group, from which nothing is sent.
-    local: Option<LocalSender>,
+    local_port: Option<Arc<LocalPort>>,
+    /// Opened when the first packet leaves by it: most processes of one host use rings only.
+    local: OnceLock<LocalSender>,
     gid: Gid,
     is_v4: bool,
     /// Interface index, the zone of link-local IPv6 addresses.
@@ -155,7 +160,7 @@ impl UdpLink {
     /// that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let link = Self::bind(gid, ifindex, gso, gro)?;
-        Ok(Self { local: Some(LocalSender::open(gid, ifindex)?), ..link })
+        Ok(Self { local_port: Some(LocalPort::get()?), ..link })
     }
 
     fn bind(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
@@ -172,7 +177,8 @@ impl UdpLink {
             drops: Drops::default(),
             rx_retention: RxRetention::default(),
             socket,
-            local: None,
+            local_port: None,
+            local: OnceLock::new(),
             gid,
             is_v4: address.is_ipv4(),
             scope: ifindex,
@@ -229,14 +235,32 @@ impl UdpLink {
     /// port.
     #[inline]
     pub fn local_port(&self) -> u16 {
-        self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
+        self.local_port.as_ref().map_or(ROCE_PORT, |port| port.number())
+    }
+
+    /// Sends `bytes` to the processes that share this address, as one datagram from the local port.
+    /// Never waits.
+    pub(super) fn send_to_own_address(&self, bytes: &[u8]) -> io::Result<()> {
+        let port = self.local_port.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        port.send(self.gid, bytes)
     }
 
     /// The socket that sends from the source port of `run`.
     #[inline]
     fn sender_of(&self, run: &Run) -> RawFd {
-        let local = self.local.as_ref().filter(|_| run.to.is_some_and(|to| to.src_port != ROCE_PORT));
-        local.map_or(&self.socket, |local| &local.socket).as_raw_fd()
+        let is_local = run.to.is_some_and(|to| to.src_port != ROCE_PORT);
+        let local = if is_local { self.local.get().or_else(|| self.open_local()) } else { None };
+        local.map_or(&self.socket, LocalSender::socket).as_raw_fd()
+    }
+
+    /// Opens the socket for packets to addresses of this host. Without it they leave from the RoCE
+    /// port and are lost.
+    #[cold]
+    fn open_local(&self) -> Option<&LocalSender> {
+        let port = Arc::clone(self.local_port.as_ref()?);
+        let opened = LocalSender::at(self.gid, self.scope, port).ok()?;
+        let _ = self.local.set(opened);
+        self.local.get()
     }
 
     /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own

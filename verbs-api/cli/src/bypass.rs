@@ -16,13 +16,15 @@
 use crate::asks::{self, Asks};
 use crate::unused::{self, Opened};
 use crate::{bundled, program};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use roxe_base::exit::process_end;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -138,7 +140,8 @@ pub(crate) fn tell(args: &Args) -> Result<(), Box<dyn Error>> {
 /// Looks until the program has ended. True if something was said of one of its processes.
 fn follow(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bool {
     let (begin, mut looks, mut searched) = (Instant::now(), !args.blind, BTreeSet::new());
-    while Path::new("/proc").join(args.process.to_string()).exists() {
+    let end = process_end(args.process).ok();
+    while is_running(args.process) {
         for process in if looks { family(args.process) } else { vec![] } {
             match loaded(process, ours) {
                 Loaded::Nothing => {
@@ -162,9 +165,29 @@ fn follow(args: &Args, ours: &Metadata, ran: &mut BTreeMap<PathBuf, bool>) -> bo
                 }
             }
         }
-        sleep((begin.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
+        pause(end.as_ref(), (begin.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
     }
     false
+}
+
+/// Waits for so long, or until the process has ended, of which `end` tells.
+fn pause(end: Option<&OwnedFd>, time: Duration) {
+    let Some(end) = end else { return sleep(time) };
+    let mut fds = [PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut fds, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO));
+}
+
+/// True until the last thread of a process has ended. Its parent may not wait for it before standard
+/// error is closed, which this process has, too: until then it stays as a zombie.
+fn is_running(process: u32) -> bool {
+    let folder = Path::new("/proc").join(process.to_string());
+    let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
+    match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+        None | Some('X') => false,
+        // The first thread may end before others.
+        Some('Z') => fs::read_dir(folder.join("task")).is_ok_and(|tasks| tasks.count() > 1),
+        Some(_) => true,
+    }
 }
 
 /// True if a process has our library although the program has ended, as a daemon has.
@@ -310,6 +333,21 @@ fn has_rights(vector: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_that_nobody_has_waited_for_has_ended() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        assert!(is_running(child.id()));
+        drop(child.stdin.take());
+        // The end of its output comes before its own.
+        child.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        let start = Instant::now();
+        while is_running(child.id()) {
+            assert!(start.elapsed() < Duration::from_secs(20), "a zombie counts as running");
+        }
+        child.wait().unwrap();
+        assert!(!is_running(child.id()));
+    }
 
     #[test]
     fn another_libibverbs_counts_only_without_ours() {
