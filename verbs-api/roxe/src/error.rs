@@ -186,6 +186,9 @@ pub enum PeerError {
     /// Nothing completed in the time given.
     #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
     Timeout(Duration),
+    /// No connection came about, or ended, in the time given.
+    #[error("no connection within {0:?}; is a program listening there, and does it accept?")]
+    ConnectTimeout(Duration),
 }
 
 impl Error {
@@ -208,7 +211,7 @@ impl Error {
                 failed.errno()
             }
             Self::Resources(_) => libc::ENOMEM,
-            Self::Peer(PeerError::Timeout(_)) => libc::ETIMEDOUT,
+            Self::Peer(PeerError::Timeout(_) | PeerError::ConnectTimeout(_)) => libc::ETIMEDOUT,
         }
     }
 

@@ -1,36 +1,24 @@
 //! [`roxe`] for programs with tokio: what it waits for, here is a future.
 //!
-//! Three things can be awaited: what becomes of connections ([`Events`]), completions
-//! ([`Completions`]), and what happens to queues and ports ([`AsyncEvents`]). Everything else,
+//! [`Connection`] and [`Listener`] connect and accept with time limits, as tokio's TCP types do with
+//! [`tokio::time::timeout`]. [`Completions`] is a stream. Below these, [`Events`] of the connection
+//! manager and [`AsyncEvents`] of queues and ports can be awaited one by one. Everything else,
 //! posting above all, never waits and is done with the types of [`roxe`] directly.
 //!
 //! ```
-//! use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 //! use roxe::{Access, WcOpcode, WorkRequest};
-//! use roxe_tokio::{Completions, Events};
+//! use roxe_tokio::Connection;
 //! use std::time::Duration;
 //!
 //! /// Sends a message to a server, and returns what comes back.
 //! async fn ask(server: std::net::SocketAddr, question: &[u8]) -> Result<Vec<u8>, roxe::Error> {
-//!     const LOOKUP: Duration = Duration::from_secs(2);
-//!     let events = Events::new(EventChannel::create()?)?;
-//!     let id = CmId::create(events.channel(), PortSpace::Tcp)?;
-//!     id.resolve_addr(None, server, LOOKUP)?;
-//!     events.expect(CmEventKind::AddrResolved).await?;
-//!     id.resolve_route(LOOKUP)?;
-//!     events.expect(CmEventKind::RouteResolved).await?;
-//!
-//!     let pd = id.context()?.alloc_pd()?;
-//!     let completions = Completions::create(pd.context(), 16)?;
-//!     let qp = pd.create_qp(completions.cq(), completions.cq()).build_on(&id)?;
-//!     let inbox = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
+//!     let connection = Connection::connect(server, Duration::from_secs(5)).await?;
+//!     let qp = connection.qp();
+//!     let inbox = qp.pd().alloc_mr(4096, Access::LOCAL_WRITE)?;
 //!     qp.post_recv(1, &[inbox.slice(..)?])?;
-//!     id.connect(&ConnParam::default())?;
-//!     events.expect(CmEventKind::Established).await?;
-//!
 //!     qp.post_send(&WorkRequest::send_inline(question))?;
 //!     loop {
-//!         let completion = *completions.next_completion().await?.check()?;
+//!         let completion = *connection.completions().next_completion().await?.check()?;
 //!         if completion.opcode() == WcOpcode::Recv {
 //!             return inbox.to_vec(..completion.byte_len() as usize);
 //!         }
@@ -38,17 +26,24 @@
 //! }
 //! ```
 //!
-//! Each value has to be made inside a runtime with I/O enabled (`enable_io`); tokio panics
-//! otherwise. All futures may be dropped at any time: nothing is lost, the next one takes it.
+//! Each value has to be made inside a runtime with I/O enabled (`enable_io`), and time limits need
+//! `enable_time`; tokio panics otherwise. All futures may be dropped at any time: nothing is lost, the next one takes it.
 //!
 //! `examples/tokio_echo.rs` is a server of many connections in one thread. A program with another
 //! event loop needs nothing of this crate: the channels of [`roxe`] have a descriptor that is
 //! readable while something is pending, and a method that takes it without waiting.
 #![deny(missing_docs)]
 
+mod connection;
+
+pub use connection::{Connection, Listener};
+
+use futures_core::Stream;
 use roxe::cm::{CmEvent, CmEventKind, EventChannel};
 use roxe::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EnvironmentError, Error, WorkCompletion};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -135,6 +130,29 @@ impl Completions {
     /// As [`CompletionQueue::poll`].
     pub fn try_next(&self) -> Result<Option<WorkCompletion>, Error> {
         Ok(self.cq.poll(&mut [WorkCompletion::default()])?.first().copied())
+    }
+}
+
+/// The completions, without an end. An error is that of [`Completions::next_completion`].
+impl Stream for Completions {
+    type Item = Result<WorkCompletion, Error>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(found) = self.try_next().transpose() {
+                return Poll::Ready(Some(found));
+            }
+            // What is there before the queue was told to raise an event raises none.
+            self.cq.req_notify(false);
+            if let Some(found) = self.try_next().transpose() {
+                return Poll::Ready(Some(found));
+            }
+            match ready!(self.channel.poll_read_ready(cx)) {
+                Err(cause) => return Poll::Ready(Some(Err(EnvironmentError::EventLoop(cause).into()))),
+                Ok(mut guard) if self.channel.get_ref().try_get_event().is_none() => guard.clear_ready(),
+                Ok(_) => {}
+            }
+        }
     }
 }
 

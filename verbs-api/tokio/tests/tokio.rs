@@ -4,7 +4,77 @@
 #[path = "../examples/tokio_echo.rs"]
 mod example;
 
+use futures_core::Stream;
+use roxe::{Access, Error, PeerError, WcOpcode, WorkRequest};
+use roxe_tokio::{Completions, Connection, Listener};
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
 use tokio::runtime::Builder;
+
+/// No passing test waits so long.
+const LIMIT: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn is_timeout<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Peer(PeerError::ConnectTimeout(_))))
+}
+
+async fn next(completions: &mut Completions) -> roxe::WorkCompletion {
+    let found = poll_fn(|cx| Pin::new(&mut *completions).poll_next(cx)).await;
+    *found.unwrap().unwrap().check().unwrap()
+}
+
+#[test]
+fn accepted_connection_streams_completions_until_disconnect() {
+    run(async {
+        let listener = Listener::bind(any_port()).unwrap();
+        let address = listener.local_addr();
+        let server = async move {
+            let mut connection = listener.accept(LIMIT).await.unwrap();
+            connection.qp().post_send(&WorkRequest::send_inline(b"hello").signaled()).unwrap();
+            assert_eq!(next(connection.completions_mut()).await.opcode(), WcOpcode::Send);
+            connection.disconnected().await.unwrap();
+        };
+        let server = tokio::spawn(server);
+        let mut connection = Connection::connect(address, LIMIT).await.unwrap();
+        let inbox = connection.qp().pd().alloc_mr(4096, Access::LOCAL_WRITE).unwrap();
+        connection.qp().post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
+        let received = next(connection.completions_mut()).await;
+        assert_eq!((received.opcode(), inbox.to_vec(..5).unwrap()), (WcOpcode::Recv, b"hello".to_vec()));
+        connection.disconnect(LIMIT).await.unwrap();
+        server.await.unwrap();
+    });
+}
+
+#[test]
+fn accept_without_request_times_out_and_listener_goes_on() {
+    run(async {
+        let listener = Listener::bind(any_port()).unwrap();
+        assert!(is_timeout(&listener.accept(SHORT).await));
+        let address = listener.local_addr();
+        let client = tokio::spawn(Connection::connect(address, LIMIT));
+        listener.accept(LIMIT).await.unwrap();
+        client.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn connect_without_answer_times_out() {
+    run(async {
+        let listener = Listener::bind(any_port()).unwrap();
+        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT).await), "it accepts nothing");
+    });
+}
 
 #[test]
 fn one_thread_serves_many_connections() {

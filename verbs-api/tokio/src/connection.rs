@@ -1,0 +1,157 @@
+//! Connections as futures with time limits: like tokio's TCP types, with queue pairs.
+
+use crate::{Completions, Events};
+use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use roxe::{Error, PeerError, QueuePair};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Connection requests that may wait to be accepted.
+const BACKLOG: u32 = 128;
+/// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
+const COMPLETIONS: u32 = 256;
+
+/// A connected queue pair with its completions. Dropping it ends the connection.
+#[derive(Debug)]
+pub struct Connection {
+    qp: QueuePair,
+    id: CmId,
+    events: Events,
+    completions: Completions,
+    private_data: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects to a listener at `addr` within `limit`, with a queue pair in a protection domain of
+    /// its own.
+    ///
+    /// # Errors
+    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if no device leads to
+    /// `addr`; [`Error::Peer`] if the peer rejects the connection.
+    pub async fn connect(addr: SocketAddr, limit: Duration) -> Result<Self, Error> {
+        within(limit, async {
+            let events = Events::new(EventChannel::create()?)?;
+            let id = CmId::create(events.channel(), PortSpace::Tcp)?;
+            id.resolve_addr(None, addr, limit)?;
+            events.expect(CmEventKind::AddrResolved).await?;
+            id.resolve_route(limit)?;
+            events.expect(CmEventKind::RouteResolved).await?;
+            let (qp, completions) = queue_pair(&id)?;
+            id.connect(&ConnParam::default())?;
+            let answer = events.expect(CmEventKind::Established).await?;
+            Ok(Self { qp, id, events, completions, private_data: answer.private_data().to_vec() })
+        })
+        .await
+    }
+
+    /// The queue pair. Its protection domain is [`QueuePair::pd`].
+    pub const fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// What its send and receive requests complete to.
+    pub const fn completions(&self) -> &Completions {
+        &self.completions
+    }
+
+    /// The same, for the methods of a stream.
+    pub const fn completions_mut(&mut self) -> &mut Completions {
+        &mut self.completions
+    }
+
+    /// The private data with which the peer accepted; empty on the side that accepted.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Waits until the peer ends the connection, and agrees.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] if the wait fails or the device is removed.
+    pub async fn disconnected(self) -> Result<(), Error> {
+        while self.events.next_event().await?.check()?.kind() != CmEventKind::Disconnected {}
+        self.id.disconnect()
+    }
+
+    /// Ends the connection, and waits at most `limit` until the peer agrees.
+    ///
+    /// # Errors
+    /// [`PeerError::ConnectTimeout`] after `limit`; the connection is gone all the same.
+    pub async fn disconnect(self, limit: Duration) -> Result<(), Error> {
+        self.id.disconnect()?;
+        within(limit, async {
+            while self.events.next_event().await?.check()?.kind() != CmEventKind::Disconnected {}
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Accepts connections at an address.
+#[derive(Debug)]
+pub struct Listener {
+    id: CmId,
+    events: Events,
+    asked: SocketAddr,
+}
+
+impl Listener {
+    /// Listens at `addr`; port 0 chooses a free one.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] if no device has the address, or another program has the port.
+    pub fn bind(addr: SocketAddr) -> Result<Self, Error> {
+        let events = Events::new(EventChannel::create()?)?;
+        let id = CmId::create(events.channel(), PortSpace::Tcp)?;
+        id.bind(addr)?;
+        id.listen(BACKLOG)?;
+        Ok(Self { id, events, asked: addr })
+    }
+
+    /// Its address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.id.local_addr().unwrap_or(self.asked)
+    }
+
+    /// Waits at most `limit` for the next connection, with a queue pair in a protection domain of its
+    /// own. A future that is dropped after a request has come in rejects that request.
+    ///
+    /// # Errors
+    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if the wait fails or the
+    /// device is removed; [`Error::Peer`] if the peer has given up. The listener goes on in any case.
+    pub async fn accept(&self, limit: Duration) -> Result<Connection, Error> {
+        within(limit, async {
+            loop {
+                let mut event = self.events.next_event().await?.check()?;
+                let terms = event.param().cloned().unwrap_or_default();
+                if let Some(id) = event.take_request() {
+                    return accept(id, ConnParam { private_data: vec![], ..terms }).await;
+                }
+            }
+        })
+        .await
+    }
+}
+
+async fn accept(id: CmId, terms: ConnParam) -> Result<Connection, Error> {
+    let events = Events::new(EventChannel::create()?)?;
+    id.migrate(events.channel())?;
+    let (qp, completions) = queue_pair(&id)?;
+    id.accept(&terms)?;
+    events.expect(CmEventKind::Established).await?;
+    Ok(Connection { qp, id, events, completions, private_data: Vec::new() })
+}
+
+/// A queue pair on `id` in a protection domain of its own.
+fn queue_pair(id: &CmId) -> Result<(QueuePair, Completions), Error> {
+    let context = id.context()?;
+    let (pd, completions) = (context.alloc_pd()?, Completions::create(&context, COMPLETIONS)?);
+    let qp = pd.create_qp(completions.cq(), completions.cq()).build_on(id)?;
+    Ok((qp, completions))
+}
+
+async fn within<T>(limit: Duration, future: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    timeout(limit, future).await.unwrap_or_else(|_| Err(PeerError::ConnectTimeout(limit).into()))
+}
