@@ -1,6 +1,6 @@
-//! The programs in `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep and
-//! make objects end whole, and others go on, with the link of one host and with sockets; a process
-//! whose first thread ends before the others ends with the last of them.
+//! The programs in `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep
+//! and make objects end whole, and others go on, with the link of one host and with sockets; a
+//! process whose first thread ends before the others ends with the last of them.
 //!
 //! `cargo test -p roxe-tests --test cancel -- WORD...` runs the checks whose name contains a word.
 

@@ -1,12 +1,12 @@
 //! Threads of this library, which must not keep a process alive.
 //!
 //! A process lives as long as it has a thread. When `main` ends with `pthread_exit` and the last
-//! thread of the program returns, only threads of this library are left: they end, too, and then the
-//! C library ends the process. Nothing tells of the end of a thread that never called this library,
-//! so a thread of ours looks at the list of threads now and then, but only once a thread that has
-//! started one of them has ended. Touches `/proc`; without it such a process does not end. **Unsafe
-//! room**: a key of thread-specific data, as the C library runs no destructors of thread-local
-//! variables when the first thread ends by `pthread_exit`.
+//! thread of the program returns, only threads of this library are left: they end, too, and then
+//! the C library ends the process. Nothing tells of the end of a thread that never called this
+//! library, so a thread of ours looks at the list of threads now and then, but only once a thread
+//! that has started one of them has ended. Touches `/proc`; without it such a process does not end.
+//! **Unsafe room**: a key of thread-specific data, as the C library runs no destructors of
+//! thread-local variables when the first thread ends by `pthread_exit`.
 
 use std::ffi::c_void;
 use std::fs;

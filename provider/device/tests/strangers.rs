@@ -374,14 +374,14 @@ impl Forger {
         Ok(Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } })
     }
 
-    /// At every place that an attacker can have: unused ports, the RoCE port of other addresses, and
-    /// the ports that the victim has, at other addresses.
+    /// At every place that an attacker can have: unused ports, the RoCE port of other addresses,
+    /// and the ports that the victim has, at other addresses.
     fn everywhere() -> Vec<Self> {
         let at = |last, port| Self::at(SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, last), port));
         let any = |port| Self::at(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
         let forgers = (0..32).map(|_| at(1, 0)).chain((2..18).map(|last| at(last, 4791))).chain([any(0)]);
-        // All addresses at once are left out for the RoCE port: where many sockets have a port, the kernel
-        // lets another user take it there, and then no process of the victim could start.
+        // All addresses at once are left out for the RoCE port: where many sockets have a port, the
+        // kernel lets another user take it there, and then no process of the victim could start.
         let others = udp_ports().into_iter().filter(|port| *port != 4791).flat_map(|port| [at(2, port), any(port)]);
         forgers.chain(others).filter_map(Result::ok).collect()
     }

@@ -70,7 +70,8 @@ pub(crate) fn prepare() {
     Batch::put_back(Batch::take());
 }
 
-/// The body of the thread; ends when the engine is no longer used, or no thread of the program is left.
+/// The body of the thread; ends when the engine is no longer used, or no thread of the program is
+/// left.
 pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let own = OwnThread::begin();
     let (mut woken, mut experience) = (Woken::Other, Experience::default());

@@ -2,12 +2,12 @@
 //! end.
 //!
 //! The first request of a queue pair for a slot of this host asks for a ring and waits until it is
-//! agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other process accepts
-//! or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the socket until it
-//! does. Answers (acknowledgements, data of READs) never wait: the process that sends them may end
-//! as soon as its program has seen what they acknowledge. The ring to a slot of this engine is made
-//! at once. A young ring is only read when the sockets are empty, so nothing overtakes what went
-//! before.
+//! agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other process
+//! accepts or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the socket
+//! until it does. Answers (acknowledgements, data of READs) never wait: the process that sends them
+//! may end as soon as its program has seen what they acknowledge. The ring to a slot of this engine
+//! is made at once. A young ring is only read when the sockets are empty, so nothing overtakes what
+//! went before.
 //!
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made
 //! room. Rings end under the receive lock.
@@ -287,8 +287,8 @@ impl Rings {
         out.iter().filter(|(_, what)| matches!(what, Out::Wanted(_))).map(|(slot, _)| *slot).collect()
     }
 
-    /// The ring that is wanted to `slot` was offered, or why not. Returns the queue pairs that go on
-    /// by the socket.
+    /// The ring that is wanted to `slot` was offered, or why not. Returns the queue pairs that go
+    /// on by the socket.
     pub(crate) fn note_offer(&self, slot: Slot, offer: io::Result<Offer>, now: Instant) -> Vec<Qpn> {
         let mut out = self.out.lock();
         let Some(Out::Wanted(awaiting)) = out.get_mut(&slot) else { return Vec::new() };
@@ -406,9 +406,9 @@ impl Rings {
 }
 
 impl Out {
-    /// Takes what its line says: how packets get there from now on. Queue pairs that waited for that
-    /// are added to `ready`. A ring that is not read any more is put into `gone`, for the caller to
-    /// close once it has let go of the list.
+    /// Takes what its line says: how packets get there from now on. Queue pairs that waited for
+    /// that are added to `ready`. A ring that is not read any more is put into `gone`, for the
+    /// caller to close once it has let go of the list.
     pub(crate) fn hear(&mut self, ready: &mut Vec<Qpn>, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, control, _) | Self::Ready(_, control)) = self else { return None };
         let event = control.poll();

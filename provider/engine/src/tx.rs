@@ -236,8 +236,8 @@ impl Batch {
     }
 
     /// If packet `at` is an acknowledgement in front of longer packets of one size, puts it behind
-    /// them: only the last packet of a run may be shorter, and so all leave with one system call. The
-    /// receiver, which is roxe on this host, takes it first all the same ([`Run::packets`]).
+    /// them: only the last packet of a run may be shorter, and so all leave with one system call.
+    /// The receiver, which is roxe on this host, takes it first all the same ([`Run::packets`]).
     ///
     /// [`Run::packets`]: crate::run::Run::packets
     fn put_ack_last(&mut self, at: usize) {

@@ -1,11 +1,11 @@
 //! Which addresses of an interface the card of this user has: those that no other user has.
 //!
-//! The kernel gives the RoCE port of an address to one user. On the loopback interface every address
-//! of 127.0.0.0/8 is as good as any other, so a further user gets the next free one there, and all
-//! processes of a user the same. But a program opens the RoCE port only with its first queue pair,
-//! when peers may know its GIDs already. So a process that lists a device *claims* its address
-//! there before: it binds [`CLAIM_PORT`], which the kernel also gives to one user, and which carries
-//! no packets. Touches this socket and the kernel's table of UDP sockets.
+//! The kernel gives the RoCE port of an address to one user. On the loopback interface every
+//! address of 127.0.0.0/8 is as good as any other, so a further user gets the next free one there,
+//! and all processes of a user the same. But a program opens the RoCE port only with its first
+//! queue pair, when peers may know its GIDs already. So a process that lists a device *claims* its
+//! address there before: it binds [`CLAIM_PORT`], which the kernel also gives to one user, and
+//! which carries no packets. Touches this socket and the kernel's table of UDP sockets.
 
 use crate::bpf::DROP;
 use crate::sys;
@@ -32,9 +32,9 @@ struct Claimed {
 }
 
 impl Claim {
-    /// The addresses that the card of this user has on an interface with these `addresses`; one of the
-    /// loopback interface is claimed. All of them if other users have all, so that whoever opens one
-    /// is told.
+    /// The addresses that the card of this user has on an interface with these `addresses`; one of
+    /// the loopback interface is claimed. All of them if other users have all, so that whoever
+    /// opens one is told.
     pub fn usable(&mut self, addresses: &[Gid]) -> Vec<Gid> {
         let cards = Users::of_port(ROCE_PORT);
         let first_of_loopback = addresses.iter().copied().find(is_loopback);
@@ -63,8 +63,8 @@ impl Claim {
         let claims = Users::of_port(CLAIM_PORT);
         let others = (2..=254).map(|last| Gid::from(Ipv4Addr::new(127, 0, 0, last)));
         let mut all = std::iter::once(first).chain(others);
-        // The one that other processes of this user have: by a claim, or by a card if the first address
-        // is of another user.
+        // The one that other processes of this user have: by a claim, or by a card if the first
+        // address is of another user.
         let by_claim = all.clone().find(|gid| claims.is_this_user_at(*gid));
         let is_taken = cards.is_other_user_at(first) || claims.is_other_user_at(first);
         let by_card = all.clone().find(|gid| is_taken && cards.is_this_user_at(*gid));

@@ -18,7 +18,8 @@
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
 //! - [`card_address`]: which addresses of an interface the card of this user has
-//! - [`local_port`]: the source port that only this user has, for packets between addresses of this host
+//! - [`local_port`]: the source port that only this user has, for packets between addresses of this
+//!   host
 //! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
 //!   whose port 4791 of an address is
 //! - [`probe`]: what the network says of a host that does not answer

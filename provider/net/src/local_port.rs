@@ -4,10 +4,10 @@
 //! A source address of this host proves nothing: any user can bind a free address (127.0.0.2) and
 //! name another address of the host as the source of a packet (`IP_PKTINFO`), also from the RoCE
 //! port. A port that is bound at the wildcard address does: while a socket of one user has it, the
-//! kernel refuses that port to other users at every address. So the processes of a user agree on one
-//! such port, by a file in the common folder, and each of them holds it as long as it has links.
-//! Packets to addresses of this host leave from that port; packets to other hosts leave from the
-//! RoCE port. Touches the file and a socket.
+//! kernel refuses that port to other users at every address. So the processes of a user agree on
+//! one such port, by a file in the common folder, and each of them holds it as long as it has
+//! links. Packets to addresses of this host leave from that port; packets to other hosts leave from
+//! the RoCE port. Touches the file and a socket.
 
 use crate::bpf::DROP;
 use crate::named;

@@ -140,8 +140,8 @@ pub struct OwnRing {
 }
 
 impl OwnRing {
-    /// A new ring with `size` bytes of data; `doorbell` wakes this process, and `watch` adds control
-    /// sockets to what it waits on.
+    /// A new ring with `size` bytes of data; `doorbell` wakes this process, and `watch` adds
+    /// control sockets to what it waits on.
     pub fn new(size: usize, doorbell: RawFd, watch: impl Fn(RawFd) -> io::Result<()>) -> io::Result<Self> {
         let Offer { writer, control, memory, far_end } = Offer::new(size)?;
         watch(control.fd())?;

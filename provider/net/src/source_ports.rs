@@ -2,16 +2,16 @@
 //! from.
 //!
 //! RoCEv2 knows no sender but an address, and every user of this host may send from its addresses.
-//! Only this user can send from the local port ([`crate::local_port`]), which is where its packets to
-//! this host come from. A packet from an address of this host and from another port is dropped,
-//! unless the RoCE port of that address belongs to another user: then it comes from the card of that
-//! user, which is like another host. Remote hosts, real cards and the kernel's rxe use any source
-//! port; what comes from them is not looked at here.
+//! Only this user can send from the local port ([`crate::local_port`]), which is where its packets
+//! to this host come from. A packet from an address of this host and from another port is dropped,
+//! unless the RoCE port of that address belongs to another user: then it comes from the card of
+//! that user, which is like another host. Remote hosts, real cards and the kernel's rxe use any
+//! source port; what comes from them is not looked at here.
 //!
 //! What is dropped here has taken the place of something else in the receive buffer. So after one
-//! such packet the kernel is told to drop them itself (`source_filter`), and left alone again when it
-//! has dropped nothing for `PERIOD`. Touches the program of the socket and the kernel's table of UDP
-//! sockets.
+//! such packet the kernel is told to drop them itself (`source_filter`), and left alone again when
+//! it has dropped nothing for `PERIOD`. Touches the program of the socket and the kernel's table of
+//! UDP sockets.
 
 use crate::link::RxMeta;
 use crate::source_filter;
@@ -27,7 +27,8 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(20);
 /// How long the owner of an address is taken to be the same.
 const OWNER_KEPT: Duration = Duration::from_secs(1);
-/// Shortest pause between two looks at the kernel's table, which a flood from many addresses causes.
+/// Shortest pause between two looks at the kernel's table, which a flood from many addresses
+/// causes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Most cards of other users that are known at a time.
 const MAX_CARDS: usize = 64;

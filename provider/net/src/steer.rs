@@ -31,9 +31,9 @@
 //! measured again, and why a session that stood still itself is thrown away. What no sender of this
 //! host waits for (a request of another host to a process that sends nothing itself) can still be
 //! held until a process joins. A process that ends takes with it what its socket holds: so its
-//! socket leaves the group before it is closed (`UdpLink::stop_receiving`), and what it holds then is
-//! forwarded; nobody has a queue pair before the first session is over. Only a process that is killed
-//! takes packets along.
+//! socket leaves the group before it is closed (`UdpLink::stop_receiving`), and what it holds then
+//! is forwarded; nobody has a queue pair before the first session is over. Only a process that is
+//! killed takes packets along.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
@@ -406,7 +406,8 @@ fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     bytes
 }
 
-/// Answers `packet` if it is a probe, from the port that only this user has: whether the answer left.
+/// Answers `packet` if it is a probe, from the port that only this user has: whether the answer
+/// left.
 /// `None`: it is something else.
 pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]) -> Option<bool> {
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {

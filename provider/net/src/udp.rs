@@ -106,7 +106,8 @@ impl BareLink {
     /// At `gid`, to send to `peer`: from the local port if that is an address of this host.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this host.
+    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this
+    /// host.
     pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
         let address = socket_addr(gid, 0);
         let receiver = bare_socket(address, 0, BUFFER)?;
@@ -316,9 +317,9 @@ impl UdpLink {
         self.drops.set_filtered(false);
     }
 
-    /// From now on the kernel delivers nothing here, and the packets of this address go to the other
-    /// processes that share it; what has arrived can still be received. A socket that is closed
-    /// without this takes along what arrives between the last look and the end.
+    /// From now on the kernel delivers nothing here, and the packets of this address go to the
+    /// other processes that share it; what has arrived can still be received. A socket that is
+    /// closed without this takes along what arrives between the last look and the end.
     pub fn stop_receiving(&self) {
         /// An index that no interface has. Binding to it takes the socket out of the group of the
         /// port: the kernel hashes it anew.

@@ -222,7 +222,9 @@ impl<'a> Lane<'a> {
     }
 
     fn run(mut self, rounds: usize) -> Result<Vec<Failure>, String> {
-        // What a process holds beside its first pair is there from then on.
+        // What a process holds beside its first pair is there from then on, and so is the socket
+        // for packets that go by no ring, which the first peer that does not answer brings about.
+        self.round().map_err(|why| format!("first round: {why}"))?;
         self.in_peace()?;
         let before = self.survivor.ask("census")?;
         let mut failures = Vec::new();

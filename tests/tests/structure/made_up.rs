@@ -2,7 +2,7 @@
 //! pass what is right.
 
 use crate::tree::Tree;
-use crate::{circles, layers, packed, size, text};
+use crate::{circles, layers, packed, text};
 use std::fmt::Write as _;
 
 const WORKSPACE: (&str, &str) = ("Cargo.toml", "[workspace]\nmembers = [\"a\", \"b\"]\n");
@@ -166,49 +166,6 @@ fn modules_are_found_in_files_folders_inline_modules_and_where_they_say() {
     assert_eq!(found.len(), 1);
     assert!(found[0].contains("src/flat.rs:2 -> src/odd.rs: crate::moved::M"), "{found:?}");
     assert!(found[0].starts_with("a: 2 files"), "{found:?}");
-}
-
-/// A function whose signature, body and closing brace have that many lines.
-fn function(name: &str, lines: usize) -> String {
-    format!(
-        "/// Its description is no line of it.\n#[inline]\nfn {name}() {{\n{}}}\n",
-        "    work();\n".repeat(lines - 2)
-    )
-}
-
-#[test]
-fn a_file_or_function_with_a_line_too_many_is_found_and_one_that_just_fits_is_not() {
-    let found = |source: &str| size::findings(&tree(&[("a/src/lib.rs", source)]), 20, 10);
-    assert!(found(&function("fits", 10)).is_empty());
-    assert_eq!(found(&function("long", 11)), ["a/src/lib.rs:3: long has 11 lines"]);
-    let wrapped = format!("struct S;\nimpl S {{\n{}}}", function("long", 11));
-    assert_eq!(found(&wrapped), ["a/src/lib.rs:5: long has 11 lines"]);
-    assert_eq!(found(&format!("trait T {{\n{}}}", function("long", 11))), ["a/src/lib.rs:4: long has 11 lines"]);
-    let short = function("f", 2);
-    assert!(found(&format!("{short}{}", "// x\n".repeat(16))).is_empty());
-    assert_eq!(found(&format!("{short}{}", "// x\n".repeat(17))), ["a/src/lib.rs: 21 lines"]);
-}
-
-#[test]
-fn tests_tables_and_packages_that_are_tests_may_be_long() {
-    let tests = format!("fn f() {{}}\n#[cfg(test)]\nmod tests {{\n{}}}\n", function("long", 30));
-    let table = format!("const TABLE: &[u8] = &[\n{}];\n", "    1,\n".repeat(30));
-    for source in [tests, table] {
-        assert!(size::findings(&tree(&[("a/src/lib.rs", &source)]), 20, 10).is_empty(), "{source}");
-    }
-    let workspace = ("Cargo.toml", "[workspace]\nmembers = [\"fuzz\"]\n");
-    let files =
-        [workspace, ("fuzz/Cargo.toml", "[package]\nname = \"f\"\n"), ("fuzz/src/lib.rs", &function("long", 30))];
-    assert!(size::findings(&Tree::made_up(&files), 20, 10).is_empty());
-}
-
-#[test]
-fn programs_are_product_files_too() {
-    let manifest = ("b/Cargo.toml", "[package]\nname = \"high\"\n[[bin]]\nname = \"p\"\npath = \"src/odd.rs\"\n");
-    for path in ["b/src/main.rs", "b/src/bin/p.rs", "b/src/odd.rs"] {
-        let files = [WORKSPACE, A, manifest, (path, &function("long", 11))];
-        assert_eq!(size::findings(&Tree::made_up(&files), 20, 10).len(), 1, "{path}");
-    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! The order of the source: which crate may know which, modules without import circles, files and
-//! functions that can be read at one sitting, comments that fit. Reads the files of the workspace;
-//! runs nothing.
+//! The order of the source: which crate may know which, modules without import circles, packages
+//! that stand alone, comments that fit. Reads the files of the workspace; runs nothing.
 //!
 //! There is no list of exceptions. What is found is printed as a whole, so that one run tells all
 //! that is to be done.
@@ -10,7 +9,6 @@ mod layers;
 mod made_up;
 mod modules;
 mod packed;
-mod size;
 mod text;
 mod tree;
 
@@ -43,10 +41,6 @@ pub(crate) const ORDER: &[&str] = &[
 ];
 /// Those of [`ORDER`] that are no product.
 pub(crate) const TEST_PACKAGES: &[&str] = &["tests/models", "tests", "fuzz"];
-/// Lines of a product file that are no tests.
-const FILE_LINES: usize = 500;
-/// Lines of a product function, from its signature to its closing brace.
-const FUNCTION_LINES: usize = 60;
 /// Columns of a line that is a comment.
 const COMMENT_COLUMNS: usize = 100;
 
@@ -62,11 +56,6 @@ fn packages_depend_only_on_those_before_them() {
 #[test]
 fn the_files_of_a_package_do_not_import_each_other_in_circles() {
     assert_none(&circles::findings(&Tree::of_the_workspace()));
-}
-
-#[test]
-fn product_files_and_functions_can_be_read_at_one_sitting() {
-    assert_none(&size::findings(&Tree::of_the_workspace(), FILE_LINES, FUNCTION_LINES));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use crate::tree::Tree;
 use std::path::{Path, PathBuf};
-use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{
     Attribute, Block, Expr, ExprMatch, FieldsNamed, File, ImplItem, Item, ItemImpl, ItemMod, ItemTrait, Lit, Local,
@@ -16,8 +15,6 @@ pub(crate) struct Source {
     /// Names from the root of the target.
     pub(crate) module: Vec<String>,
     pub(crate) syntax: File,
-    /// Lines that are left.
-    pub(crate) lines: usize,
 }
 
 /// The files that belong to the target with this root.
@@ -38,15 +35,9 @@ fn add(tree: &Tree, path: &Path, folder: &Path, module: Vec<String>, sources: &m
     if syntax.attrs.iter().any(is_for_tests) {
         return;
     }
-    let mut product = Product { removed: 0 };
-    product.visit_file_mut(&mut syntax);
+    Product.visit_file_mut(&mut syntax);
     let declared = declared(&syntax.items, &[]);
-    sources.push(Source {
-        path: path.to_owned(),
-        module: module.clone(),
-        syntax,
-        lines: text.lines().count() - product.removed,
-    });
+    sources.push(Source { path: path.to_owned(), module: module.clone(), syntax });
     for (names, elsewhere) in declared {
         let below: PathBuf = names.iter().collect();
         let (flat, nested) = (folder.join(&below).with_extension("rs"), folder.join(&below).join("mod.rs"));
@@ -78,32 +69,23 @@ fn path_attribute(attribute: &Attribute) -> Option<String> {
     pair.path.is_ident("path").then(|| path.value())
 }
 
-/// Takes away what only a build for tests has, and counts the lines.
-struct Product {
-    removed: usize,
-}
+/// Takes away what only a build for tests has.
+struct Product;
 
-impl Product {
-    /// What to keep of a list whose members have attributes.
-    fn keeps(&mut self, attributes: &[Attribute], what: &impl Spanned) -> bool {
-        let is_for_tests = attributes.iter().any(is_for_tests);
-        if is_for_tests {
-            let span = what.span();
-            self.removed += span.end().line - span.start().line + 1;
-        }
-        !is_for_tests
-    }
+/// Returns true if what has these attributes is in the product.
+fn keeps(attributes: &[Attribute]) -> bool {
+    !attributes.iter().any(is_for_tests)
 }
 
 impl VisitMut for Product {
     fn visit_file_mut(&mut self, file: &mut File) {
-        file.items.retain(|item| self.keeps(attributes(item), item));
+        file.items.retain(|item| keeps(attributes(item)));
         visit_mut::visit_file_mut(self, file);
     }
 
     fn visit_item_mod_mut(&mut self, module: &mut ItemMod) {
         if let Some((_, items)) = &mut module.content {
-            items.retain(|item| self.keeps(attributes(item), item));
+            items.retain(|item| keeps(attributes(item)));
         }
         visit_mut::visit_item_mod_mut(self, module);
     }
@@ -117,7 +99,7 @@ impl VisitMut for Product {
                 ImplItem::Macro(item) => &item.attrs,
                 _ => &[],
             };
-            self.keeps(attributes, item)
+            keeps(attributes)
         });
         visit_mut::visit_item_impl_mut(self, block);
     }
@@ -131,7 +113,7 @@ impl VisitMut for Product {
                 TraitItem::Macro(item) => &item.attrs,
                 _ => &[],
             };
-            self.keeps(attributes, item)
+            keeps(attributes)
         });
         visit_mut::visit_item_trait_mut(self, block);
     }
@@ -147,19 +129,19 @@ impl VisitMut for Product {
                 Stmt::Expr(Expr::MethodCall(call), _) => &call.attrs,
                 Stmt::Expr(..) => &[],
             };
-            self.keeps(attributes, statement)
+            keeps(attributes)
         });
         visit_mut::visit_block_mut(self, block);
     }
 
     fn visit_expr_match_mut(&mut self, choice: &mut ExprMatch) {
-        choice.arms.retain(|arm| self.keeps(&arm.attrs, arm));
+        choice.arms.retain(|arm| keeps(&arm.attrs));
         visit_mut::visit_expr_match_mut(self, choice);
     }
 
     fn visit_fields_named_mut(&mut self, fields: &mut FieldsNamed) {
         let own = std::mem::take(&mut fields.named);
-        fields.named = own.into_iter().filter(|field| self.keeps(&field.attrs, field)).collect();
+        fields.named = own.into_iter().filter(|field| keeps(&field.attrs)).collect();
         visit_mut::visit_fields_named_mut(self, fields);
     }
 }

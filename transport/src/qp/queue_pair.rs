@@ -344,8 +344,8 @@ impl Qp {
         self.acks_last = acks_last;
     }
 
-    /// Writes into `tx` what may be sent now, answers to the peer first: programs expect that a send
-    /// completes before the answer to it is received, as it does on hardware.
+    /// Writes into `tx` what may be sent now, answers to the peer first: programs expect that a
+    /// send completes before the answer to it is received, as it does on hardware.
     ///
     /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is
     /// returned; the host calls again when there is room.

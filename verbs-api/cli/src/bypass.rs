@@ -177,8 +177,8 @@ fn pause(end: Option<&OwnedFd>, time: Duration) {
     let _ = poll(&mut fds, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO));
 }
 
-/// True until the last thread of a process has ended. Its parent may not wait for it before standard
-/// error is closed, which this process has, too: until then it stays as a zombie.
+/// True until the last thread of a process has ended. Its parent may not wait for it before
+/// standard error is closed, which this process has, too: until then it stays as a zombie.
 fn is_running(process: u32) -> bool {
     let folder = Path::new("/proc").join(process.to_string());
     let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();

@@ -94,9 +94,9 @@ const ON_TIME: Duration = Duration::from_millis(20);
 /// Most tries of a case.
 const TRIES: u32 = 6;
 
-/// Does `run` for a case, and again if it fails: a card fails that does so twice while the judge is on time,
-/// before it passes twice. If the judge is late too often, nothing can be said. Returns how often
-/// the case was run, too.
+/// Does `run` for a case, and again if it fails: a card fails that does so twice while the judge is
+/// on time, before it passes twice. If the judge is late too often, nothing can be said. Returns
+/// how often the case was run, too.
 fn judge(mut run: impl FnMut() -> Outcome) -> (Outcome, u32) {
     let (mut failed, mut passed) = (None, false);
     let mut tries = 0;

@@ -115,12 +115,13 @@ impl Listener {
         self.id.local_addr().unwrap_or(self.asked)
     }
 
-    /// Waits at most `limit` for the next connection, with a queue pair in a protection domain of its
-    /// own. A future that is dropped after a request has come in rejects that request.
+    /// Waits at most `limit` for the next connection, with a queue pair in a protection domain of
+    /// its own. A future that is dropped after a request has come in rejects that request.
     ///
     /// # Errors
     /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if the wait fails or the
-    /// device is removed; [`Error::Peer`] if the peer has given up. The listener goes on in any case.
+    /// device is removed; [`Error::Peer`] if the peer has given up. The listener goes on in any
+    /// case.
     pub async fn accept(&self, limit: Duration) -> Result<Connection, Error> {
         within(limit, async {
             loop {

@@ -1,9 +1,9 @@
 //! [`roxe`] for programs with tokio: what it waits for, here is a future.
 //!
-//! [`Connection`] and [`Listener`] connect and accept with time limits, as tokio's TCP types do with
-//! [`tokio::time::timeout`]. [`Completions`] is a stream. Below these, [`Events`] of the connection
-//! manager and [`AsyncEvents`] of queues and ports can be awaited one by one. Everything else,
-//! posting above all, never waits and is done with the types of [`roxe`] directly.
+//! [`Connection`] and [`Listener`] connect and accept with time limits, as tokio's TCP types do
+//! with [`tokio::time::timeout`]. [`Completions`] is a stream. Below these, [`Events`] of the
+//! connection manager and [`AsyncEvents`] of queues and ports can be awaited one by one. Everything
+//! else, posting above all, never waits and is done with the types of [`roxe`] directly.
 //!
 //! ```
 //! use roxe::{Access, WcOpcode, WorkRequest};
@@ -27,7 +27,8 @@
 //! ```
 //!
 //! Each value has to be made inside a runtime with I/O enabled (`enable_io`), and time limits need
-//! `enable_time`; tokio panics otherwise. All futures may be dropped at any time: nothing is lost, the next one takes it.
+//! `enable_time`; tokio panics otherwise. All futures may be dropped at any time: nothing is lost,
+//! the next one takes it.
 //!
 //! `examples/tokio_echo.rs` is a server of many connections in one thread. A program with another
 //! event loop needs nothing of this crate: the channels of [`roxe`] have a descriptor that is

@@ -65,7 +65,8 @@ impl DeviceAddr {
     }
 }
 
-/// Tells the person who runs the program, once, that connections to `gid` reach another user's card.
+/// Tells the person who runs the program, once, that connections to `gid` reach another user's
+/// card.
 fn tell_of_owner(gid: Gid, own: Gid) {
     static TOLD: Once = Once::new();
     if let Some(owner) = other_owner_of_port(gid) {

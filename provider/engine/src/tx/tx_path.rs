@@ -163,12 +163,13 @@ impl Built {
 
 /// Bytes of an acknowledgement without its ICRC: BTH and AETH.
 const ACK_LEN: usize = Bth::LEN + 4;
-/// Longest packet, with its ICRC, that an acknowledgement goes behind into the same record of a ring.
-/// No other packet shares its header, as the smallest path MTU is larger than its payload.
+/// Longest packet, with its ICRC, that an acknowledgement goes behind into the same record of a
+/// ring. No other packet shares its header, as the smallest path MTU is larger than its payload.
 const MAX_BEFORE_ACK: usize = 256;
 
-/// An acknowledgement that leaves behind the next packet, in the record of that: a record of its own
-/// costs the reader as much as a packet. The reader takes it first ([`crate::run::Run::packets`]).
+/// An acknowledgement that leaves behind the next packet, in the record of that: a record of its
+/// own costs the reader as much as a packet. The reader takes it first
+/// ([`crate::run::Run::packets`]).
 struct LateAck {
     bytes: [u8; ACK_LEN],
     heading: Heading,
@@ -177,8 +178,8 @@ struct LateAck {
 }
 
 impl LateAck {
-    /// Returns true if it can go behind a packet of `total` bytes: only the last packet of a record may
-    /// be shorter.
+    /// Returns true if it can go behind a packet of `total` bytes: only the last packet of a record
+    /// may be shorter.
     fn goes_behind(&self, total: usize, heading: &Heading) -> bool {
         let lengths = ACK_LEN + icrc::LEN + 1..=MAX_BEFORE_ACK;
         !self.is_due && lengths.contains(&total) && self.heading == *heading
@@ -329,8 +330,8 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if the queue
-    /// pair has to wait until there is one. An answer does not wait.
+    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if the
+    /// queue pair has to wait until there is one. An answer does not wait.
     #[inline]
     fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
         if self.cache.awaits_ring(self.fabric, av, to) && !is_answer {
@@ -359,8 +360,8 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Registers the queue pair for the ring to `slot`. Returns false if it is decided by now whether
-    /// there is one.
+    /// Registers the queue pair for the ring to `slot`. Returns false if it is decided by now
+    /// whether there is one.
     #[cold]
     fn await_ring(&mut self, slot: Slot) -> bool {
         self.is_blocked = self.fabric.rings.await_ring(slot, self.qpn);
@@ -411,7 +412,8 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Returns true if the ring has room for an acknowledgement and the packet that it leaves behind.
+    /// Returns true if the ring has room for an acknowledgement and the packet that it leaves
+    /// behind.
     #[inline]
     fn keeps_room_for_ack(&mut self) -> bool {
         let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
