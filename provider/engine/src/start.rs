@@ -209,7 +209,8 @@ pub(crate) fn explain(gid: Gid, cause: &io::Error) -> Error {
     let address = gid.to_ip();
     match cause.raw_os_error() {
         Some(errno @ libc::EADDRINUSE) => {
-            let whose = owner_of_port(gid).unwrap_or("another user, or a program that does not share it".to_owned());
+            let whose = owner_of_port(gid);
+            let whose = whose.unwrap_or_else(|| "another user, or a program that does not share it".to_owned());
             Error::host(
                 errno,
                 format!(
