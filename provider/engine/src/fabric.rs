@@ -168,6 +168,9 @@ impl Fabric {
             let size = size_of_next().ok_or(io::ErrorKind::QuotaExceeded)?;
             OwnRing::new(size, poller.doorbell(), |line| poller.watch_for(Woken::Line, line))
         });
+        if self.rings.is_ready(slot) {
+            self.flows.set_receiver(slot, Receiver::Ring);
+        }
         // If the background thread sleeps now, it does not know of the ring.
         self.kick();
     }

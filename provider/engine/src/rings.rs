@@ -1,13 +1,13 @@
 //! Rings to and from other processes of this host: who has one, how they come to be, and how they
 //! end.
 //!
-//! The first request of a queue pair for a slot of this host asks for a ring and waits until it is
-//! agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other process
-//! accepts or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the socket
-//! until it does. Answers (acknowledgements, data of READs) never wait: the process that sends them
-//! may end as soon as its program has seen what they acknowledge. The ring to a slot of this engine
-//! is made at once. A young ring is only read when the sockets are empty, so nothing overtakes what
-//! went before.
+//! The first packet of a queue pair for a slot of this host asks for a ring. A request of RC waits
+//! until it is agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other
+//! process accepts or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the
+//! socket until it does. Answers (acknowledgements, data of READs) never wait: the process that
+//! sends them may end as soon as its program has seen what they acknowledge. The ring to a slot of
+//! this engine is made at once. A young ring is only read when the sockets are empty, so nothing
+//! overtakes what went before.
 //!
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made
 //! room. Rings end under the receive lock.

@@ -1,6 +1,7 @@
 //! Rings whose other half the test holds in its hands.
 
 use super::*;
+use crate::flow_control::Key;
 use crate::rings::{Out, Rings, Route};
 use crate::testing::private_engine;
 use roxe_base::config::config;
@@ -213,7 +214,10 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     let slot = engine.slot().unwrap();
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
+    let key = Key { dst: here, slot };
+    let flow = engine.flows.get(key, clock::now(), || engine.look_at(key));
     let Route::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
+    assert_eq!(*flow.receiver.lock(), Receiver::Ring, "datagrams need no credits there");
     let before = engine.counters().unknown_qp.get();
     assert_eq!(fill(&mut ring.lock(), |count| count == 1), 1);
     wait_for("the packet is not read", || {

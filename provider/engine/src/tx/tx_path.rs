@@ -330,11 +330,12 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if the
-    /// queue pair has to wait until there is one. An answer does not wait.
+    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if a
+    /// reliable queue pair has to wait until there is one. An answer does not wait, nor does a
+    /// datagram: its queue pair may have others for other processes.
     #[inline]
     fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
-        if self.cache.awaits_ring(self.fabric, av, to) && !is_answer {
+        if self.cache.awaits_ring(self.fabric, av, to) && self.is_reliable && !is_answer {
             let has_built = self.open.is_some() || self.batch.as_ref().is_some_and(|batch| !batch.packets.is_empty());
             // What was built leaves first; then this is asked again.
             if has_built || self.await_ring(Slot::of(to)) {
