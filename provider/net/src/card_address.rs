@@ -4,7 +4,7 @@
 //! address of 127.0.0.0/8 is as good as any other, so a further user gets the next free one there,
 //! and all processes of a user the same. But a program opens the RoCE port only with its first
 //! queue pair, when peers may know its GIDs already. So a process that lists a device *claims* its
-//! address there before: it binds [`CLAIM_PORT`], which the kernel also gives to one user, and
+//! address there before: it binds UDP port 4792, which the kernel also gives to one user, and
 //! which carries no packets. Touches this socket and the kernel's table of UDP sockets.
 
 use crate::bpf::DROP;

@@ -150,8 +150,13 @@ fn who_waits_for_solicited_messages_is_woken_by_them_and_by_failures() {
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
 fn a_send_queue_in_sqd_ends_what_has_begun_raises_sq_drained_and_goes_on_in_rts() {
+    // The first request waits until the ring is agreed, so only one behind it begins at once.
     on_every_network(
         "pair q rc
+         b recv q 5 0+8
+         a send q 6 send 0+8
+         a sent 6 ok send
+         b got 5 ok recv
          a send q 1 send 0+8
          a modify q sqd notify
          a send q 2 send 0+8
