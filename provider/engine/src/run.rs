@@ -27,9 +27,9 @@ impl<'a> Run<'a> {
         self.meta.packets_in(self.bytes.len())
     }
 
-    /// The packets with their indices. A shorter acknowledgement at the end comes first: its sender
-    /// could not put it in front of longer packets of the same run. The weakest legal card takes
-    /// packets as they lie.
+    /// The packets with their indices. A shorter acknowledgement behind requests comes first: its
+    /// sender could not put it in front of longer packets of the same run. One behind responses is
+    /// of later requests than those. The weakest legal card takes packets as they lie.
     pub fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
         let (rest, ack) = self.split_ack();
         let number = move |at: usize| self.index.saturating_add(at as u16);
@@ -48,7 +48,9 @@ impl<'a> Run<'a> {
             return (bytes, None);
         }
         let (rest, last) = bytes.split_at(bytes.len() - bytes.len() % self.meta.segment);
-        if is_ack(last) && !weakest::has(Weakness::ACKS) { (rest, Some(last)) } else { (bytes, None) }
+        let comes_first =
+            is_ack(last) && !rest.chunks(self.meta.segment).any(is_response) && !weakest::has(Weakness::ACKS);
+        if comes_first { (rest, Some(last)) } else { (bytes, None) }
     }
 }
 
@@ -56,6 +58,12 @@ impl<'a> Run<'a> {
 #[inline]
 pub(crate) fn is_ack(packet: &[u8]) -> bool {
     packet.first() == Some(&(Operation::Acknowledge as u8))
+}
+
+/// Returns true if `packet` answers a request of RC.
+fn is_response(packet: &[u8]) -> bool {
+    let responses = Operation::ReadResponseFirst as u8..=Operation::AtomicAcknowledge as u8;
+    packet.first().is_some_and(|opcode| responses.contains(opcode))
 }
 
 /// Which IPv4 identification the next packet probably has. Senders like us number the packets of a
@@ -179,6 +187,24 @@ impl<'a> Joined<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // clause: ACK-BEFORE-REQUESTS
+    #[test]
+    fn ack_behind_requests_comes_first_and_behind_responses_last() {
+        let here = Gid::default();
+        let order = |first: Operation| {
+            let bytes = [[first as u8; 40].as_slice(), &[Operation::Acknowledge as u8; 20]].concat();
+            let meta = RxMeta { segment: 40, ..RxMeta::alone(bytes.len(), here, here) };
+            let run = Run { meta: &meta, bytes: &bytes, index: 0 };
+            run.packets().map(|(index, packet)| (index, packet.len())).collect::<Vec<_>>()
+        };
+        for request in [Operation::SendOnly, Operation::WriteOnly, Operation::ReadRequest] {
+            assert_eq!(order(request), [(1, 20), (0, 40)], "{request:?}");
+        }
+        for response in [Operation::ReadResponseOnly, Operation::ReadResponseLast, Operation::AtomicAcknowledge] {
+            assert_eq!(order(response), [(0, 40), (1, 20)], "{response:?}");
+        }
+    }
     use crate::poller::Poller;
     use roxe_net::shm::testing::carry;
     use roxe_net::shm::{self, Heading, Inbound, Offer, Record};
