@@ -1,4 +1,4 @@
-//! What a peer says to an rsocket.
+//! Fuzz target: datagrams and connection data that a peer sends to an rsocket.
 
 /// The input is a datagram, or what a peer says while it connects and steps behind that.
 ///

@@ -294,7 +294,7 @@ pub fn settings() -> impl Iterator<Item = (&'static Knob, Option<String>)> {
     KNOBS.iter().map(|knob| (knob, text_of(knob.name)))
 }
 
-/// What [`preset`] was given.
+/// The variables that [`preset`] set.
 static PRESETS: OnceLock<Vec<(&'static str, OsString)>> = OnceLock::new();
 
 /// Lets this process see these variables as a program will that it is about to become. Once, before
@@ -303,8 +303,8 @@ pub fn preset(variables: Vec<(&'static str, OsString)>) {
     let _ = PRESETS.set(variables);
 }
 
-/// The environment variable `name`; not set if it is empty, or for a program that has rights which
-/// whoever started it lacks.
+/// The environment variable `name`. It counts as not set if it is empty, or if the program has
+/// rights that the user who started it lacks (set-uid).
 pub fn variable(name: &str) -> Option<OsString> {
     if is_privileged_start() {
         return None;

@@ -65,7 +65,7 @@ fn has_main_ended() -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// What a thread of this library sleeps on.
+/// The object that a thread of this library sleeps on.
 pub trait Wake: Send + Sync {
     /// Wakes the thread, or keeps it from going to sleep the next time.
     fn wake(&self);

@@ -14,8 +14,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// What the kernel shows in place of a user that the namespace does not map, where it does not say
-/// otherwise.
+/// The user id that `stat` reports for owners the user namespace does not map, unless
+/// `/proc/sys/kernel/overflowuid` names another.
 const OVERFLOW_UID: u32 = 65_534;
 
 /// A path on which only this user and root can change anything.
@@ -68,7 +68,7 @@ pub fn check(path: &Path) -> Result<Trusted, Unfit> {
 }
 
 /// Makes the folder `path` unless it is there, and checks that only this user can enter it and
-/// nobody else can exchange it. The folder above has to be there.
+/// that other users cannot exchange it. The parent folder must exist.
 pub fn make(path: &Path) -> Result<Trusted, Unfit> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Unfit("it is no folder of this user".to_owned()));

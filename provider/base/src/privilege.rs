@@ -11,9 +11,9 @@ pub fn effective_uid() -> libc::uid_t {
     unsafe { libc::geteuid() }
 }
 
-/// Whether this program runs with rights that whoever started it lacks (set-uid, set-gid,
-/// capabilities of the file): then nothing that the environment says may be believed (`man 3
-/// getauxval`, `AT_SECURE`).
+/// Returns true if this program runs with rights that the user who started it lacks (set-uid,
+/// set-gid, capabilities of the file): the environment must not be trusted then (`man 3 getauxval`,
+/// `AT_SECURE`).
 pub(crate) fn is_privileged_start() -> bool {
     // SAFETY: takes no pointers and cannot fail.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -25,7 +25,7 @@ impl SendRoom {
     pub fn new() -> io::Result<Self> {
         // SAFETY: the call takes no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: just opened, and nobody else has it.
+        // SAFETY: just opened, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
@@ -284,7 +284,7 @@ pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
 pub(super) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let new = check(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) })?;
-    // SAFETY: just opened, and nobody else has it.
+    // SAFETY: just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(new as RawFd) })
 }
 

@@ -73,7 +73,7 @@ fn token_travels_by_a_file_and_not_by_arguments() {
 }
 
 #[test]
-fn token_in_the_environment_is_used_by_both_ends_and_not_printed() {
+fn token_from_environment_is_used_by_both_ends_unprinted() {
     let token = "a secret of this test".replace(' ', "-");
     let mut agent = Agent::start("variable", &[], Some(&token));
     let words = agent.words();

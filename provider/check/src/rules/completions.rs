@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_sleeps_in_poll_is_reported_like_one_in_get_cq_event() {
+    fn sleep_in_poll_with_completions_is_reported() {
         let (mut card, _) = card_with_events();
         let (cq, thread) = (card.cq, User::current().number);
         let sleeps = |thread| Event::Sleeps { cq, thread, call: "poll" };
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_there_before_arming_are_polled_before_the_next_wait() {
+    fn wait_is_clean_if_completions_before_arming_are_polled() {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
         card.tell(Event::Armed { cq, any: true, missed: 1 });
