@@ -183,13 +183,10 @@ impl Cq {
     /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
         // With moderation an event may stand for several completions, or come late.
-        let look = || {
-            let state = self.state.lock();
-            (state.moderator.rule == Moderation::default(), state.missed())
-        };
         tell(|| {
-            let (is_plain, missed) = look();
-            Event::Armed { cq: self.id, any: !solicited_only && is_plain, missed }
+            let state = self.state.lock();
+            let is_plain = state.moderator.rule == Moderation::default();
+            Event::Armed { cq: self.id, any: !solicited_only && is_plain, missed: state.missed() }
         });
         let mut state = self.state.lock();
         // clause: CQ-ARM

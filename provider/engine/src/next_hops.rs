@@ -8,7 +8,6 @@ use crate::engine::Engine;
 use roxe_base::error::Error;
 use roxe_net::next_hop::NextHop;
 use roxe_transport::cm::Route;
-use roxe_wire::Gid;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -35,9 +34,8 @@ impl Engine {
     /// of [`Engine::await_next_hop`].
     pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
         let Route { local, remote } = route;
-        let is_here = |gid: Gid| gid.to_ip().is_loopback() || self.links.host_addresses.read().contains(&gid);
         let is_fresh = || self.links.next_hops.lock().get(&(local, remote)).is_some_and(|at| at.elapsed() < FRESH);
-        if is_here(remote) || remote.is_multicast() || is_fresh() {
+        if self.links.reaches_this_host(remote) || is_fresh() {
             return Ok(None);
         }
         let found = NextHop::find(local, remote, self.ifindex()).map_err(|e| no_route(route, &e))?;

@@ -227,12 +227,17 @@ pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
         .filter(|reason| reason.status == status)
         .collect();
     said.drain(..said.len().saturating_sub(TOLD));
-    let owner = match () {
-        // The file of a process that died is another one's by now, which has explanations off.
-        () if file.try_lock_shared().is_ok() && is_owned(ifindex, slot) => return (Owner::Mute, Vec::new()),
-        () if file.try_lock_shared().is_ok() => Owner::Dead(process.to_owned()),
-        () if is_stopped(process) => Owner::Stopped(process.to_owned()),
-        () => Owner::Running,
+    let is_dead = file.try_lock_shared().is_ok();
+    if is_dead && is_owned(ifindex, slot) {
+        // Another process has the numbers of the dead one by now, and its explanations are off.
+        return (Owner::Mute, Vec::new());
+    }
+    let owner = if is_dead {
+        Owner::Dead(process.to_owned())
+    } else if is_stopped(process) {
+        Owner::Stopped(process.to_owned())
+    } else {
+        Owner::Running
     };
     (owner, said)
 }

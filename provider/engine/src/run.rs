@@ -187,6 +187,12 @@ impl<'a> Joined<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::poller::Poller;
+    use roxe_net::shm::testing::carry;
+    use roxe_net::shm::{self, Heading, Inbound, Offer, Record};
+    use roxe_transport::cx::TxRoom;
+    use roxe_wire::{Kind, Psn, Qpn, Request};
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
     // clause: ACK-BEFORE-REQUESTS
     #[test]
@@ -205,12 +211,6 @@ mod tests {
             assert_eq!(order(response), [(0, 40), (1, 20)], "{response:?}");
         }
     }
-    use crate::poller::Poller;
-    use roxe_net::shm::testing::carry;
-    use roxe_net::shm::{self, Heading, Inbound, Offer, Record};
-    use roxe_transport::cx::TxRoom;
-    use roxe_wire::{Kind, Psn, Qpn, Request};
-    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
     #[test]
     fn packets_come_apart_as_they_would_have_come() {

@@ -83,6 +83,7 @@ pub fn is_broadcast(to: Gid) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     /// An address of the loopback interface at which no test opens a card.
     const NOBODY: Ipv4Addr = Ipv4Addr::new(127, 9, 8, 7);
 

@@ -21,20 +21,17 @@ pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
 
 /// The other user who has the RoCE port of `gid`, in words; `None`: it is free, or of this user.
 pub fn other_owner_of_port(gid: Gid) -> Option<String> {
-    owner_of_port(gid).filter(|_| Users::of_port(ROCE_PORT).is_other_user_at(gid))
+    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).find(|uid| *uid != effective_uid()).map(in_words)
 }
 
 /// The owner of the RoCE port of `gid`, in words; `None`: the system shows none.
 pub fn owner_of_port(gid: Gid) -> Option<String> {
-    let uid = user_of_port(gid)?;
-    // In a user namespace the system shows users that it does not map as one.
-    let is_unmapped = runtime_dir::is_unmapped(uid);
-    Some(if is_unmapped { "another user".to_owned() } else { format!("user {uid}") })
+    Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).next().map(in_words)
 }
 
-/// The user of a socket that is bound to the RoCE port of `gid`, or of all addresses.
-fn user_of_port(gid: Gid) -> Option<u32> {
-    users(&read(gid).ok()?, &[gid, any(gid)].map(|gid| local(gid, ROCE_PORT))).next()
+/// In a user namespace the system shows all users that it does not map as one.
+fn in_words(uid: u32) -> String {
+    if runtime_dir::is_unmapped(uid) { "another user".to_owned() } else { format!("user {uid}") }
 }
 
 /// Returns true if the RoCE port of `gid` belongs to another user of this host.
