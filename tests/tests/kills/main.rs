@@ -223,7 +223,8 @@ impl<'a> Lane<'a> {
 
     fn run(mut self, rounds: usize) -> Result<Vec<Failure>, String> {
         // What a process holds beside its first pair is there from then on, and so is the socket
-        // for packets that go by no ring, which the first peer that does not answer brings about.
+        // for packets that go by no ring, which the first peer that agrees to none brings about.
+        self.without_ring().map_err(|why| format!("a peer that is stopped from the start: {why}"))?;
         self.round().map_err(|why| format!("first round: {why}"))?;
         self.in_peace()?;
         let before = self.survivor.ask("census")?;
@@ -273,6 +274,18 @@ impl<'a> Lane<'a> {
         peer.ask("close")?;
         peer.end()?;
         Ok(failures)
+    }
+
+    /// A pair whose peer stands still before it can agree to a ring, so packets go by the socket.
+    fn without_ring(&mut self) -> Result<(), String> {
+        let mut peer = Peer::start(self.run.link, self.runtime)?;
+        let ends = [self.survivor.ask("open")?, peer.ask("open")?];
+        peer.stop();
+        let (waited, begun) = (self.survivor.waited(), monotonic());
+        self.survivor.ask(&format!("start {}", ends[1]))?;
+        survived(&mut self.survivor, begun, waited)?;
+        self.survivor.ask("close")?;
+        peer.kill()
     }
 
     /// A pair that works and ends as it should.
