@@ -2,9 +2,12 @@
 
 use crate::context::Context;
 use crate::devices::devices;
+use crate::mr::{Mr, MrChange};
 use crate::pd::Pd;
 use crate::qp::Qp;
+use roxe_base::error::Error;
 use roxe_transport::qp::{AttrMask, QpAttr};
+use roxe_transport::wr::Access;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -18,6 +21,28 @@ pub(crate) fn context() -> Arc<Context> {
 /// A protection domain in a context of its own.
 pub(crate) fn pd() -> Arc<Pd> {
     context().alloc_pd().unwrap()
+}
+
+impl Pd {
+    /// [`Pd::reg_mr`] for tests.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, Error> {
+        // SAFETY: tests use the memory by pointers and by the card only.
+        unsafe { self.reg_mr(addr, length, iova, access) }
+    }
+}
+
+impl Mr {
+    /// [`Mr::reregister`] for tests.
+    pub(crate) fn change(&self, change: MrChange) -> Result<(), Error> {
+        // SAFETY: as in `Pd::register`.
+        unsafe { self.reregister(change) }
+    }
 }
 
 /// Takes `qp` to INIT, RTR and RTS. An end passes over what it does not have.

@@ -156,17 +156,6 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, Error> {
-        self.register(addr, length, iova, access)
-    }
-
-    /// As [`Pd::reg_mr`], for callers in this crate that keep its promise.
-    pub(crate) fn register(
-        self: &Arc<Self>,
-        addr: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Mr>, Error> {
         let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
@@ -242,11 +231,6 @@ impl Mr {
     /// As [`Pd::reg_mr`], for the memory that the region has from now on.
     #[allow(unsafe_code)]
     pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
-        self.change(change)
-    }
-
-    /// As [`Mr::reregister`], for callers in this crate that keep its promise.
-    pub(crate) fn change(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_none() {
             return Err(Error::invalid("the region is deregistered"));
