@@ -55,6 +55,12 @@ bitflags! {
 }
 
 impl Access {
+    /// The flags as in C (`enum ibv_access_flags`), with `separator` between them.
+    pub fn names(self, separator: &str) -> String {
+        let names: Vec<_> = self.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
+        names.join(separator)
+    }
+
     /// The rights that a FLUSH needs, on the queue pair and on the memory; `None` if it asks for
     /// something reserved.
     // clause: FLUSH-RESERVED

@@ -57,8 +57,7 @@ impl Qp {
         let sentence = refusal.sentence()?;
         Some(match refusal {
             Refusal::NotAllowed => {
-                let flags: Vec<_> = attr.access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
-                let flags = if flags.is_empty() { "0".to_owned() } else { flags.join(" and ") };
+                let flags = if attr.access.is_empty() { "0".to_owned() } else { attr.access.names(" and ") };
                 format!("{sentence} (they are {flags})")
             }
             Refusal::TooManyReads => format!("{sentence} (it is {})", attr.max_dest_rd_atomic),

@@ -32,7 +32,6 @@ impl Qp {
             AttrMask::TIMEOUT => (attr.timeout.to_string(), "0 to 31".to_owned()),
             AttrMask::RETRY_CNT => (attr.retry_cnt.to_string(), "0 to 7".to_owned()),
             AttrMask::RNR_RETRY => (attr.rnr_retry.to_string(), "0 to 7".to_owned()),
-            AttrMask::MIN_RNR_TIMER => (attr.min_rnr_timer.to_string(), "0 to 31".to_owned()),
             AttrMask::MAX_QP_RD_ATOMIC => (attr.max_rd_atomic.to_string(), "0 to 128 (max_qp_init_rd_atom)".to_owned()),
             AttrMask::MAX_DEST_RD_ATOMIC => {
                 (attr.max_dest_rd_atomic.to_string(), "0 to 128 (max_qp_rd_atom)".to_owned())
@@ -181,6 +180,7 @@ mod tests {
                     | AttrMask::EN_SQD_ASYNC_NOTIFY
                     | AttrMask::ACCESS_FLAGS
                     | AttrMask::QKEY
+                    | AttrMask::MIN_RNR_TIMER
                     | AttrMask::RQ_PSN
                     | AttrMask::SQ_PSN
                     | AttrMask::CAP

@@ -25,8 +25,14 @@ impl Errno {
     /// kind of call, and rdma-core leaves it there, as the kernel's answer goes through `errno`.
     #[cold]
     pub(crate) fn tell(self) -> c_int {
+        self.set(self.0)
+    }
+
+    /// `returned`, what a call returns that leaves the number in `errno`.
+    #[cold]
+    pub(crate) fn set<T>(self, returned: T) -> T {
         set_errno(self.0);
-        self.0
+        returned
     }
 }
 
@@ -96,10 +102,12 @@ fn call_of<F>() -> String {
     let path = core::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);
     let name = path.rsplit("::").next().unwrap_or(path);
-    let prefix = match () {
-        () if name.starts_with("ibv_") || name.starts_with("rdma_") || path.contains("::rsocket::") => "",
-        () if path.contains("::rdmacm::") => "rdma_",
-        () => "ibv_",
+    let prefix = if name.starts_with("ibv_") || name.starts_with("rdma_") || path.contains("::rsocket::") {
+        ""
+    } else if path.contains("::rdmacm::") {
+        "rdma_"
+    } else {
+        "ibv_"
     };
     format!("{prefix}{name}")
 }
@@ -165,32 +173,17 @@ pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For calls that return a number, or -1 with `errno` set.
 pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    contained(body).unwrap_or_else(|errno| {
-        set_errno(errno.0);
-        -1
-    })
+    contained(body).unwrap_or_else(|errno| errno.set(-1))
 }
 
 /// For calls that return 0, or -1 with `errno` set.
-pub(crate) fn zero<F: FnOnce() -> Result<()>>(body: F) -> c_int {
-    contained(body).map_or_else(
-        |errno| {
-            set_errno(errno.0);
-            -1
-        },
-        |()| 0,
-    )
+pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
+    contained(body).map_or_else(|errno| errno.set(-1), |()| 0)
 }
 
 /// For calls that return how much they moved, or where, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
-    contained(body).map_or_else(
-        |errno| {
-            set_errno(errno.0);
-            -1
-        },
-        usize::cast_signed,
-    )
+    contained(body).map_or_else(|errno| errno.set(-1), usize::cast_signed)
 }
 
 /// For calls that return a number, or a negative errno value.
@@ -200,10 +193,7 @@ pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
 
 /// For calls that return a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    contained(body).unwrap_or_else(|errno| {
-        set_errno(errno.0);
-        core::ptr::null_mut()
-    })
+    contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
 /// For calls that return nothing.

@@ -241,10 +241,14 @@ impl<E: Exposed> Object<E> {
             return invalid(|| format!("the {kind} is NULL"));
         }
         let is_other = REGISTER.lock().by_address.contains_key(&address);
-        invalid(|| match () {
-            () if is_destroyed => format!("the {kind} at {address:#x} was destroyed before"),
-            () if is_other => format!("what is at {address:#x} is no {kind} but another kind of object"),
-            () => format!("there is no {kind} at {address:#x}: it was destroyed, or another library made it"),
+        invalid(|| {
+            if is_destroyed {
+                format!("the {kind} at {address:#x} was destroyed before")
+            } else if is_other {
+                format!("what is at {address:#x} is no {kind} but another kind of object")
+            } else {
+                format!("there is no {kind} at {address:#x}: it was destroyed, or another library made it")
+            }
         })
     }
 

@@ -5,7 +5,7 @@
 //! plain `read` without a lock of ours, and between it and the program is nothing that stops what
 //! unwinds: these functions are `C-unwind`.
 
-use crate::errno::{Result, contained, set_errno};
+use crate::errno::{Result, contained};
 use core::ffi::{c_int, c_void};
 use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
@@ -50,10 +50,7 @@ pub(crate) fn for_event<T, W>(
 
 /// What `body` makes, or what the call returns instead, with `errno` set.
 fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
-    contained(body).map_err(|errno| {
-        set_errno(errno.0);
-        -1
-    })
+    contained(body).map_err(|errno| errno.set(-1))
 }
 
 /// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler installed with

@@ -33,8 +33,7 @@ pub(crate) fn complete(target: &Target, file: Option<&Path>) -> Result<Target, S
 
 /// The token in the environment; an empty variable holds none.
 pub(crate) fn of_environment() -> Result<Option<String>, String> {
-    let text = variable(VARIABLE).filter(|value| !value.is_empty());
-    text.map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
+    variable(VARIABLE).map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
 }
 
 fn read(file: &Path) -> Result<String, String> {

@@ -31,12 +31,6 @@ impl Timed {
         self.deadline = Instant::now() + time;
     }
 
-    /// The stream itself.
-    #[must_use]
-    pub const fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
         left.map(Some).ok_or_else(|| io::ErrorKind::TimedOut.into())

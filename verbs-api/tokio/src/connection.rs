@@ -71,7 +71,7 @@ impl Connection {
     /// # Errors
     /// [`Error::Environment`] if the wait fails or the device is removed.
     pub async fn disconnected(self) -> Result<(), Error> {
-        while self.events.next_event().await?.check()?.kind() != CmEventKind::Disconnected {}
+        self.until_disconnected().await?;
         self.id.disconnect()
     }
 
@@ -81,11 +81,12 @@ impl Connection {
     /// [`PeerError::ConnectTimeout`] after `limit`; the connection is gone all the same.
     pub async fn disconnect(self, limit: Duration) -> Result<(), Error> {
         self.id.disconnect()?;
-        within(limit, async {
-            while self.events.next_event().await?.check()?.kind() != CmEventKind::Disconnected {}
-            Ok(())
-        })
-        .await
+        within(limit, self.until_disconnected()).await
+    }
+
+    async fn until_disconnected(&self) -> Result<(), Error> {
+        while self.events.next_event().await?.check()?.kind() != CmEventKind::Disconnected {}
+        Ok(())
     }
 }
 

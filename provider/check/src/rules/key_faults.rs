@@ -216,6 +216,5 @@ pub(super) fn remote(op: &SendOp) -> Option<(u64, u32)> {
 
 /// Rights as programs write them.
 pub(super) fn rights(access: Access) -> String {
-    let names = access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}"));
-    names.collect::<Vec<_>>().join(" | ")
+    access.names(" | ")
 }

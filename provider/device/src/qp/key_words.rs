@@ -156,12 +156,8 @@ fn is_written(access: Access) -> bool {
 }
 
 /// The flags as in C, or `none`.
-pub(super) fn names(access: Access) -> String {
-    if access.is_empty() {
-        return "none".to_owned();
-    }
-    let flags: Vec<_> = access.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
-    flags.join(" and ")
+fn names(access: Access) -> String {
+    if access.is_empty() { "none".to_owned() } else { access.names(" and ") }
 }
 
 #[cfg(test)]

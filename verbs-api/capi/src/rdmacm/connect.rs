@@ -1,6 +1,6 @@
 //! Making and ending connections.
 
-use super::id::{CmId, Depths, live, show};
+use super::id::{CmId, Depths, live, no_device, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
 use crate::errno::{Result, invalid, outside, zero};
@@ -54,9 +54,7 @@ fn finish(id: *mut rdma_cm_id) -> Result<()> {
 }
 
 fn device_attr(object: &Object<CmId>) -> Result<DeviceAttr> {
-    object.inner.id.device().map(|device| device.attr()).ok_or_else(|| {
-        invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
-    })
+    object.inner.id.device().map(|device| device.attr()).ok_or_else(no_device)
 }
 
 fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {

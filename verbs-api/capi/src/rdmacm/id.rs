@@ -8,7 +8,7 @@ use super::addrinfo::AddrInfoList;
 use super::channel::{self, OwnChannel};
 use super::{address, devices};
 use crate::abi::*;
-use crate::errno::{Result, invalid};
+use crate::errno::{Errno, Result, invalid};
 use crate::lock::CmIdState;
 use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp::{self, RC, UD, XRC_RECV, show_state};
@@ -116,6 +116,11 @@ fn follow_qp(object: &Object<CmId>) {
 /// The provider's identifier behind a pointer of the program.
 pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     live(handle).map(|object| &object.inner.id)
+}
+
+/// EINVAL for an identifier without a device.
+pub(super) fn no_device() -> Errno {
+    invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
 }
 
 /// `enum rdma_port_space`; EINVAL for a number that is none.

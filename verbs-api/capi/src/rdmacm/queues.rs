@@ -2,7 +2,7 @@
 //! come with them.
 
 use super::devices::{made, xrc_domain};
-use super::id::{CmId, QpHandle, live, show};
+use super::id::{CmId, QpHandle, live, no_device, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::create_ex::{QP_PD, QP_XRCD, SRQ_CQ, SRQ_PD, SRQ_TYPE, SRQ_XRCD, create_qp_ex, create_srq_ex};
@@ -18,10 +18,6 @@ use roxe_check::for_library;
 use roxe_provider::QpState;
 use roxe_transport::cx::Side;
 
-fn unbound() -> Errno {
-    invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
-}
-
 fn foreign_pd() -> Errno {
     invalid(|| "the protection domain belongs to another context than the identifier (id->verbs)".to_owned())
 }
@@ -32,7 +28,7 @@ fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: alive; programs only read the field.
     let context = unsafe { (*id).verbs };
-    if context.is_null() { Err(unbound()) } else { Ok((id, context)) }
+    if context.is_null() { Err(no_device()) } else { Ok((id, context)) }
 }
 
 /// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a
@@ -101,7 +97,7 @@ fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> 
 }
 
 fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
-    xrc_domain(&object.inner.id.device().ok_or_else(unbound)?)
+    xrc_domain(&object.inner.id.device().ok_or_else(no_device)?)
 }
 
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
