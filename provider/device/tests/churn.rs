@@ -78,14 +78,17 @@ fn write_within_the_process(time: Duration) -> u64 {
     times
 }
 
+/// Connects the queue pairs of two players.
+fn introduce([a, b]: &mut [Peer; 2]) {
+    let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
+    assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+}
+
 fn nothing_is_lost(link: &str) {
     let seconds = std::env::var("ROXE_TEST_CHURN_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5u64);
     let knobs = [("ROXE_LINK", link)];
     let mut players: Vec<_> = ["rc", "uc", "ud"].map(|role| [(); 2].map(|()| Peer::start(role, &knobs))).into();
-    for [a, b] in &mut players {
-        let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
-        assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
-    }
+    players.iter_mut().for_each(introduce);
     let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
     let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
     openers.iter_mut().for_each(|peer| peer.tell(&format!("open {seconds}")));
@@ -115,9 +118,9 @@ fn churn_loses_nothing_over_udp() {
 /// they answer was complete.
 fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
     let knobs = [&[("ROXE_LINK", link)], knobs].concat();
-    let [mut a, mut b] = [(); 2].map(|()| Peer::start("rc", &knobs));
-    let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
-    assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+    let mut players = [(); 2].map(|()| Peer::start("rc", &knobs));
+    introduce(&mut players);
+    let [a, b] = &mut players;
     b.tell("answer");
     a.ask("overtaken 1000")[0]
 }

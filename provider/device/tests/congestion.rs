@@ -13,7 +13,6 @@ use roxe_net::udp::LocalSender;
 use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
 use roxe_provider::{Av, Qp, Service};
 use std::net::Ipv4Addr;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

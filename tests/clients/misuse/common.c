@@ -141,6 +141,34 @@ void close_sides(struct side sides[2]) {
     context = NULL;
 }
 
+// Pipes from and to the process that is the peer.
+static int from_peer, to_peer;
+
+pid_t fork_peer(void) {
+    int down[2], up[2];
+    check(!pipe(down) && !pipe(up), "pipe");
+    pid_t child = fork();
+    from_peer = child ? up[0] : down[0];
+    to_peer = child ? down[1] : up[1];
+    return child;
+}
+
+void meet_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
+    static struct ibv_qp other;
+    memset(sides, 0, 2 * sizeof *sides);
+    make_side(&sides[0], options);
+    unsigned own = sides[0].qp->qp_num, *peer = &other.qp_num;
+    check(write(to_peer, &own, sizeof own) == sizeof own && read(from_peer, peer, sizeof *peer) == sizeof *peer, "numbers");
+    sides[1] = sides[0];
+    sides[1].qp = &other;
+    connect_side(&sides[0], &sides[1], options, change);
+}
+
+void wait_for_peer(void) {
+    char byte = 0;
+    check(write(to_peer, &byte, 1) == 1 && read(from_peer, &byte, 1) == 1, "the peer is gone");
+}
+
 int post_recv(struct side *side, uint64_t wr_id, unsigned offset, unsigned length) {
     struct ibv_sge sge = {(uintptr_t)side->memory + offset, length, side->mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "misuse.h"
 #include <sys/wait.h>
-#include <unistd.h>
 #include <arpa/inet.h>
 #include <net/if.h>
 #include <sched.h>
@@ -282,29 +281,18 @@ static void few_ahead(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 }
 
 static void psn_mismatch_near(bool wrong) {
-    int down[2], up[2];
-    check(!pipe(down) && !pipe(up), "pipe");
-    pid_t child = fork();
-    struct options options = {.timeout = 10};
+    pid_t child = fork_peer();
     struct side sides[2];
-    memset(sides, 0, sizeof sides);
-    make_side(&sides[0], options);
-    unsigned own = sides[0].qp->qp_num, peer;
-    int in = child ? up[0] : down[0], out = child ? down[1] : up[1];
-    check(write(out, &own, sizeof own) == sizeof own && read(in, &peer, sizeof peer) == sizeof peer, "numbers");
-    struct ibv_qp other = {.qp_num = peer};
-    sides[1] = sides[0];
-    sides[1].qp = &other;
-    connect_side(&sides[0], &sides[1], options, wrong && child ? few_ahead : NULL);
+    meet_peer(sides, (struct options){.timeout = 10}, wrong && child ? few_ahead : NULL);
     check(post_recv(&sides[0], 1, 0, 64) == 0, "ibv_post_recv");
-    check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "ready");
+    wait_for_peer();
     // The parent receives: what it finds decides about the exit status.
     if (!child) {
         check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
         check((completion(&sides[0], NULL) == IBV_WC_SUCCESS) != wrong, "the send");
     }
     // Each side goes when the other is done.
-    check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "done");
+    wait_for_peer();
     sides[1].qp = NULL;
     if (!wrong && child)
         done(&sides[0]);

@@ -122,22 +122,12 @@ static void retry_long(bool wrong) {
 // The peer is a process of its own, which gets `signal` once both are connected; none: it says
 // nothing about why it does not take what comes.
 static void lost_peer(int signal) {
-    int down[2], up[2];
-    check(!pipe(down) && !pipe(up), "pipe");
-    pid_t child = fork();
+    pid_t child = fork_peer();
     check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
     check(child || signal || !setenv("ROXE_EXPLAIN", "off", 1), "setenv");
     struct side sides[2];
-    memset(sides, 0, sizeof sides);
-    make_side(&sides[0], quick);
-    unsigned own = sides[0].qp->qp_num, peer;
-    int in = child ? up[0] : down[0], out = child ? down[1] : up[1];
-    check(write(out, &own, sizeof own) == sizeof own && read(in, &peer, sizeof peer) == sizeof peer, "numbers");
-    struct ibv_qp other = {.qp_num = peer};
-    sides[1] = sides[0];
-    sides[1].qp = &other;
-    connect_side(&sides[0], &sides[1], quick, NULL);
-    check(write(out, &own, 1) == 1 && read(in, &peer, 1) == 1, "ready");
+    meet_peer(sides, quick, NULL);
+    wait_for_peer();
     if (!child)
         for (;;)
             pause();

@@ -66,6 +66,13 @@ void destroy_side(struct side *side);
 // Destroys both, and closes the device.
 void close_sides(struct side sides[2]);
 
+// Starts a process that is the peer of this one, and returns as `fork` does.
+pid_t fork_peer(void);
+// Makes the side of this process and connects it with that of the peer, which is `sides[1]`.
+void meet_peer(struct side sides[2], struct options options, void (*change)(struct ibv_qp_attr *, enum ibv_qp_state));
+// Returns once the peer calls this too.
+void wait_for_peer(void);
+
 // Requests on the first `length` bytes from `offset` of the memory of the side.
 int post_recv(struct side *side, uint64_t wr_id, unsigned offset, unsigned length);
 int post_send(struct side *side, uint64_t wr_id, enum ibv_wr_opcode opcode, int flags, unsigned offset, unsigned length,
