@@ -22,8 +22,8 @@
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
 //! - [`privilege`]: the user and the privileges of the process
-//! - [`private_dir`]: folders that other users cannot exchange; [`private_file`]: files that the user
-//!   names for captures and traces
+//! - [`private_dir`]: folders that other users cannot exchange
+//! - [`private_file`]: files that the user names for captures and traces
 //! - [`standard_error`]: the standard error that the process began with
 //!
 //! # The life of a lock

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -66,11 +67,18 @@ def test_processes_that_programs_left_behind_are_killed(pytester):
     result = pytester.runpytest("-s")
     result.assert_outcomes(passed=1)
     (left,) = [line.split()[-1] for line in result.outlines if "LEFT " in line]
+    # A process that is killed needs a moment to end.
+    deadline = time.monotonic() + 20
+    while is_running(left):
+        assert time.monotonic() < deadline, "it runs"
+
+
+def is_running(process):
     try:
-        with open(f"/proc/{left}/stat") as state:
-            assert state.read().rsplit(")")[1].split()[0] == "Z", "it runs"
-    except FileNotFoundError:
-        pass
+        with open(f"/proc/{process}/stat") as state:
+            return state.read().rsplit(")")[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 REPORT = '{"severity": "error", "rule": "key-stale", "message": "The key is dead.", "advice": "Register it."}\\n'
