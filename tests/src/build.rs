@@ -1,4 +1,8 @@
-//! Builds the release binaries once, so that a plain `cargo test` needs no step before it.
+//! Builds the product once for the tests that start programs.
+//!
+//! In the profile `quick`: optimised as what is released, but not at link time, which would take half
+//! of the time. Benchmarks take what is released; `ROXE_TEST_PROFILE` in the environment names
+//! another profile.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,8 +18,8 @@ const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-pre
 /// What of it is run, the libraries beside the program.
 const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 
-/// Path of the release build of the program `roxe`, with `libroxe.so` beside it, in
-/// [`shared_dir`]; builds both on first use.
+/// Path of the program `roxe`, with `libroxe.so` beside it, in [`shared_dir`]; builds both on first
+/// use.
 ///
 /// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).
 pub fn roxe() -> PathBuf {
@@ -74,33 +78,43 @@ fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Path of the release build of the program that walks the hot paths; builds it on first use.
+/// The profile that the product is built in.
+pub fn profile() -> String {
+    let usual = if cfg!(debug_assertions) { "quick" } else { "release" };
+    std::env::var("ROXE_TEST_PROFILE").unwrap_or_else(|_| usual.to_owned())
+}
+
+fn built(file: &str) -> PathBuf {
+    target_dir().join(profile()).join(file)
+}
+
+/// Path of the program that walks the hot paths; builds it on first use.
 pub fn hot_paths() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
         // Asked for alone it would get other features of the crates below, and all of them would be
         // built anew.
-        release(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
-        target_dir().join("release/examples/hot_paths")
+        cargo_build(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
+        built("examples/hot_paths")
     })
     .clone()
 }
 
 fn build() -> PathBuf {
-    release(&PRODUCT);
-    let (from, to) = (target_dir().join("release"), shared_dir());
+    cargo_build(&PRODUCT);
+    let to = shared_dir();
     for file in FILES {
-        stage(&from.join(file), &to.join(file)).unwrap_or_else(|e| panic!("{}: {e}", to.join(file).display()));
+        stage(&built(file), &to.join(file)).unwrap_or_else(|e| panic!("{}: {e}", to.join(file).display()));
     }
     to.join("roxe")
 }
 
-fn release(what: &[&str]) {
+fn cargo_build(what: &[&str]) {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet"])
+        .args(["build", "--quiet", "--profile", &profile()])
         .args(what)
         .current_dir(workspace())
         .status()
         .unwrap_or_else(|e| panic!("cannot start cargo to build the product: {e}"));
-    assert!(status.success(), "the release build failed; run `cargo build --release` to see why");
+    assert!(status.success(), "the product does not build: cargo build --profile {}", profile());
 }

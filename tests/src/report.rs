@@ -3,10 +3,14 @@
 
 use crate::lanes;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// How many checks that mostly wait run at once: their programs need some processor time each.
 const LANES: usize = 8;
+
+/// The option that ends a suite at its first failure.
+pub const FAIL_FAST: &str = "--fail-fast";
 
 /// How a check ended.
 #[derive(Clone, Debug)]
@@ -49,14 +53,20 @@ impl Check {
     }
 }
 
-/// [`run`] with the words on the command line.
+/// The options and words of a suite: the arguments behind its name.
+pub fn words() -> impl Iterator<Item = String> {
+    std::env::args().skip(2)
+}
+
+/// [`run`] with [`words`].
 pub fn main(checks: Vec<Check>) -> ExitCode {
-    run(checks, &std::env::args().skip(1).collect::<Vec<_>>())
+    run(checks, &words().collect::<Vec<_>>())
 }
 
 /// Runs the checks whose name contains one of `words` (all, without words).
 ///
-/// `--list` prints the names; other options, which test runners pass along, are ignored.
+/// `--list` prints the names; with [`FAIL_FAST`] no check begins after one has failed; other
+/// options, which are for the suite, are ignored.
 pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     if words.iter().any(|w| w == "--list") {
         checks.iter().for_each(|c| println!("{}: test", c.name));
@@ -65,12 +75,27 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     let filters: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let chosen = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
     let (waiting, alone): (Vec<Check>, Vec<Check>) = chosen.partition(|check| check.waits);
-    let mut verdicts: Vec<Verdict> = alone.iter().map(tell).collect();
-    verdicts.extend(lanes::run(&waiting, LANES, tell));
-    let count = |of: fn(&Verdict) -> bool| verdicts.iter().filter(|verdict| of(verdict)).count();
+    let (is_over, fail_fast) = (AtomicBool::new(false), std::env::args().any(|word| word == FAIL_FAST));
+    let judge = |check: &Check| {
+        if is_over.load(Ordering::Relaxed) {
+            return None;
+        }
+        let verdict = tell(check);
+        if fail_fast && matches!(verdict, Verdict::Failed(_)) {
+            is_over.store(true, Ordering::Relaxed);
+        }
+        Some(verdict)
+    };
+    let mut verdicts: Vec<Option<Verdict>> = alone.iter().map(judge).collect();
+    verdicts.extend(lanes::run(&waiting, LANES, judge));
+    let judged = verdicts.iter().flatten();
+    let count = |of: fn(&Verdict) -> bool| judged.clone().filter(|verdict| of(verdict)).count();
     let passed = count(|v| matches!(v, Verdict::Passed));
     let failed = count(|v| matches!(v, Verdict::Failed(_)));
-    println!("{passed} passed, {failed} failed, {} skipped", verdicts.len() - passed - failed);
+    let skipped = count(|v| matches!(v, Verdict::Skipped(_)));
+    let left = verdicts.len() - passed - failed - skipped;
+    let left = if left == 0 { String::new() } else { format!(", {left} not run") };
+    println!("{passed} passed, {failed} failed, {skipped} skipped{left}");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -81,10 +106,18 @@ fn tell(check: &Check) -> Verdict {
     let (name, seconds) = (&check.name, start.elapsed().as_secs_f32());
     match &verdict {
         Verdict::Passed => println!("ok       {name} ({seconds:.1} s)"),
-        Verdict::Failed(why) => println!("FAILED   {name} ({seconds:.1} s)\n{}", indent(why)),
+        Verdict::Failed(why) => {
+            println!("FAILED   {name} ({seconds:.1} s)\n{}         repeat: {}", indent(why), repeat(name));
+        }
         Verdict::Skipped(why) => println!("skipped  {name}: {why}"),
     }
     verdict
+}
+
+/// The command that runs one check again.
+fn repeat(name: &str) -> String {
+    let suite = std::env::args().nth(1).unwrap_or_default();
+    format!("cargo test -p roxe-tests --test suites -- {suite} '{}'", name.replace('\'', "'\\''"))
 }
 
 fn indent(text: &str) -> String {

@@ -3,7 +3,7 @@
 //!
 //! The guest is emulated, so its figures are small; what says something are their ratios, which
 //! compare how much work a message is. rxe holds port 4791 of all addresses, so roxe has a network
-//! namespace of its own in the guest. Needs what `tests/tests/kernel_rxe.rs` needs.
+//! namespace of its own in the guest. Needs what `tests/tests/suites/protocol/kernel_rxe.rs` needs.
 
 use crate::line::{Line, Link, Network, Unit, Verbs, Work};
 use crate::rounds::{self, Measured, Rounds};

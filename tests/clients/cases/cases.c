@@ -1,6 +1,6 @@
 // The agent in C: does by the functions of libibverbs what the lines of a script say, as the one in
-// Rust does by the API `roxe`. tests/tests/cases/script.rs tells the language, agent.rs the
-// answers.
+// Rust does by the API `roxe`. tests/tests/integration/cases/script.rs tells the language, agent.rs
+// the answers.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-//! Which cells there are: all of them, a slice for every push, or those whose name contains some
-//! words.
+//! Which cells there are: all of them, a slice, a few for every change, or those whose name contains
+//! some words.
 
 use super::{Cell, Condition, Direction, Group, Ip, Service};
 
@@ -22,7 +22,18 @@ pub fn all() -> Vec<Planned> {
     groups().map(|group| (group, cells(&MTUS, |_| true))).collect()
 }
 
-/// A slice for every push: each group with all services and operations, one MTU each in turn. Each
+/// A few cells for every change: all services and operations under each condition in both
+/// directions, messages of one byte more than a packet and of 64 KiB.
+pub fn few() -> Vec<Planned> {
+    let mut plan = slice();
+    plan.retain(|(group, _)| (group.ip == Ip::V4) == (group.condition != Condition::Netem));
+    for (_, cells) in &mut plan {
+        cells.retain(|cell| cell.op.is_atomic() || cell.size == cell.mtu + 1 || cell.size == 64 << 10);
+    }
+    plan
+}
+
+/// A slice of all: each group with all services and operations, one MTU each in turn. Each
 /// group does small, edge and 64 KiB messages, and the clean ones 1 MiB.
 pub fn slice() -> Vec<Planned> {
     let mut mtus = MTUS.iter().cycle();
@@ -102,6 +113,26 @@ mod tests {
         for mtu in MTUS {
             assert!(slice.iter().any(|(_, cells)| cells.iter().any(|c| c.mtu == mtu)));
         }
+    }
+
+    #[test]
+    fn few_cells_have_every_condition_direction_and_operation() {
+        let plan = few();
+        for condition in Condition::ALL {
+            for direction in Direction::ALL {
+                let (_, cells) = plan
+                    .iter()
+                    .find(|(group, _)| (group.condition, group.direction) == (condition, direction))
+                    .expect("a group");
+                for service in Service::ALL {
+                    for op in service.ops() {
+                        assert!(cells.iter().any(|cell| (cell.service, cell.op) == (service, *op)), "{op:?}");
+                    }
+                }
+            }
+        }
+        assert!(Ip::ALL.iter().all(|ip| plan.iter().any(|(group, _)| group.ip == *ip)));
+        assert!(plan.iter().map(|(_, cells)| cells.len()).sum::<usize>() < 200);
     }
 
     #[test]

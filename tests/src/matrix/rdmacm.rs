@@ -105,7 +105,14 @@ pub fn all() -> Vec<Meeting> {
     meetings
 }
 
-/// A few for every push: each kind of connection, both ways.
+/// `rping` each way, for every change.
+pub fn few() -> Vec<Meeting> {
+    let mut list = slice();
+    list.retain(|meeting| meeting.ip == Ip::V6);
+    list
+}
+
+/// Each kind of connection, both ways.
 pub fn slice() -> Vec<Meeting> {
     const FEW: [(Condition, Ip, &str); 4] = [
         (Condition::Clean, Ip::V6, "rping -c -a SERVER -V -v -C 100"),

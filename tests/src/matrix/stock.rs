@@ -138,7 +138,14 @@ pub fn all() -> Vec<Stock> {
     list
 }
 
-/// A few for every push.
+/// One pair each way, for every change.
+pub fn few() -> Vec<Stock> {
+    let mut list = slice();
+    list.retain(|s| s.condition == Condition::Netem && s.args == "-c -s 4096 -n 200");
+    list
+}
+
+/// A few of every kind.
 pub fn slice() -> Vec<Stock> {
     let mut list = all();
     list.retain(|s| {

@@ -1,5 +1,5 @@
 //! A few hundred random runs of each service, so that a broken state machine is found by `cargo
-//! test` of this crate alone; `tests/tests/simulation.rs` does thousands.
+//! test` of this crate alone; `tests/tests/integration/simulation.rs` does thousands.
 
 use crate::qp::shared::Service;
 use crate::sim::Case;

@@ -3,7 +3,7 @@
 //!
 //! Both queue pairs live in this process and one thread does everything, so that every run walks
 //! the same way. WARM_UP messages go first; [`mark`] is called before and after the COUNTED ones,
-//! which tells `tests/tests/instructions.rs` what they cost. MANY is the number of pairs of queue
+//! which tells `tests/tests/suites/speed/instructions.rs` what they cost. MANY is the number of pairs of queue
 //! pairs, or of memory regions, on the paths that go round them.
 
 use roxe::{

@@ -1,6 +1,6 @@
 //! Asynchronous events of queues and queue pairs, each by its cause.
 //!
-//! Those of the port are in `provider/device/tests/port.rs`, those of path migration in
+//! Those of the port are in `provider/device/tests/integration/port.rs`, those of path migration in
 //! `migration.rs`, SRQ_LIMIT_REACHED in `events.rs`. The others of the manual have no cause here:
 //! Ethernet has no LIDs, no subnet manager and none to register with, the table of P_Keys never
 //! changes, and a shared receive queue has nothing that could fail.

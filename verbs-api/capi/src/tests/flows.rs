@@ -1,5 +1,5 @@
 //! Flows and counters as a C program makes them. What needs raw packets needs rights:
-//! `provider/device/tests/raw.rs` and rdma-core's suite see to that.
+//! `provider/device/tests/integration/raw.rs` and rdma-core's suite see to that.
 
 use super::*;
 use crate::counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};

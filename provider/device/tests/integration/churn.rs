@@ -1,0 +1,139 @@
+//! Processes that open and close the device all the time, beside honest traffic: nothing is lost.
+//!
+//! Everything that is sent is sent once. RC has a timeout of 0, so a lost packet stops its queue
+//! pair for ever; UC and UD play ping-pong, which a lost message stops. `ROXE_TEST_CHURN_SECONDS`
+//! says how long each link is tried.
+
+use crate::common::peer::{MARK, Peer, ROLE};
+use crate::common::player::Player;
+use crate::common::*;
+use roxe_provider::wire::{PathMtu, Qpn};
+use roxe_provider::{Service, WcStatus};
+use std::time::{Duration, Instant};
+
+const OPENERS: usize = 3;
+/// Queue pairs that an opener makes before it closes the device.
+const QPS: usize = 40;
+const PAIRS: usize = 20;
+const WRITES: u64 = 3;
+
+/// Not a test of its own: a process that another test has started.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let service = match role.as_str() {
+        "uc" => Service::Uc,
+        "ud" => Service::Ud,
+        _ => Service::Rc,
+    };
+    let mut player: Option<Player> = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let answer = match words[0] {
+            "open" => open_and_close(Duration::from_secs(number(1))),
+            "pairs" => write_within_the_process(Duration::from_secs(number(1))),
+            "create" => player.insert(Player::new(service)).qp.qpn().get().into(),
+            "connect" => player.as_mut().unwrap().connect(Qpn::new(number(1) as u32)),
+            "serve" => player.as_ref().unwrap().serve_for(Duration::from_secs(number(1))),
+            "overtaken" => player.as_ref().unwrap().overtaken(number(1)),
+            "answer" => player.as_ref().unwrap().answer(),
+            other => panic!("unknown command {other}"),
+        };
+        println!("\n{MARK}{answer}");
+    }
+}
+
+/// Opens the device, makes queue pairs and closes it, again and again. Returns how many times.
+fn open_and_close(time: Duration) -> u64 {
+    let (start, mut times) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        let node = Node::open();
+        let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Rc)).collect();
+        drop((qps, node));
+        times += 1;
+    }
+    times
+}
+
+/// Makes pairs of queue pairs in this process, writes by each, and closes the device. Returns how
+/// many times.
+fn write_within_the_process(time: Duration) -> u64 {
+    let (start, mut times) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        let (a, b) = (Node::open(), Node::open());
+        let gid = a.context.gid(1, 0).unwrap();
+        let qps: Vec<_> = (0..PAIRS).map(|_| (a.qp(Service::Rc), b.qp(Service::Rc))).collect();
+        for (qa, qb) in &qps {
+            connect_with(qa, a.av(0, gid), qb.qpn(), PathMtu::Mtu1024, 0);
+            connect_with(qb, b.av(0, gid), qa.qpn(), PathMtu::Mtu1024, 0);
+            (0..WRITES).for_each(|n| post(qa, n, write_to(&b, 0), a.sge(0, 1)));
+        }
+        assert!(a.wait(PAIRS * WRITES as usize).iter().all(|cqe| cqe.status == WcStatus::Success));
+        times += 1;
+    }
+    times
+}
+
+/// Connects the queue pairs of two players.
+fn introduce([a, b]: &mut [Peer; 2]) {
+    let (of_a, of_b) = (a.ask("create")[0], b.ask("create")[0]);
+    assert_eq!((a.ask(&format!("connect {of_b}")), b.ask(&format!("connect {of_a}"))), (vec![1], vec![1]));
+}
+
+fn nothing_is_lost(link: &str) {
+    let seconds = std::env::var("ROXE_TEST_CHURN_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5u64);
+    let knobs = [("ROXE_LINK", link)];
+    let mut players: Vec<_> = ["rc", "uc", "ud"].map(|role| [(); 2].map(|()| Peer::start(role, &knobs))).into();
+    players.iter_mut().for_each(introduce);
+    let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
+    let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
+    openers.iter_mut().for_each(|peer| peer.tell(&format!("open {seconds}")));
+    pairs.iter_mut().for_each(|peer| peer.tell(&format!("pairs {seconds}")));
+    for [a, b] in &mut players {
+        b.tell("answer");
+        a.tell(&format!("serve {seconds}"));
+    }
+    let count = |peer: &mut Peer| peer.hear().parse::<u64>().unwrap();
+    let played: Vec<_> = players.iter_mut().map(|[a, _]| count(a)).collect();
+    let [opened, written] = [&mut openers, &mut pairs].map(|peers| peers.iter_mut().map(count).sum::<u64>());
+    println!("link {link}: {played:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
+    assert!(played.iter().all(|played| *played > 0) && opened > 0 && written > 0);
+}
+
+#[test]
+fn churn_loses_nothing_through_rings() {
+    nothing_is_lost("auto");
+}
+
+#[test]
+fn churn_loses_nothing_over_udp() {
+    nothing_is_lost("udp");
+}
+
+/// Ping-pong with the default card: how many of 1,000 answers were received before the send that
+/// they answer was complete.
+fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
+    let knobs = [&[("ROXE_LINK", link)], knobs].concat();
+    let mut players = [(); 2].map(|()| Peer::start("rc", &knobs));
+    introduce(&mut players);
+    let [a, b] = &mut players;
+    b.tell("answer");
+    a.ask("overtaken 1000")[0]
+}
+
+// clause: ACK-BEFORE-REQUESTS
+#[test]
+fn answer_is_received_after_its_send_completes() {
+    for link in ["auto", "udp"] {
+        let overtaken = overtaken_sends(link, &[]);
+        assert!(overtaken < 10, "link {link}: {overtaken} of 1000");
+    }
+}
+
+#[test]
+fn answer_may_overtake_ack_on_weakest_card() {
+    let overtaken = overtaken_sends("udp", &[("ROXE_WEAKEST", "acks")]);
+    assert!(overtaken > 10, "{overtaken} of 1000");
+}

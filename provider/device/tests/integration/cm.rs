@@ -1,0 +1,674 @@
+//! Connections and lookups between ids of one process: every verb, every event, states, limits.
+
+use crate::common::ends::*;
+use crate::common::*;
+use roxe_provider::cm::{
+    Address, Channel, ConnParam, Ece, EventData, EventKind, IbAddress, Id, IdOption, Path, PortSpace, RejReason,
+    UDP_QKEY,
+};
+use roxe_provider::wire::cm::VendorId;
+use roxe_provider::wire::{PathMtu, Qpn};
+use roxe_provider::{AsyncEventKind, AttrMask, Error, QpAttr, QpState, Service, XrcdInit};
+use std::sync::Arc;
+
+/// The most bytes of private data that a program may give, by verb and kind of id, and how many of
+/// them its peer is told of.
+mod private_data {
+    /// `connect` of an id with IP addresses: what the addresses leave of 92 bytes.
+    pub(super) const CONNECT: usize = 56;
+    /// `connect` of an id with an `AF_IB` address.
+    pub(super) const CONNECT_IB: usize = 92;
+    /// `connect` of a datagram id with IP addresses.
+    pub(super) const LOOKUP: usize = 180;
+    /// `accept`.
+    pub(super) const ACCEPT: usize = 196;
+    /// `accept` and `reject` of a datagram id.
+    pub(super) const LOOKUP_REPLY: usize = 136;
+    /// `reject`.
+    pub(super) const REJECT: usize = 148;
+}
+
+fn errno(result: Result<(), Error>) -> i32 {
+    result.unwrap_err().errno()
+}
+
+// clause: CM-IP-HEADER, CM-DEPTH, CM-PATH, CM-QP-INIT, CM-QP-RTR, CM-QP-RTS
+#[test]
+fn two_ends_connect_talk_and_part() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    listener.id.set_user(77);
+    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    assert_eq!(active.qp().state(), QpState::Init);
+    active.id.connect(&saying(b"hello")).unwrap();
+
+    let (passive, request) = listener.request();
+    assert_eq!((request.listener.as_ref().unwrap().user(), passive.id.user(), request.status), (77, 0, 0));
+    let asked = terms(&request);
+    assert_eq!(asked.private_data, padded(b"hello", private_data::CONNECT));
+    assert_eq!((asked.responder_resources, asked.initiator_depth), (3, 4), "seen from this side");
+    assert_eq!((asked.retry_count, asked.rnr_retry_count, asked.qp_num), (7, 7, active.qp().qpn().get()));
+    assert_eq!((passive.id.local_addr(), passive.id.peer_addr()), (active.id.peer_addr(), active.id.local_addr()));
+    let (out, back) = (active.id.path().unwrap(), passive.id.path().unwrap());
+    assert_eq!((out.sgid, out.dgid, out.mtu, out.flow_label), (back.dgid, back.sgid, back.mtu, back.flow_label));
+
+    let passive = passive.with_qp(&node);
+    passive.id.accept(&ConnParam { initiator_depth: 2, ..saying(b"welcome") }).unwrap();
+    let established = active.expect(EventKind::Established);
+    let granted = terms(&established);
+    assert_eq!(granted.private_data, padded(b"welcome", private_data::ACCEPT));
+    assert_eq!((granted.responder_resources, granted.initiator_depth), (2, 3), "not above what was asked");
+    assert_eq!(granted.qp_num, passive.qp().qpn().get());
+    passive.expect(EventKind::Established);
+    let ((a, _), (b, _)) = (active.qp().query(), passive.qp().query());
+    assert_eq!((a.state, b.state, a.sq_psn, a.rq_psn), (QpState::Rts, QpState::Rts, b.rq_psn, b.sq_psn));
+    assert_eq!((a.max_rd_atomic, a.max_dest_rd_atomic, b.max_rd_atomic, b.max_dest_rd_atomic), (3, 2, 2, 3));
+    assert_eq!((a.timeout, b.timeout, a.path_mtu), (17, 17, out.mtu));
+    say(&node, active.qp(), passive.qp());
+    say(&node, passive.qp(), active.qp());
+
+    active.id.disconnect().unwrap();
+    assert_eq!(active.qp().state(), QpState::Err);
+    assert_eq!(passive.expect(EventKind::Disconnected).status, 0);
+    assert_eq!(passive.qp().state(), QpState::Rts, "what has come may still be taken");
+    passive.id.disconnect().unwrap();
+    assert_eq!(active.expect(EventKind::Disconnected).status, 0);
+    active.expect(EventKind::TimewaitExit);
+    passive.expect(EventKind::TimewaitExit);
+    active.id.disconnect().unwrap();
+    for end in [active, passive, listener] {
+        end.id.destroy();
+    }
+}
+
+// clause: CM-ESTABLISH
+#[test]
+fn a_program_that_moves_its_queue_pair_itself_establishes() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::before(PortSpace::Tcp, &listener.address());
+    let qp = node.qp(Service::Rc);
+    let give = |id: &Id, state| {
+        let (attr, mask) = id.init_qp_attr(state).unwrap();
+        assert_eq!(attr.state, state);
+        qp.modify(&attr, mask).unwrap();
+    };
+    give(&active.id, QpState::Init);
+    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL);
+    active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"") }).unwrap();
+    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "nobody has answered");
+    let (passive, request) = listener.request();
+    assert_eq!(terms(&request).qp_num, qp.qpn().get());
+    let passive = passive.with_qp(&node);
+    passive.id.accept(&saying(b"")).unwrap();
+    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).qp_num, passive.qp().qpn().get());
+    [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| give(&active.id, state));
+    assert_eq!(active.id.init_qp_attr(QpState::Err).unwrap_err().errno(), libc::EINVAL);
+    active.id.establish().unwrap();
+    passive.expect(EventKind::Established);
+    assert_eq!(errno(active.id.establish()), libc::EINVAL, "once");
+    say(&node, &qp, passive.qp());
+}
+
+// clause: CM-ESTABLISH
+#[test]
+fn a_message_may_confirm_in_place_of_the_peer() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::before(PortSpace::Tcp, &listener.address());
+    active.id.connect(&saying(b"")).unwrap();
+    let passive = listener.request().0.with_qp(&node);
+    assert_eq!(errno(passive.id.notify(AsyncEventKind::CommEst)), libc::EINVAL, "too early");
+    passive.id.accept(&saying(b"")).unwrap();
+    active.expect(EventKind::ConnectResponse);
+    assert_eq!(errno(passive.id.notify(AsyncEventKind::SqDrained)), libc::EINVAL);
+    passive.id.notify(AsyncEventKind::CommEst).unwrap();
+    passive.expect(EventKind::Established);
+    assert_eq!(errno(passive.id.notify(AsyncEventKind::CommEst)), libc::EISCONN);
+}
+
+// clause: CM-REJECT
+#[test]
+fn a_rejection_says_why() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    active.id.connect(&saying(b"")).unwrap();
+    let (passive, _) = listener.request();
+    assert_eq!(errno(passive.id.reject(&[0; 149], RejReason::ConsumerDefined)), libc::EINVAL);
+    passive.id.reject(b"no", RejReason::ConsumerDefined).unwrap();
+    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    let event = active.expect(EventKind::Rejected);
+    assert_eq!((event.status, &terms(&event).private_data), (28, &padded(b"no", private_data::REJECT)));
+    assert_eq!(active.qp().state(), QpState::Err);
+    assert_eq!(errno(active.id.connect(&saying(b""))), libc::EINVAL, "an id connects once");
+    assert_eq!(active.id.disconnect(), Ok(()));
+
+    let other = End::before(PortSpace::Tcp, &listener.address());
+    other.id.connect(&saying(b"")).unwrap();
+    let passive = listener.request().0.with_qp(&node);
+    passive.id.accept(&saying(b"")).unwrap();
+    other.expect(EventKind::ConnectResponse);
+    other.id.reject(b"changed my mind", RejReason::ConsumerDefined).unwrap();
+    let event = passive.expect(EventKind::Rejected);
+    assert_eq!(terms(&event).private_data, padded(b"changed my mind", private_data::REJECT));
+}
+
+#[test]
+fn a_request_waits_a_moment_for_its_listener() {
+    assert!((0..20).any(|_| a_late_listener_is_heard()), "no request waits");
+}
+
+/// Whether a request that found nobody gets who listens then; not, if this machine stands still for
+/// longer than it waits.
+fn a_late_listener_is_heard() -> bool {
+    let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, HERE));
+    late.id.bind(&address(HERE)).unwrap();
+    let [active, second] = [&late, &other].map(|to| End::before(PortSpace::Tcp, &to.address()));
+    active.id.connect(&saying(b"early")).unwrap();
+    // When a request that was sent later is heard, the first has found nobody.
+    second.id.connect(&saying(b"")).unwrap();
+    other.request();
+    late.id.listen(1).unwrap();
+    if first_of(&[&late.channel, &active.channel]) == 1 {
+        assert_eq!(active.expect(EventKind::Rejected).status, 8);
+        return false;
+    }
+    late.request().0.id.accept(&saying(b"")).unwrap();
+    active.expect(EventKind::ConnectResponse);
+    true
+}
+
+// clause: CM-LISTEN
+#[test]
+fn nobody_listens() {
+    let refusals = [(PortSpace::Tcp, EventKind::Rejected, 8), (PortSpace::Udp, EventKind::Unreachable, 1)];
+    for (space, kind, status) in refusals {
+        // The port is taken, so that no other test can listen there.
+        let holder = End::new(space);
+        holder.id.bind(&address(HERE)).unwrap();
+        let active = End::before(space, &holder.address());
+        active.id.connect(&saying(b"")).unwrap();
+        assert_eq!(active.expect(kind).status, status);
+    }
+}
+
+// clause: CM-SIDR
+#[test]
+fn a_datagram_service_is_found() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Udp, HERE);
+    let client = End::before(PortSpace::Udp, &listener.address()).with_qp(&node);
+    assert_eq!(client.qp().state(), QpState::Rts);
+    client.id.connect(&saying(b"who are you")).unwrap();
+    let (server, request) = listener.request();
+    let EventData::Ud(asked) = request.data else { panic!("{:?}", request.data) };
+    assert_eq!(asked.private_data, padded(b"who are you", private_data::LOOKUP));
+    assert_eq!(server.id.service(), Service::Ud);
+    let server = server.with_qp(&node);
+    server.id.accept(&saying(b"me")).unwrap();
+    assert_eq!(errno(server.id.accept(&saying(b"me"))), libc::EINVAL, "once");
+    let event = client.expect(EventKind::Established);
+    let EventData::Ud(found) = event.data else { panic!("{:?}", event.data) };
+    assert_eq!(found.private_data, padded(b"me", private_data::LOOKUP_REPLY));
+    assert_eq!((found.qp_num, found.qkey), (server.qp().qpn().get(), UDP_QKEY.0));
+    let av = node.context.resolve_av(&found.ah_attr).unwrap();
+    post_recv(server.qp(), 1, node.sge(0, 104));
+    let sges = [node.sge(128, 64)];
+    let mut request = datagram(2, av, Qpn::new(found.qp_num), &sges);
+    request.ud.as_mut().unwrap().qkey = UDP_QKEY;
+    client.qp().post_send(&[request]).unwrap();
+    node.wait(2);
+}
+
+// clause: CM-SIDR
+#[test]
+fn a_datagram_service_refuses() {
+    let listener = End::listening(PortSpace::Udp, HERE);
+    let client = End::before(PortSpace::Udp, &listener.address());
+    client.id.connect(&saying(b"")).unwrap();
+    let (server, _) = listener.request();
+    assert_eq!(errno(server.id.reject(&[0; 137], RejReason::ConsumerDefined)), libc::EINVAL);
+    server.id.reject(b"busy", RejReason::ConsumerDefined).unwrap();
+    let event = client.expect(EventKind::Unreachable);
+    let EventData::Ud(said) = event.data else { panic!("{:?}", event.data) };
+    assert_eq!((event.status, said.private_data), (2, padded(b"busy", private_data::LOOKUP_REPLY)));
+}
+
+#[test]
+fn verbs_in_wrong_states_are_refused() {
+    let node = Node::open();
+    let to = address("127.0.0.1:9");
+    let all = |id: &Id| {
+        let attr = |state| id.init_qp_attr(state).map(|_| ());
+        [
+            id.resolve_route(1),
+            id.connect(&saying(b"")),
+            id.accept(&saying(b"")),
+            id.reject(b"", RejReason::ConsumerDefined),
+            id.establish(),
+            id.disconnect(),
+            id.notify(AsyncEventKind::CommEst),
+            attr(QpState::Rtr),
+        ]
+        .map(errno)
+    };
+    let end = End::new(PortSpace::Tcp);
+    assert_eq!(all(&end.id), [libc::EINVAL; 8]);
+    assert_eq!(errno(end.id.attach_qp(&node.qp(Service::Rc))), libc::EINVAL, "no device");
+    assert_eq!((end.id.device().is_none(), end.id.port(), end.id.local_addr()), (true, 0, None));
+    end.id.bind(&address(HERE)).unwrap();
+    assert_eq!(all(&end.id), [libc::EINVAL; 8]);
+    assert_eq!(errno(end.id.bind(&address(HERE))), libc::EINVAL, "it has an address");
+    assert_eq!(errno(end.id.resolve_addr(None, &address("[::1]:9"), 1)), libc::EINVAL, "of another family");
+    end.id.resolve_addr(None, &to, 1).unwrap();
+    end.expect(EventKind::AddrResolved);
+    assert_eq!(errno(end.id.resolve_addr(None, &to, 1)), libc::EINVAL, "it is resolved");
+    assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
+    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL, "no route");
+    end.id.resolve_route(1).unwrap();
+    end.expect(EventKind::RouteResolved);
+    assert_eq!(errno(end.id.resolve_route(1)), libc::EINVAL);
+    end.id.attach_qp(&node.qp(Service::Rc)).unwrap();
+    assert_eq!(errno(end.id.attach_qp(&node.qp(Service::Rc))), libc::EINVAL, "it has one");
+    end.id.detach_qp();
+    assert!(end.id.qp().is_none());
+
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    assert_eq!(errno(listener.id.listen(1)), libc::EINVAL);
+    assert_eq!(errno(listener.id.resolve_addr(None, &to, 1)), libc::EINVAL);
+    assert_eq!(all(&listener.id), [libc::EINVAL; 8]);
+    end.id.destroy();
+    end.id.destroy();
+    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL);
+}
+
+#[test]
+fn private_data_has_limits() {
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::before(PortSpace::Tcp, &listener.address());
+    assert_eq!(errno(active.id.connect(&saying(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
+    active.id.connect(&saying(&[1; private_data::CONNECT])).unwrap();
+    let (passive, request) = listener.request();
+    assert_eq!(terms(&request).private_data, [1; private_data::CONNECT]);
+    assert_eq!(errno(passive.id.accept(&saying(&[1; private_data::ACCEPT + 1]))), libc::EINVAL);
+    passive.id.accept(&saying(&[2; private_data::ACCEPT])).unwrap();
+    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).private_data, [2; private_data::ACCEPT]);
+
+    let listener = End::listening(PortSpace::Udp, HERE);
+    let client = End::before(PortSpace::Udp, &listener.address());
+    assert_eq!(errno(client.id.connect(&saying(&[1; private_data::LOOKUP + 1]))), libc::EINVAL);
+    client.id.connect(&saying(&[1; private_data::LOOKUP])).unwrap();
+    let (server, _) = listener.request();
+    assert_eq!(errno(server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY + 1]))), libc::EINVAL);
+    server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY])).unwrap();
+    client.expect(EventKind::Established);
+}
+
+// clause: CM-BACKLOG
+#[test]
+fn requests_that_nobody_has_heard_of_are_bounded() {
+    let listener = End::new(PortSpace::Tcp);
+    listener.id.bind(&address(HERE)).unwrap();
+    listener.id.listen(2).unwrap();
+    let ask = || {
+        let end = End::before(PortSpace::Tcp, &listener.address());
+        end.id.connect(&saying(b"")).unwrap();
+        end
+    };
+    let asking = [ask(), ask(), ask()];
+    assert_eq!(asking[2].expect(EventKind::Rejected).status, 28);
+    let (first, _) = listener.request();
+    let fourth = ask();
+    listener.request();
+    listener.request();
+    assert!(listener.is_quiet() && fourth.is_quiet() && asking[1].is_quiet());
+    drop(first);
+}
+
+#[test]
+fn a_listener_takes_its_unheard_requests_with_it() {
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let (heard, unheard) =
+        (End::before(PortSpace::Tcp, &listener.address()), End::before(PortSpace::Tcp, &listener.address()));
+    heard.id.connect(&saying(b"1")).unwrap();
+    let (passive, _) = listener.request();
+    unheard.id.connect(&saying(b"2")).unwrap();
+    // Until the request has come in, there is nothing to take along.
+    first_of(&[&listener.channel]);
+    listener.id.destroy();
+    assert_eq!(unheard.expect(EventKind::Rejected).status, 28);
+    assert!(listener.is_quiet());
+    passive.id.accept(&saying(b"")).unwrap();
+    heard.expect(EventKind::ConnectResponse);
+}
+
+#[test]
+fn ids_end_at_any_time_and_peers_hear_of_it() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let (active, passive) = connected(&node, &listener);
+    active.id.destroy();
+    passive.expect(EventKind::Disconnected);
+    passive.id.disconnect().unwrap();
+    passive.expect(EventKind::TimewaitExit);
+
+    let asking = End::before(PortSpace::Tcp, &listener.address());
+    asking.id.connect(&saying(b"")).unwrap();
+    let (passive, _) = listener.request();
+    passive.id.destroy();
+    assert_eq!(asking.expect(EventKind::Rejected).status, 28);
+
+    let (active, passive) = connected(&node, &listener);
+    passive.id.disconnect().unwrap();
+    active.expect(EventKind::Disconnected);
+    active.id.destroy();
+    passive.expect(EventKind::Disconnected);
+    assert!(active.is_quiet());
+}
+
+#[test]
+fn ids_move_with_their_events() {
+    let (listener, other) = (End::listening(PortSpace::Tcp, HERE), Channel::create().unwrap());
+    let active = End::new(PortSpace::Tcp);
+    active.id.resolve_addr(None, &listener.address(), 1).unwrap();
+    active.id.migrate(&other).unwrap();
+    assert!(active.is_quiet());
+    assert_eq!(next(&other).kind, EventKind::AddrResolved);
+    active.id.resolve_route(1).unwrap();
+    assert_eq!(next(&other).kind, EventKind::RouteResolved);
+    active.id.connect(&saying(b"")).unwrap();
+    let new_home = Channel::create().unwrap();
+    first_of(&[&listener.channel]);
+    listener.id.migrate(&new_home).unwrap();
+    assert!(listener.is_quiet());
+    let request = next(&new_home);
+    assert_eq!(request.kind, EventKind::ConnectRequest);
+    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "what comes of it comes there too");
+    assert!(Arc::ptr_eq(&listener.id.channel(), &new_home));
+}
+
+// clause: CM-LISTEN
+#[test]
+fn ports_are_shared_as_ids_say() {
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let taken = listener.address();
+    let other = End::new(PortSpace::Tcp);
+    assert_eq!(errno(other.id.bind(&taken)), libc::EADDRINUSE);
+    other.id.bind(&address(HERE)).unwrap();
+    // A datagram service of another test may have the number that is chosen.
+    let of_both_spaces = || {
+        let (stream, datagrams) = (End::listening(PortSpace::Tcp, HERE), End::new(PortSpace::Udp));
+        datagrams.id.bind(&stream.address()).is_ok()
+    };
+    assert!((0..5).any(|_| of_both_spaces()), "the port spaces are not apart");
+
+    let [a, b] = [(); 2].map(|()| End::new(PortSpace::Tcp));
+    a.id.set_option(IdOption::ReuseAddr(true)).unwrap();
+    a.id.bind(&address("127.0.0.1:0")).unwrap();
+    b.id.set_option(IdOption::ReuseAddr(true)).unwrap();
+    b.id.bind(&address("127.0.0.1:0")).unwrap();
+    assert_ne!(a.address(), b.address(), "each got a port of its own");
+    a.id.listen(1).unwrap();
+    assert_eq!(errno(a.id.set_option(IdOption::ReuseAddr(true))), libc::EINVAL);
+    assert_eq!(errno(b.id.set_option(IdOption::ReuseAddr(false))), libc::EINVAL);
+}
+
+// clause: CM-LOOPBACK
+#[test]
+fn addresses_lead_somewhere_or_not() {
+    let end = End::new(PortSpace::Tcp);
+    assert_eq!(errno(end.id.bind(&address("192.0.2.1:7"))), libc::EADDRNOTAVAIL);
+    end.id.bind(&address("127.0.0.1:0")).unwrap();
+    assert!(end.address().port() != 0);
+    assert_eq!(end.id.device().unwrap().name(), "roxe0");
+
+    let elsewhere = End::new(PortSpace::Tcp);
+    elsewhere.id.bind(&address("127.0.0.77:0")).unwrap();
+    assert!(elsewhere.id.local_addr().unwrap().is_any(), "no device has it");
+
+    let end = End::new(PortSpace::Tcp);
+    assert_eq!(
+        errno(end.id.resolve_addr(Some(&address("192.0.2.1:0")), &address("127.0.0.1:1"), 1)),
+        libc::EADDRNOTAVAIL
+    );
+    end.id.resolve_addr(Some(&address("0.0.0.0:0")), &address("255.255.255.255:1"), 1).unwrap();
+    let failed = end.expect(EventKind::AddrError);
+    assert!(failed.status < 0, "{failed:?}");
+    end.id.resolve_addr(None, &address("0.0.0.0:4"), 1).unwrap();
+    end.expect(EventKind::AddrResolved);
+    assert_eq!(end.id.peer_addr(), Some(address("127.0.0.1:4")), "all addresses stand for this host");
+}
+
+// clause: CM-PATH, CM-FLOW-LABEL
+#[test]
+fn options_are_in_the_path_and_the_queue_pair() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::new(PortSpace::Tcp);
+    active.id.set_option(IdOption::Tos(0x20)).unwrap();
+    active.id.set_option(IdOption::AckTimeout(14)).unwrap();
+    assert_eq!(errno(active.id.set_option(IdOption::AckTimeout(32))), libc::EINVAL);
+    active.id.set_option(IdOption::AfOnly(true)).unwrap();
+    active.resolve(&listener.address());
+    assert_eq!(errno(active.id.set_option(IdOption::AfOnly(true))), libc::EINVAL);
+    let (path, local) = (active.id.path().unwrap(), active.id.local_addr().unwrap());
+    assert_eq!((path.traffic_class, path.packet_life_time, path.hop_limit), (0x20, 13, 64));
+    let label = (u32::from(local.port()) * 31 + u32::from(listener.address().port())) & 0xf_ffff;
+    assert_eq!(path.flow_label, label);
+    let active = active.with_qp(&node);
+    active.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 5 }).unwrap();
+    active.id.connect(&saying(b"")).unwrap();
+    let passive = listener.request().0.with_qp(&node);
+    assert_eq!(passive.id.remote_ece(), Ece { vendor_id: VendorId::new(0x1234), options: 5 });
+    assert_eq!(passive.id.path().unwrap().traffic_class, 0x20);
+    passive.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 1 }).unwrap();
+    passive.id.set_option(IdOption::AckTimeout(13)).unwrap();
+    passive.id.accept(&saying(b"")).unwrap();
+    active.expect(EventKind::Established);
+    assert_eq!(active.id.remote_ece().options, 1);
+    let ((a, _), (b, _)) = (active.qp().query(), passive.qp().query());
+    assert_eq!((a.timeout, b.timeout, a.av.traffic_class, b.av.traffic_class), (14, 13, 0x20, 0x20));
+    let datagrams = End::new(PortSpace::Udp);
+    assert_eq!(errno(datagrams.id.set_option(IdOption::AckTimeout(14))), libc::EINVAL);
+}
+
+#[test]
+fn a_program_may_know_the_path() {
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::new(PortSpace::Tcp);
+    active.id.resolve_addr(None, &listener.address(), 1).unwrap();
+    active.expect(EventKind::AddrResolved);
+    let here = listener.address().gid();
+    let path = Path {
+        sgid: here,
+        dgid: here,
+        flow_label: 9,
+        hop_limit: 3,
+        traffic_class: 0,
+        sl: 0,
+        pkey: 0xffff,
+        mtu: PathMtu::Mtu512,
+        rate: 0,
+        packet_life_time: 16,
+    };
+    let strange = Path { sgid: address("192.0.2.1:0").gid(), ..path };
+    assert_eq!(errno(active.id.set_option(IdOption::Path(strange))), libc::EINVAL);
+    active.id.set_option(IdOption::Path(path)).unwrap();
+    active.expect(EventKind::RouteResolved);
+    assert_eq!(active.id.path(), Some(path));
+    active.id.connect(&saying(b"")).unwrap();
+    let found = listener.request().0.id.path().unwrap();
+    assert_eq!((found.mtu, found.hop_limit, found.flow_label), (PathMtu::Mtu512, 3, 9));
+}
+
+#[test]
+fn ipv6_addresses_and_all_of_them() {
+    let node = Node::open();
+    if node.context.gid_entries().iter().all(|entry| entry.gid.is_ipv4()) {
+        return no_ipv6();
+    }
+    let listener = End::listening(PortSpace::Tcp, "[::]:0");
+    let port = listener.address().port();
+    for (to, is_ipv4) in [("[::1]:0", false), ("127.0.0.1:0", true)] {
+        let active = End::before(PortSpace::Tcp, &address(to).with_port(port));
+        active.id.connect(&saying(b"")).unwrap();
+        let (passive, _) = listener.request();
+        assert_eq!(passive.id.local_addr().unwrap().gid().is_ipv4(), is_ipv4);
+        assert_eq!(passive.id.peer_addr(), active.id.local_addr());
+    }
+    let (narrow, beside) = narrow_and_beside();
+    narrow.id.listen(1).unwrap();
+    let asks = || {
+        let at = narrow.id.local_addr().unwrap().port();
+        let active = End::before(PortSpace::Tcp, &address("127.0.0.1:0").with_port(at));
+        active.id.connect(&saying(b"")).unwrap();
+        active
+    };
+    assert_eq!(asks().expect(EventKind::Rejected).status, 8);
+    beside.id.listen(1).unwrap();
+    let _active = asks();
+    beside.request();
+}
+
+/// Two ids bound to one port: at all addresses of IPv6, and at all of IPv4.
+fn narrow_and_beside() -> (End, End) {
+    loop {
+        let (narrow, beside) = (End::new(PortSpace::Tcp), End::new(PortSpace::Tcp));
+        [&narrow, &beside].iter().for_each(|end| end.id.set_option(IdOption::AfOnly(true)).unwrap());
+        narrow.id.bind(&address("[::]:0")).unwrap();
+        match beside.id.bind(&address("0.0.0.0:0").with_port(narrow.address().port())) {
+            Ok(()) => return (narrow, beside),
+            // Of IPv4, another test has that port: the next one may be free.
+            Err(e) => assert_eq!(e.errno(), libc::EADDRNOTAVAIL),
+        }
+    }
+}
+
+fn ib(gid_of: &str, sid: u64, sid_mask: u64) -> Address {
+    Address::Ib(IbAddress { pkey: 0xffff, gid: address(gid_of).gid(), sid, sid_mask, ..IbAddress::default() })
+}
+
+// clause: CM-IB-SERVICE
+#[test]
+fn services_can_be_named_outright() {
+    // Not that of another process that runs these tests.
+    let sid = 0x013f_4000 | u64::from(std::process::id() & 0x3fff);
+    let wrong = End::new(PortSpace::Tcp);
+    assert_eq!(errno(wrong.id.bind(&ib(HERE, 0x0111_0007, !0))), libc::EPROTONOSUPPORT);
+    let listener = End::new(PortSpace::Ib);
+    listener.id.bind(&ib(HERE, sid, !0)).unwrap();
+    listener.id.listen(1).unwrap();
+    let active = End::new(PortSpace::Ib);
+    active.resolve(&ib(HERE, sid, !0));
+    assert_eq!(active.id.path().unwrap().hop_limit, 1);
+    assert_eq!(errno(active.id.connect(&saying(&[3; 93]))), libc::EINVAL);
+    active.id.connect(&saying(&[3; 92])).unwrap();
+    let (passive, request) = listener.request();
+    assert_eq!(terms(&request).private_data, [3; private_data::CONNECT_IB]);
+    let Some(Address::Ib(local)) = passive.id.local_addr() else { panic!("{:?}", passive.id.local_addr()) };
+    assert_eq!(local.sid, sid);
+}
+
+// clause: CM-IB-SERVICE
+#[test]
+fn a_service_without_a_port_gets_one() {
+    let listener = End::new(PortSpace::Ib);
+    listener.id.bind(&ib(HERE, 0x013f_0000, !0xffff)).unwrap();
+    listener.id.listen(1).unwrap();
+    let Some(Address::Ib(local)) = listener.id.local_addr() else { panic!("{:?}", listener.id.local_addr()) };
+    assert_eq!((local.sid >> 16, local.sid_mask), (0x013f, !0), "the kernel makes it one service");
+    assert_ne!(local.sid & 0xffff, 0);
+    let asks = |sid| {
+        let active = End::new(PortSpace::Ib);
+        active.resolve(&ib(HERE, sid, !0));
+        active.id.connect(&ConnParam { qp_num: sid as u32, ..saying(b"") }).unwrap();
+        active
+    };
+    assert_eq!(asks(local.sid ^ 1).expect(EventKind::Rejected).status, 8);
+    let _active = asks(local.sid);
+    listener.request();
+}
+
+#[test]
+fn other_services_connect_too() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let channel = Channel::create().unwrap();
+    let id = Id::create_for(&channel, PortSpace::Tcp, Service::Uc, 0).unwrap();
+    let active = End { channel, id, qp: None };
+    active.resolve(&listener.address());
+    let active = active.with_qp(&node);
+    active.id.connect(&saying(b"")).unwrap();
+    let (passive, _) = listener.request();
+    assert_eq!(passive.id.service(), Service::Uc);
+    let passive = passive.with_qp(&node);
+    passive.id.accept(&saying(b"")).unwrap();
+    active.expect(EventKind::Established);
+    passive.expect(EventKind::Established);
+    say(&node, active.qp(), passive.qp());
+
+    let channel = Channel::create().unwrap();
+    let id = Id::create_for(&channel, PortSpace::Ib, Service::XrcIni, 0).unwrap();
+    let sender = End { channel, id, qp: None };
+    sender.resolve(&listener.address());
+    sender.id.connect(&saying(b"")).unwrap();
+    assert_eq!(sender.expect(EventKind::Rejected).status, 8, "of another port space");
+    assert_eq!(Id::create_for(&active.channel, PortSpace::Ib, Service::Raw, 0).unwrap_err().errno(), libc::EINVAL);
+}
+
+// clause: CM-XRC
+#[test]
+fn an_xrc_initiator_connects_to_a_target() {
+    let node = Node::open();
+    let xrcd = node.context.open_xrcd(XrcdInit { file: None, create: true, exclusive: false }).unwrap();
+    let new = |service| {
+        let channel = Channel::create().unwrap();
+        let id = Id::create_for(&channel, PortSpace::Ib, service, 0).unwrap();
+        End { channel, id, qp: None }
+    };
+    let listener = new(Service::XrcTgt);
+    listener.id.bind(&address(HERE)).unwrap();
+    listener.id.listen(1).unwrap();
+    let sender = new(Service::XrcIni);
+    sender.resolve(&listener.address());
+    let sender = sender.with_qp(&node);
+    sender.id.connect(&saying(b"")).unwrap();
+    let (receiver, _) = listener.request();
+    assert_eq!(receiver.id.service(), Service::XrcTgt);
+    let target = xrcd.create_target(0).unwrap();
+    receiver.id.attach_qp(&target).unwrap();
+    receiver.id.accept(&saying(b"")).unwrap();
+    assert_eq!(terms(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
+    receiver.expect(EventKind::Established);
+    let ((ini, _), (tgt, _)) = (sender.qp().query(), target.query());
+    assert_eq!((ini.state, ini.dest_qpn, ini.sq_psn), (QpState::Rts, target.qpn(), tgt.rq_psn));
+    assert_eq!((tgt.state, tgt.dest_qpn, tgt.sq_psn), (QpState::Rts, sender.qp().qpn(), ini.rq_psn));
+
+    let plain = new(Service::Rc);
+    plain.resolve(&listener.address());
+    plain.id.connect(&saying(b"")).unwrap();
+    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "who listens for XRC wants nothing else");
+}
+
+#[test]
+fn terms_that_a_queue_pair_cannot_take_end_in_an_error() {
+    let node = Node::open();
+    let listener = End::listening(PortSpace::Tcp, HERE);
+    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    active.id.connect(&saying(b"")).unwrap();
+    let passive = listener.request().0.with_qp(&node);
+    let failed = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    active.qp().modify(&failed, AttrMask::STATE).unwrap();
+    passive.id.accept(&saying(b"")).unwrap();
+    let event = active.expect(EventKind::ConnectError);
+    assert_eq!(event.status, -libc::EINVAL);
+    assert_eq!(passive.expect(EventKind::Rejected).status, 28);
+
+    let active = End::before(PortSpace::Tcp, &listener.address());
+    active.id.connect(&saying(b"")).unwrap();
+    let passive = listener.request().0.with_qp(&node);
+    passive.qp().modify(&failed, AttrMask::STATE).unwrap();
+    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    assert_eq!(active.expect(EventKind::Rejected).status, 28);
+}

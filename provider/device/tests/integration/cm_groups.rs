@@ -1,0 +1,178 @@
+//! Multicast groups of datagram ids: who is a member, who only sends, what a program is told.
+//!
+//! Group addresses carry the number of the process, because others test on this machine, too.
+
+use crate::common::ends::*;
+use crate::common::peer::{ROLE, program};
+use crate::common::*;
+use roxe_provider::cm::{
+    Address, Event, EventData, EventKind, IbAddress, Id, IdOption, JoinFlags, PortSpace, UDP_QKEY, UdParam,
+};
+use roxe_provider::wire::{Gid, Qpn};
+use roxe_provider::{Error, RecvRequest, SendOp, SendRequest, Service, UdDest, WcOpcode, WcStatus};
+use std::net::Ipv4Addr;
+
+const SEND_ONLY: JoinFlags = JoinFlags { send_only: true };
+const FULL: JoinFlags = JoinFlags { send_only: false };
+
+fn group(last: u8) -> Ipv4Addr {
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    Ipv4Addr::new(239, b, a, last)
+}
+
+fn at(group: Ipv4Addr) -> Address {
+    Address::Ip((group, 0).into())
+}
+
+fn errno(result: Result<(), Error>) -> i32 {
+    result.unwrap_err().errno()
+}
+
+/// A datagram end at the loopback device with a queue pair.
+fn end(node: &Node) -> End {
+    let end = End::new(PortSpace::Udp);
+    end.id.bind(&address(HERE)).unwrap();
+    end.with_qp(node)
+}
+
+fn way(event: &Event) -> (u64, &UdParam) {
+    match &event.data {
+        EventData::Group { user, ud } => (*user, ud),
+        other => panic!("{:?} says {other:?}", event.kind),
+    }
+}
+
+fn join(end: &End, group: Ipv4Addr, flags: JoinFlags) -> UdParam {
+    end.id.join_multicast(&at(group), flags, 5).unwrap();
+    let event = end.expect(EventKind::MulticastJoin);
+    assert_eq!((event.status, way(&event).0), (0, 5));
+    way(&event).1.clone()
+}
+
+/// Sends to where the event says, and returns who of these got it: by the number of their receive.
+fn heard(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<u64> {
+    for (wr_id, member) in members {
+        member.qp().post_recv(&RecvRequest { wr_id: *wr_id, sges: &[node.sge(4096 * *wr_id as usize, 200)] }).unwrap();
+    }
+    let av = node.av(to.ah_attr.sgid_index, to.ah_attr.dgid);
+    let ud = Some(UdDest { av, qpn: Qpn::new(to.qp_num), qkey: roxe_provider::wire::Qkey(to.qkey) });
+    from.qp().post_send(&[SendRequest { ud, ..request(1000, SendOp::Send, &[node.sge(0, 64)]) }]).unwrap();
+    let mut got: Vec<_> =
+        node.wait(1 + members.len()).into_iter().inspect(|cqe| assert_eq!(cqe.status, WcStatus::Success)).collect();
+    got.retain(|cqe| cqe.opcode == WcOpcode::Recv);
+    let mut numbers: Vec<_> = got.iter().map(|cqe| cqe.wr_id).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+// clause: CM-MULTICAST, UD-MULTICAST
+#[test]
+fn a_member_receives_datagrams_to_its_group() {
+    let node = Node::open();
+    let (a, b, sender) = (end(&node), end(&node), end(&node));
+    let way = join(&a, group(1), FULL);
+    assert_eq!((way.ah_attr.dgid, way.ah_attr.hop_limit, way.ah_attr.has_grh), (group(1).into(), 64, true));
+    assert_eq!(node.context.gid(1, way.ah_attr.sgid_index.into()).unwrap(), Gid::from(Ipv4Addr::LOCALHOST));
+    assert_eq!((way.qp_num, way.qkey, way.private_data.len()), (0xff_ffff, UDP_QKEY.0, 0));
+    join(&b, group(1), FULL);
+    let way = join(&sender, group(1), SEND_ONLY);
+    assert_eq!(heard(&node, &sender, &way, &[(1, &a), (2, &b)]), [1, 2]);
+    b.id.leave_multicast(&at(group(1))).unwrap();
+    assert_eq!(heard(&node, &sender, &way, &[(3, &a)]), [3]);
+    assert_eq!(errno(b.id.leave_multicast(&at(group(1)))), libc::EADDRNOTAVAIL, "once");
+    for end in [&a, &b, &sender] {
+        end.id.destroy();
+        end.qp().check_detached().unwrap();
+    }
+}
+
+// clause: CM-MULTICAST
+#[test]
+fn an_id_is_in_several_groups_and_in_each_as_often_as_it_joined() {
+    let node = Node::open();
+    let (member, sender) = (end(&node), end(&node));
+    for last in [2, 3, 3] {
+        join(&member, group(last), FULL);
+    }
+    let [second, third] = [2, 3].map(|last| join(&sender, group(last), SEND_ONLY));
+    assert_eq!(heard(&node, &sender, &second, &[(1, &member)]), [1]);
+    member.id.leave_multicast(&at(group(3))).unwrap();
+    assert_eq!(heard(&node, &sender, &third, &[(2, &member)]), [2], "it joined twice");
+    member.id.leave_multicast(&at(group(2))).unwrap();
+    member.id.leave_multicast(&at(group(3))).unwrap();
+    member.qp().check_detached().unwrap();
+}
+
+// clause: CM-MULTICAST
+#[test]
+fn a_queue_pair_comes_into_the_groups_of_its_id_and_leaves_with_it() {
+    let node = Node::open();
+    let (mut member, sender) = (End::new(PortSpace::Udp), end(&node));
+    member.id.bind(&address(HERE)).unwrap();
+    join(&member, group(4), FULL);
+    member = member.with_qp(&node);
+    let way = join(&sender, group(4), SEND_ONLY);
+    assert_eq!(heard(&node, &sender, &way, &[(1, &member)]), [1]);
+    member.id.detach_qp();
+    member.qp().check_detached().unwrap();
+    assert_eq!(errno(member.id.leave_multicast(&at(group(5)))), libc::EADDRNOTAVAIL);
+    member.id.leave_multicast(&at(group(4))).unwrap();
+}
+
+// clause: CM-MULTICAST
+#[test]
+fn an_impossible_membership_is_refused() {
+    let node = Node::open();
+    let unbound = End::new(PortSpace::Udp);
+    assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);
+    unbound.id.bind(&address("0.0.0.0:0")).unwrap();
+    assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL, "of no device");
+    let reliable = End::new(PortSpace::Tcp);
+    reliable.id.bind(&address(HERE)).unwrap();
+    assert_eq!(errno(reliable.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);
+    let member = end(&node);
+    for no_group in [address("127.0.0.1:0"), address("0.0.0.0:0"), address("[ff0e::6]:0")] {
+        assert_eq!(errno(member.id.join_multicast(&no_group, FULL, 0)), libc::EINVAL, "{no_group:?}");
+    }
+    assert!(member.is_quiet());
+    let gid = Gid::from(group(6));
+    member.id.join_multicast(&IbAddress { gid, ..IbAddress::default() }.into(), FULL, 9).unwrap();
+    assert_eq!(way(&member.expect(EventKind::MulticastJoin)).1.ah_attr.dgid, gid, "named by its GID");
+}
+
+// clause: CM-MULTICAST
+#[test]
+fn the_way_to_a_group_is_of_the_class_that_the_program_wants() {
+    let node = Node::open();
+    let member = end(&node);
+    member.id.set_option(IdOption::Tos(0x28)).unwrap();
+    assert_eq!(join(&member, group(7), SEND_ONLY).ah_attr.traffic_class, 0x28);
+    assert_eq!(member.id.service(), Service::Ud);
+}
+
+// clause: CM-MULTICAST
+#[test]
+fn a_group_above_the_limit_of_the_device_is_an_error_event() {
+    let output = program("all_groups").env(ROLE, "joins all").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Not a test of its own: joins all groups that a device has, in a process that has no other tests.
+#[test]
+fn all_groups() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let node = Node::open();
+    let member = end(&node);
+    let most = usize::try_from(node.context.device().attr().max_mcast_grp).unwrap();
+    let name = |n: usize| Ipv4Addr::new(239, 255, (n >> 8) as u8, n as u8);
+    (0..most).for_each(|n| drop(join(&member, name(n), FULL)));
+    member.id.join_multicast(&at(name(most)), FULL, 8).unwrap();
+    let event = member.expect(EventKind::MulticastError);
+    assert_eq!((event.status, way(&event).0), (-libc::ENOMEM, 8));
+    member.id.leave_multicast(&at(name(most))).unwrap();
+    let id: &Id = &member.id;
+    id.destroy();
+    member.qp().check_detached().unwrap();
+}

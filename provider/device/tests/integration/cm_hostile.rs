@@ -1,0 +1,520 @@
+//! Bad peers against a live process that listens and has connections: every message of the
+//! connection manager cut, repeated, out of order, from the wrong address, with wrong ids and in
+//! wrong packets. Whatever they send, counters tell of it, connections of others go on, new ones
+//! are made, and nothing is left.
+//!
+//! They are sockets at other addresses of the loopback interface, in a network of their own.
+
+use crate::common::ends::*;
+use crate::common::namespace;
+use crate::common::peer::{MARK, Peer, ROLE};
+use crate::common::*;
+use roxe_net::udp::BareLink;
+use roxe_provider::cm::{EventKind, Id, IdOption, Path, PortSpace, RejReason, connections};
+use roxe_provider::wire::cm::{
+    Answered, Apr, AprStatus, CommId, Drep, Dreq, Guid, Info, IpCmHeader, IpPair, Lap, Mad, Message, Mra, PrivateData,
+    Rej, RejReason as Reason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId,
+    gsi_header,
+};
+use roxe_provider::wire::{Deth, Gid, Header, Kind, NetHeader, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+const GUID: Guid = Guid(0x0bad);
+const BACKLOG: i32 = 8;
+/// Short waits, so that what bad peers begin is over soon: 4 ms and 64 ms.
+const SOON: TimeCode = TimeCode::new(10);
+/// What a peer gets that has to answer in time: 2 s, three times.
+const IN_TIME: TimeCode = TimeCode::new(19);
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Set for a process that does not end before TimeWait does.
+const STAYS: &str = "ROXE_TEST_STAYS";
+
+/// Whoever sends packets to the process, and hears its answers.
+struct Hostile {
+    socket: UdpSocket,
+    link: BareLink,
+    net: NetHeader,
+}
+
+impl Hostile {
+    fn at(address: Ipv4Addr) -> Self {
+        let link = bare_peer(address);
+        let socket = UdpSocket::from(link.receiver.try_clone().unwrap());
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let net =
+            NetHeader { src: address.into(), dst: VICTIM.into(), src_port: link.source_port(), ..NetHeader::default() };
+        Self { socket, link, net }
+    }
+
+    /// Sends a packet of any kind. Its IPv4 identification is the kernel's business; the ICRC is
+    /// right for some.
+    fn send_packet(&self, header: &Header, payload: &[u8]) {
+        let len = header.padded_len(payload.len());
+        let mut bytes = vec![0; len + icrc::LEN];
+        header.emit(payload.len(), &mut bytes[..len]).unwrap().copy_from_slice(payload);
+        icrc::seal(&self.net, &mut bytes);
+        self.link.sender().send_to(&bytes, &victim()).unwrap();
+    }
+
+    fn send(&self, message: impl Into<Message>) {
+        let mad = Mad { tid: TransactionId(9), modifier: 0, message: message.into() };
+        self.send_packet(&gsi_header(Psn::new(1)), &mad.to_bytes());
+    }
+
+    /// The next message that is not one of those that are repeated until they are answered.
+    fn hear(&self, wanted: &str) -> Message {
+        let mut bytes = [0; 2048];
+        loop {
+            let len = match self.socket.recv(&mut bytes) {
+                Ok(len) => len,
+                // This process was stopped and goes on: waiting with a limit ends then (`man 7
+                // signal`).
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) => panic!("no {wanted}: {e}"),
+            };
+            let packet = Packet::parse(&bytes[..len]).unwrap();
+            let mad = Mad::of_packet(&packet).unwrap().unwrap();
+            if mad.message.name() == wanted {
+                return mad.message;
+            }
+        }
+    }
+
+    /// A request for a connection that is as it should be.
+    fn req(&self, service_id: ServiceId, serial: u32) -> Req {
+        let (src, dst) = (self.net.src, self.net.dst);
+        let mut req = Req {
+            local_comm_id: CommId(0x7700_0000 | serial),
+            service_id,
+            local_ca_guid: GUID,
+            local_qpn: Qpn::new(0x1000 + serial),
+            local_cm_response_timeout: SOON,
+            path_mtu: PathMtu::Mtu1024.into(),
+            max_cm_retries: Small::new(2),
+            private_data: addresses(src, dst),
+            ..Req::default()
+        };
+        (req.primary.local_gid, req.primary.remote_gid, req.primary.local_ack_timeout) = (src, dst, SOON);
+        req
+    }
+
+    /// Any message, about a connection that the two call so.
+    fn about(&self, service_id: ServiceId, ours: CommId, theirs: CommId, which: u32) -> Message {
+        let (local_comm_id, remote_comm_id, answered) = (theirs, ours, Answered::from_code(which as u8 / 16 % 4));
+        let info = Info::new(&GUID.0.to_be_bytes()).unwrap();
+        match which % 11 {
+            0 => self.req(service_id, which).into(),
+            1 => Rep { local_comm_id, remote_comm_id, local_qpn: Qpn::new(5), local_ca_guid: GUID, ..Rep::default() }
+                .into(),
+            2 => Rtu { local_comm_id, remote_comm_id, ..Rtu::default() }.into(),
+            3 => {
+                let reason =
+                    [Reason::Timeout, Reason::StaleConnection, Reason::ConsumerDefined][which as usize / 64 % 3];
+                let private_data = PrivateData::EMPTY;
+                Rej { local_comm_id, remote_comm_id, answered, info, reason, private_data }.into()
+            }
+            4 => {
+                let (service_timeout, private_data) = (SOON, PrivateData::EMPTY);
+                Mra { local_comm_id, remote_comm_id, answered, service_timeout, private_data }.into()
+            }
+            5 => Dreq { local_comm_id, remote_comm_id, remote_qpn: Qpn::new(which), ..Dreq::default() }.into(),
+            6 => Drep { local_comm_id, remote_comm_id, ..Drep::default() }.into(),
+            7 => {
+                let private_data = addresses(self.net.src, self.net.dst);
+                SidrReq { request_id: theirs, pkey: Pkey::DEFAULT, service_id, private_data }.into()
+            }
+            8 => SidrRep {
+                request_id: ours,
+                status: SidrStatus::Success,
+                info,
+                vendor_id: Default::default(),
+                qpn: Qpn::new(5),
+                service_id,
+                qkey: Qkey(1),
+                private_data: PrivateData::EMPTY,
+            }
+            .into(),
+            9 => Lap { local_comm_id, remote_comm_id, local_gid: self.net.src, ..Lap::default() }.into(),
+            _ => {
+                let (status, private_data) = (AprStatus::Success, PrivateData::EMPTY);
+                Apr { local_comm_id, remote_comm_id, info, status, private_data }.into()
+            }
+        }
+    }
+}
+
+fn addresses<const N: usize>(src: Gid, dst: Gid) -> PrivateData<N> {
+    let addresses = IpPair::new(src.to_ip(), dst.to_ip()).unwrap();
+    IpCmHeader { src_port: 1, addresses }.with_user(b"bad").unwrap()
+}
+
+/// The process that is attacked.
+struct Victim {
+    node: Node,
+    listener: End,
+    datagrams: End,
+    service: ServiceId,
+    /// Requests that it has answered and not ended.
+    kept: RefCell<Vec<Arc<Id>>>,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let listen = |space| {
+            let end = End::new(space);
+            end.id.bind(&address(HERE)).unwrap();
+            end.id.listen(BACKLOG).unwrap();
+            end
+        };
+        let (listener, datagrams) = (listen(PortSpace::Tcp), listen(PortSpace::Udp));
+        let service = ServiceId::new(PortSpace::Tcp, listener.address().port());
+        Self { node: Node::open(), listener, datagrams, service, kept: RefCell::default() }
+    }
+
+    fn counters(&self) -> HashMap<&'static str, u64> {
+        self.node.context.counters().into_iter().collect()
+    }
+
+    /// Waits until `name` counts at least this.
+    fn wait_for(&self, name: &str, least: u64) {
+        let start = Instant::now();
+        while counter(&self.node.context, name) < least {
+            assert!(start.elapsed() < TIMEOUT, "{name} is {}", counter(&self.node.context, name));
+            std::thread::yield_now();
+        }
+    }
+
+    fn connections(&self) -> usize {
+        connections(self.node.context.device())
+    }
+
+    /// The bad peer becomes a peer: accepted and confirmed. Returns the id, and what the process
+    /// calls it.
+    fn befriend(&self, peer: &Hostile) -> (End, CommId) {
+        let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(self.service, 1) };
+        peer.send(req.clone());
+        let passive = self.listener.request().0.with_qp(&self.node);
+        passive.id.accept(&saying(b"welcome")).unwrap();
+        let Message::Rep(rep) = peer.hear("REP") else { unreachable!() };
+        let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
+        peer.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
+        passive.expect(EventKind::Established);
+        (passive, rep.local_comm_id)
+    }
+
+    /// The program works off its events, in different tempers.
+    fn work(&self, temper: u32) {
+        for (n, end) in [&self.listener, &self.datagrams].into_iter().cycle().take(4).enumerate() {
+            while let Some(event) = end.channel.try_next() {
+                if event.kind != EventKind::ConnectRequest {
+                    event.id.destroy();
+                    continue;
+                }
+                self.answer(&event.id, temper + n as u32);
+            }
+        }
+    }
+
+    /// Two ends of a new connection, made among the last that the bad peers began.
+    fn connect(&self) -> (End, End) {
+        let active = End::before(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
+        active.id.connect(&saying(b"hello")).unwrap();
+        let asked = self.find(|id| id.peer_addr() == active.id.local_addr());
+        let passive = End { channel: Arc::clone(&self.listener.channel), id: asked, qp: None }.with_qp(&self.node);
+        passive.id.accept(&saying(b"welcome")).unwrap();
+        active.expect(EventKind::Established);
+        self.find(|id| std::ptr::eq(id, &*passive.id));
+        (active, passive)
+    }
+
+    /// The id of the listener's next event that `wanted` says yes to; others end.
+    fn find(&self, wanted: impl Fn(&Id) -> bool) -> Arc<Id> {
+        loop {
+            let id = self.listener.next().id;
+            if wanted(&id) {
+                return id;
+            }
+            id.destroy();
+        }
+    }
+
+    fn answer(&self, id: &Arc<Id>, temper: u32) {
+        // The peer may have thought otherwise meanwhile: then all of these are refused.
+        match temper % 4 {
+            0 => drop(id.reject(b"no", RejReason::ConsumerDefined)),
+            1 => drop(id.accept(&saying(b"yes"))),
+            2 => {}
+            _ => return id.destroy(),
+        }
+        // Some are kept, to be ended by what the peer does, or at last.
+        if temper % 8 < 4 {
+            id.destroy();
+        } else {
+            self.kept.borrow_mut().push(Arc::clone(id));
+        }
+    }
+}
+
+/// Runs the rest of a test in a network of its own; `name` is its name.
+fn alone(name: &str, test: impl FnOnce()) {
+    if namespace::is_inside() {
+        test();
+        namespace::done();
+    } else {
+        namespace::run(name, "ip link set lo up", "lo");
+    }
+}
+
+/// xorshift: the same numbers in every run.
+struct Random(u32);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0
+    }
+}
+
+// clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-MAD, CM-GSI
+#[test]
+fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
+    alone("wrong_messages_to_the_connection_manager_are_counted_and_change_nothing", || {
+        let victim = Victim::new();
+        let (peer, stranger) = (Hostile::at(PEER), Hostile::at(STRANGER));
+        let (friend, ours) = victim.befriend(&peer);
+        let theirs = peer.req(victim.service, 1).local_comm_id;
+        let before = victim.counters();
+        // All but the two requests, which anybody may send; of rejections one that names us by our
+        // id alone.
+        let kinds = [1, 2, 135, 4, 5, 6, 8, 9, 10].into_iter();
+        // Right ids from another address.
+        kinds.clone().for_each(|kind| stranger.send(stranger.about(victim.service, ours, theirs, kind)));
+        // A SIDR_REP is for no connection.
+        victim.wait_for("cm_address", before["cm_address"] + 8);
+        // Wrong ids from the right one.
+        kinds.clone().for_each(|kind| peer.send(peer.about(victim.service, CommId(ours.0 ^ 1), theirs, kind)));
+        victim.wait_for("cm_unknown_id", before["cm_unknown_id"] + 10);
+        // Cut, and of other versions.
+        let rtu = Rtu { local_comm_id: theirs, remote_comm_id: ours, ..Rtu::default() };
+        let whole = Mad { tid: TransactionId(9), modifier: 0, message: rtu.into() }.to_bytes();
+        (0..64).for_each(|quarter| peer.send_packet(&gsi_header(Psn::new(1)), &whole[..quarter * 4]));
+        victim.wait_for("mad_length", before["mad_length"] + 64);
+        let names = ["mad_base_version", "mad_class", "mad_class_version", "mad_method", "mad_attribute"];
+        for (at, name) in [0, 1, 2, 3, 17].into_iter().zip(names) {
+            let mut other = whole;
+            other[at] ^= 0x40;
+            peer.send_packet(&gsi_header(Psn::new(1)), &other);
+            victim.wait_for(name, before[name] + 1);
+        }
+        // In packets that are none of queue pair 1.
+        let deth = Deth { qkey: Qkey(0x1111), src_qpn: Qpn::GSI };
+        peer.send_packet(&Header { kind: Kind::Ud { deth, imm: None }, ..gsi_header(Psn::new(1)) }, &whole);
+        victim.wait_for("qkey", before["qkey"] + 1);
+        assert!(victim.listener.is_quiet() && friend.is_quiet() && victim.datagrams.is_quiet());
+        assert_eq!((victim.connections(), victim.counters()["panics"]), (1, 0));
+        // It is the peer's, who may end it.
+        peer.send(Dreq {
+            local_comm_id: theirs,
+            remote_comm_id: ours,
+            remote_qpn: friend.qp().qpn(),
+            ..Dreq::default()
+        });
+        friend.expect(EventKind::Disconnected);
+    });
+}
+
+/// The program of a process that somebody else ends connections with: ends itself as soon as it has
+/// agreed, or when TimeWait is over.
+#[test]
+fn peer() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let (node, listener) = (Node::open(), End::listening(PortSpace::Tcp, HERE));
+    println!("\n{MARK}{}", listener.address().port());
+    let passive = listener.request().0.with_qp(&node);
+    passive.id.accept(&saying(b"")).unwrap();
+    passive.expect(EventKind::Established);
+    passive.expect(EventKind::Disconnected);
+    passive.id.disconnect().unwrap();
+    if std::env::var_os(STAYS).is_some() {
+        passive.expect(EventKind::TimewaitExit);
+    }
+    std::process::exit(0);
+}
+
+// clause: CM-PARTING
+#[test]
+fn the_end_of_a_process_is_told_more_than_once() {
+    alone("the_end_of_a_process_is_told_more_than_once", || {
+        let other = Hostile::at(PEER);
+        // TimeWait lasts until the process ends, or is over by then.
+        for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
+            let mut leaver = Peer::start("leaver", knobs);
+            let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
+            let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
+            req.primary.local_ack_timeout = local_ack_timeout;
+            other.send(req.clone());
+            let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
+            let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
+            other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
+            other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
+            // One as ever, the others on the way out: the first three may be lost.
+            (0..4).for_each(|_| assert_eq!(other.hear("DREP").name(), "DREP"));
+        }
+    });
+}
+
+// clause: CM-REJ-RECEIVED
+#[test]
+fn a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection() {
+    alone("a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection", || {
+        // Which socket of an address gets a message is up to the system: mostly one of these.
+        let mut others: Vec<_> = (0..8).map(|_| Peer::start("leaver", &[])).collect();
+        others.iter_mut().for_each(|other| drop(other.hear()));
+        let victim = Victim::new();
+        for host in 2..10 {
+            let peer = Hostile::at(Ipv4Addr::new(127, 0, 0, host));
+            let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(victim.service, host.into()) };
+            let (local_comm_id, remote_comm_id) = (req.local_comm_id, CommId::NONE);
+            peer.send(req);
+            let passive = victim.listener.request().0;
+            let (answered, reason, private_data) = (Answered::Neither, Reason::Timeout, PrivateData::EMPTY);
+            let info = Info::new(&GUID.0.to_be_bytes()).unwrap();
+            peer.send(Rej { local_comm_id, remote_comm_id, answered, info, reason, private_data });
+            passive.expect(EventKind::Rejected);
+        }
+    });
+}
+
+// clause: CM-REQ-AGAIN
+#[test]
+fn a_request_outlasts_a_server_that_listens_again() {
+    alone("a_request_outlasts_a_server_that_listens_again", || {
+        let (server, there) = (Hostile::at(PEER), address("127.0.0.1:7001"));
+        let near = End::before(PortSpace::Tcp, &there).id.path().unwrap();
+        let active = End::new(PortSpace::Tcp);
+        active.id.resolve_addr(None, &there, 1).unwrap();
+        active.expect(EventKind::AddrResolved);
+        active.id.set_option(IdOption::Path(Path { dgid: PEER.into(), ..near })).unwrap();
+        active.expect(EventKind::RouteResolved);
+        active.id.connect(&saying(b"")).unwrap();
+        let ask = || {
+            let Message::Req(req) = server.hear("REQ") else { unreachable!() };
+            req
+        };
+        let refuse = |req: &Req| {
+            let (local_comm_id, remote_comm_id) = (CommId::NONE, req.local_comm_id);
+            let (answered, reason, private_data) = (Answered::Req, Reason::InvalidServiceId, PrivateData::EMPTY);
+            server.send(Rej { local_comm_id, remote_comm_id, answered, reason, info: Info::EMPTY, private_data });
+        };
+        let first = ask();
+        refuse(&first);
+        let again = ask();
+        assert_eq!(again, first, "nobody there knows of it any more");
+        refuse(&again);
+        let (local_comm_id, remote_comm_id) = (CommId(5), ask().local_comm_id);
+        server.send(Rep { local_comm_id, remote_comm_id, local_ca_guid: GUID, ..Rep::default() });
+        active.expect(EventKind::ConnectResponse);
+    });
+}
+
+// clause: CM-BACKLOG, CM-BOUNDS
+#[test]
+fn requests_that_nobody_hears_are_bounded() {
+    alone("requests_that_nobody_hears_are_bounded", || {
+        let victim = Victim::new();
+        let peer = Hostile::at(PEER);
+        let refused = victim.counters()["received_mads"];
+        for serial in 0..200 {
+            peer.send(peer.req(victim.service, serial));
+            victim.wait_for("received_mads", refused + u64::from(serial) + 1);
+        }
+        let Message::Rej(rej) = peer.hear("REJ") else { unreachable!() };
+        assert_eq!((rej.answered, rej.remote_comm_id.0 >> 24), (Answered::Req, 0x77));
+        assert_eq!(victim.connections(), BACKLOG as usize);
+        for _ in 0..BACKLOG {
+            victim.listener.request().0.id.destroy();
+        }
+        assert!(victim.listener.is_quiet());
+        peer.send(peer.req(victim.service, 999));
+        victim.listener.request().0.id.destroy();
+        assert_eq!(victim.connections(), 0, "those that were rejected are over");
+    });
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Any message about any connection, as it is, cut, or with a bit turned.
+fn throw(from: &Hostile, victim: &Victim, random: &mut Random, known: &[(CommId, CommId)]) {
+    let number = random.next();
+    let (ours, theirs) = known[number as usize % known.len()];
+    let ours = if number & 0x700 == 0 { CommId(number) } else { ours };
+    let service = if number & 0x1000 == 0 {
+        victim.service
+    } else {
+        ServiceId::new(PortSpace::Udp, victim.datagrams.address().port())
+    };
+    let message = from.about(service, ours, theirs, random.next() >> 8);
+    let mut bytes = Mad { tid: TransactionId(9), modifier: 0, message }.to_bytes();
+    let at = random.next();
+    match at % 8 {
+        0 => return from.send_packet(&gsi_header(Psn::new(1)), &bytes[..at as usize / 8 % 64 * 4]),
+        1 => bytes[at as usize / 8 % 256] ^= 1 << (at >> 24 & 7),
+        _ => {}
+    }
+    for _ in 0..=at >> 30 {
+        from.send_packet(&gsi_header(Psn::new(1)), &bytes);
+    }
+}
+
+// clause: CM-BOUNDS, CM-BACKLOG, CM-TIMEWAIT, CM-DESTROY
+#[test]
+fn under_a_hail_of_messages_others_go_on_and_nothing_is_left() {
+    alone("under_a_hail_of_messages_others_go_on_and_nothing_is_left", || {
+        let victim = Victim::new();
+        let (active, passive) = connected(&victim.node, &victim.listener);
+        let (peer, stranger) = (Hostile::at(PEER), Hostile::at(STRANGER));
+        let (friend, ours) = victim.befriend(&peer);
+        let open = descriptors();
+        let theirs = peer.req(victim.service, 1).local_comm_id;
+        let known = [(ours, theirs), (ours, CommId(1)), (CommId::NONE, theirs)];
+        let mut random = Random(0x5eed);
+        for round in 0..100 {
+            for _ in 0..20 {
+                throw(&peer, &victim, &mut random, &known);
+                throw(&stranger, &victim, &mut random, &known);
+            }
+            victim.work(round);
+            assert!(victim.connections() < 1000, "{} connections", victim.connections());
+            say(&victim.node, active.qp(), passive.qp());
+        }
+        assert_eq!(victim.counters()["panics"], 0);
+        victim.work(3);
+        let another = victim.connect();
+        say(&victim.node, another.0.qp(), another.1.qp());
+        victim.kept.take().iter().for_each(|id| id.destroy());
+        for end in [&active, &passive, &friend, &another.0, &another.1, &victim.listener, &victim.datagrams] {
+            end.id.destroy();
+        }
+        drop((active, passive, friend, another));
+        let start = Instant::now();
+        while victim.connections() > 0 {
+            assert!(start.elapsed() < TIMEOUT, "{} are left: {:?}", victim.connections(), victim.counters());
+            std::thread::yield_now();
+        }
+        assert!(descriptors() <= open, "{} of {open} descriptors", descriptors());
+    });
+}

@@ -1,0 +1,158 @@
+//! Congestion over real sockets: marks that arrive in an IP header lead to CNPs, and CNPs to a
+//! limited rate.
+//!
+//! Nothing on the loopback interface marks packets, so the marks come from the traffic class of an
+//! address vector, or from a plain UDP socket that sends forged packets.
+
+use crate::common::peer::program;
+use crate::common::*;
+use parking_lot::Mutex;
+use roxe_net::udp::LocalSender;
+use roxe_provider::wire::{Bth, Gid, Header, Kind, NetHeader, PathMtu, Pkey, Psn, Request, SendTail, icrc};
+use roxe_provider::{Av, Qp, Service};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// "Congestion experienced", with a DSCP (RFC 3168 §5).
+const CE: u8 = 0x68 | 0b11;
+/// Held by a test: the process of one ends beside the other, and what its sockets have received for
+/// that may be lost. Nothing repeats a notification.
+static ONE_TEST: Mutex<()> = Mutex::new(());
+
+/// Drives the device until a counter has reached `least`.
+fn until(node: &Node, name: &str, least: u64) -> u64 {
+    let start = Instant::now();
+    loop {
+        let value = counter(&node.context, name);
+        if value >= least {
+            return value;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{name} is {value}, not {least}; {:?}", node.context.counters());
+        node.cq.poll(1, |cqe| panic!("no completion is due: {cqe:?}")).unwrap();
+    }
+}
+
+/// A pair whose packets are all marked, which only a peer that does not limit its rate can do.
+fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc<Qp>) {
+    let (qa, qb) = (a.qp(service), b.qp(service));
+    let av = |from: &Node, to: &Node| {
+        let gid = to.context.gid(1, index.into()).unwrap();
+        Av { traffic_class: CE, ..from.av(index, gid) }
+    };
+    connect(&qa, av(a, b), qb.qpn(), PathMtu::Mtu1024);
+    connect(&qb, av(b, a), qa.qpn(), PathMtu::Mtu1024);
+    (qa, qb)
+}
+
+/// 256 KiB in 256 packets, which travel in few datagrams of the kernel: every one counts as marked,
+/// but they are answered no more often than they are looked at. What the peer ignores it counts.
+#[test]
+fn marked_packets_are_answered_over_both_families() {
+    const PACKETS: u64 = 256;
+    let _alone = ONE_TEST.lock();
+    let (a, b) = (Node::open(), Node::open());
+    let (mut marked, mut notified) = (0, 0);
+    for service in [Service::Rc, Service::Uc] {
+        for entry in a.context.gid_entries() {
+            let (qa, _qb) = marked_pair(&a, &b, service, entry.index);
+            a.fill(0, 256 << 10, 9);
+            post(&qa, 1, write_to(&b, 0), a.sge(0, 256 << 10));
+            a.wait(1);
+            marked += PACKETS;
+            assert!(until(&a, "np_ecn_marked_roce_packets", marked) >= marked, "{:?}", entry.gid);
+            let sent = until(&a, "np_cnp_sent", notified + 1);
+            assert!(sent - notified < PACKETS / 2, "{} CNPs for {PACKETS} packets", sent - notified);
+            notified = until(&a, "rp_cnp_ignored", sent);
+            assert_eq!(b.bytes(0, 256 << 10), pattern(256 << 10, 9));
+        }
+    }
+    assert_eq!(counter(&a.context, "rp_cnp_handled"), 0);
+}
+
+#[test]
+fn unmarked_packets_are_not_answered_and_notifications_limit_the_rate_if_asked_for() {
+    let _alone = ONE_TEST.lock();
+    let output = program("limited").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let stats = told.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{told}"));
+    let facts = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
+    assert!(facts.iter().all(|fact| stats.contains(fact)) && !stats.contains("rp_cnp_ignored"), "{stats}");
+}
+
+/// Not a test of its own: does something only where the one above has started it.
+#[test]
+fn limited() {
+    if std::env::var("ROXE_DCQCN").is_err() {
+        return;
+    }
+    let (a, b) = (Node::open(), Node::open());
+    let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
+    transfer(&a, &b, &qa, 1);
+    assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 0);
+
+    // A marked request that was executed before (the PSN is old): acknowledged again, and answered
+    // with a CNP.
+    let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
+    let forger = Forger::at(Ipv4Addr::LOCALHOST);
+    forger.send(CE, &Header { bth: bth(&qb, 76), kind: tail });
+    until(&a, "np_cnp_sent", 1);
+    assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 1);
+    assert_eq!(until(&a, "rp_cnp_handled", 1), 1);
+    transfer(&a, &b, &qa, 2);
+
+    // Notifications of a stranger change nothing; a flood of the peer's slows down, but not for
+    // ever.
+    let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
+    let strangers = counter(&a.context, "address");
+    Forger::at(Ipv4Addr::new(127, 0, 0, 9)).send(0, &cnp);
+    assert_eq!(until(&a, "address", strangers + 1), strangers + 1);
+    assert_eq!(counter(&a.context, "rp_cnp_handled"), 1);
+    for n in 0..500 {
+        forger.send(0, &cnp);
+        until(&a, "rp_cnp_handled", n + 2);
+    }
+    transfer(&a, &b, &qa, 3);
+    assert_eq!(counter(&a.context, "rp_cnp_ignored"), 0);
+}
+
+/// 1 MiB from `a` to `b`.
+fn transfer(a: &Node, b: &Node, qp: &Qp, seed: u8) {
+    a.fill(0, 1 << 20, seed);
+    post(qp, u64::from(seed), write_to(b, 0), a.sge(0, 1 << 20));
+    assert_eq!(a.wait(1)[0].wr_id, u64::from(seed));
+    assert_eq!(b.bytes(0, 1 << 20), pattern(1 << 20, seed));
+}
+
+fn bth(to: &Qp, psn: u32) -> Bth {
+    Bth { pkey: Pkey::DEFAULT, ..Bth::new(to.qpn(), Psn::new(psn)) }
+}
+
+/// Sends what no queue pair would, to the device on 127.0.0.1.
+struct Forger {
+    link: LocalSender,
+    net: NetHeader,
+}
+
+impl Forger {
+    /// From an address that the device may have, too.
+    fn at(address: Ipv4Addr) -> Self {
+        let link = LocalSender::open(address.into(), 0).unwrap();
+        let (src, dst) = (Gid::from(address), Gid::from(Ipv4Addr::LOCALHOST));
+        let net = NetHeader { src, dst, src_port: link.port(), ..NetHeader::default() };
+        Self { link, net }
+    }
+
+    /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's
+    /// business; the ICRC is right for some identification, and no receiver sees which one it was.
+    fn send(&self, traffic_class: u8, header: &Header) {
+        let mut bytes = vec![0; header.padded_len(0) + icrc::LEN];
+        let len = bytes.len() - icrc::LEN;
+        header.emit(0, &mut bytes[..len]).unwrap();
+        icrc::seal(&self.net, &mut bytes);
+        self.link.socket().set_tos_v4(traffic_class.into()).unwrap();
+        self.link.socket().send_to(&bytes, &victim()).unwrap();
+    }
+}

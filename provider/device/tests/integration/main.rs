@@ -1,0 +1,30 @@
+//! The device over real sockets, in one process and between processes.
+
+mod churn;
+mod cm;
+mod cm_alternate;
+mod cm_follow;
+mod cm_groups;
+mod cm_hostile;
+mod cm_order;
+mod common;
+mod congestion;
+mod connections;
+mod drops;
+mod fault_rules;
+mod migration;
+mod mixed;
+mod multicast;
+mod next_hop;
+mod one_process;
+mod port;
+mod processes;
+mod queues;
+mod raw;
+mod shared_queues;
+mod slow_link;
+mod strangers;
+mod threads;
+mod weakest;
+mod xrc;
+mod xrc_processes;

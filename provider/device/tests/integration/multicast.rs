@@ -1,0 +1,201 @@
+//! Multicast over real sockets: who gets a copy, in one process, in several, and over IPv6.
+//!
+//! Group addresses carry the number of the process, because others test on this machine, too.
+
+use crate::common::namespace;
+use crate::common::peer::{MARK, Peer, ROLE};
+use crate::common::*;
+use roxe_provider::wire::{Gid, NetHeader, Qkey, Qpn};
+use roxe_provider::{AttrMask, Cqe, Qp, QpAttr, Service, WcOpcode, WcStatus};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+/// Bytes in front of a datagram, and distance between receive areas.
+const GRH: usize = 40;
+const AREA: usize = 4096;
+
+/// An IPv4 group of this process, in the form Linux uses.
+fn mapped(last: u8) -> Gid {
+    let [a, b, ..] = std::process::id().to_le_bytes();
+    Ipv4Addr::new(239, b, a, last).into()
+}
+
+/// The same group as programs for InfiniBand write it.
+fn embedded(last: u8) -> Gid {
+    let mut gid = mapped(last);
+    gid.0[..2].copy_from_slice(&[0xff, 0x0e]);
+    gid
+}
+
+/// A datagram queue pair of `node` with receives for the areas from `first` on, numbered alike.
+fn member(node: &Node, first: u64, count: u64) -> Arc<Qp> {
+    let qp = node.qp(Service::Ud);
+    activate(&qp);
+    (first..first + count).for_each(|n| post_recv(&qp, n, node.sge(n as usize * AREA, AREA)));
+    qp
+}
+
+fn send(node: &Node, from: &Qp, group: Gid, qpn: Qpn, seed: u8) {
+    node.fill(1 << 20, 100, seed);
+    from.post_send(&[datagram(1000, node.av(0, group), qpn, &[node.sge(1 << 20, 100)])]).unwrap();
+}
+
+/// The next `count` completions, those of sends left out, in order of their numbers.
+fn receives(node: &Node, count: usize, sends: usize) -> Vec<Cqe> {
+    let mut all = node.wait(count + sends);
+    assert!(all.iter().all(|cqe| cqe.status == WcStatus::Success), "{all:?}");
+    all.retain(|cqe| cqe.opcode == WcOpcode::Recv);
+    all.sort_by_key(|cqe| cqe.wr_id);
+    all
+}
+
+fn numbers(cqes: &[Cqe]) -> Vec<u64> {
+    cqes.iter().map(|cqe| cqe.wr_id).collect()
+}
+
+// clause: UD-MULTICAST
+#[test]
+fn every_attached_queue_pair_gets_a_copy_and_the_sender_too() {
+    let node = Node::open();
+    let (sender, other, outsider) = (member(&node, 0, 4), member(&node, 10, 4), member(&node, 20, 4));
+    let group = mapped(1);
+    for qp in [&sender, &other] {
+        qp.attach_mcast(group).unwrap();
+        qp.attach_mcast(group).unwrap();
+    }
+    send(&node, &sender, group, Qpn::MULTICAST, 5);
+    let got = receives(&node, 2, 1);
+    assert_eq!(numbers(&got), [0, 10], "once each, however often attached");
+    assert!(got.iter().all(|cqe| cqe.src_qpn == sender.qpn() && cqe.byte_len == 140 && cqe.grh));
+    let src = node.context.gid(1, 0).unwrap();
+    let net = NetHeader { src, dst: group, hop_limit: 64, ..NetHeader::default() };
+    for area in [0, 10 * AREA] {
+        assert_eq!(node.bytes(area + GRH, 100), pattern(100, 5));
+        // 12 BTH, 8 DETH, 100 payload, 4 ICRC.
+        assert_eq!(node.bytes(area, GRH), net.to_grh(124));
+    }
+    // The receives of the outsider are still there.
+    send(&node, &sender, src, outsider.qpn(), 6);
+    assert_eq!(numbers(&receives(&node, 1, 1)), [20]);
+}
+
+// clause: UD-MULTICAST, UD-QKEY
+#[test]
+fn the_key_and_the_number_decide_for_each_member() {
+    let node = Node::open();
+    let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
+    let group = mapped(3);
+    a.attach_mcast(group).unwrap();
+    b.attach_mcast(group).unwrap();
+    b.modify(&QpAttr { qkey: Qkey(QKEY.0 + 1), ..QpAttr::default() }, AttrMask::QKEY).unwrap();
+    let strangers = counter(&node.context, "unknown_qp");
+    // To the group's address, but to the number of a member: that is no multicast.
+    send(&node, &a, group, a.qpn(), 1);
+    send(&node, &a, group, Qpn::MULTICAST, 2);
+    assert_eq!(numbers(&receives(&node, 1, 2)), [0]);
+    assert_eq!(node.bytes(GRH, 100), pattern(100, 2));
+    assert!(counter(&node.context, "unknown_qp") > strangers);
+}
+
+// clause: UD-MULTICAST
+#[test]
+fn both_forms_of_an_ipv4_group_are_one_on_the_wire() {
+    let node = Node::open();
+    let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
+    a.attach_mcast(embedded(4)).unwrap();
+    b.attach_mcast(mapped(4)).unwrap();
+    for (n, form) in [embedded(4), mapped(4)].into_iter().enumerate() {
+        assert_eq!(node.av(0, form).dgid, mapped(4));
+        send(&node, &a, form, Qpn::MULTICAST, 7);
+        assert_eq!(numbers(&receives(&node, 2, 1)), [n as u64, 10 + n as u64]);
+    }
+}
+
+#[test]
+fn only_datagram_queue_pairs_are_attached_and_only_to_groups() {
+    let node = Node::open();
+    let (ud, rc) = (node.qp(Service::Ud), node.qp(Service::Rc));
+    let unicast = node.context.gid(1, 0).unwrap();
+    for (qp, gid) in [(&ud, unicast), (&ud, Gid::default()), (&rc, mapped(5))] {
+        assert_eq!(qp.attach_mcast(gid).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(qp.detach_mcast(gid).unwrap_err().errno(), libc::EINVAL);
+    }
+}
+
+/// Not a test of its own: joins a group where a test has started it, and says what it gets, one
+/// line a datagram.
+#[test]
+fn peer() {
+    let Ok(group) = std::env::var(ROLE) else { return };
+    let node = Node::open();
+    let qp = member(&node, 0, 32);
+    qp.attach_mcast(group.parse::<IpAddr>().unwrap().into()).unwrap();
+    println!("\n{MARK}ready");
+    for n in 0..32 {
+        let got = receives(&node, 1, 0);
+        let intact = node.bytes(n * AREA + GRH, 100) == pattern(100, n as u8);
+        println!("{MARK}{} {intact}", got[0].wr_id);
+        std::io::stdout().flush().unwrap();
+    }
+}
+
+/// Not a test of its own: needs an address that no other test sends datagrams on, when its
+/// processes are killed.
+#[test]
+fn copies() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let group = mapped(6);
+    let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
+    peers.iter_mut().for_each(|peer| assert_eq!(peer.hear(), "ready"));
+    let node = Node::open();
+    let sender = member(&node, 0, 32);
+    sender.attach_mcast(group).unwrap();
+    for n in 0..32 {
+        send(&node, &sender, group, Qpn::MULTICAST, n);
+        assert_eq!(numbers(&receives(&node, 1, 1)), [u64::from(n)]);
+        for peer in &mut peers {
+            assert_eq!(peer.hear(), format!("{n} true"));
+        }
+    }
+    namespace::done();
+}
+
+// clause: UD-MULTICAST
+#[test]
+fn every_process_of_the_host_gets_a_copy_in_spite_of_steering() {
+    namespace::run("copies", "ip link set lo up", "lo");
+}
+
+/// Not a test of its own: needs the interface that the test below makes.
+#[test]
+fn over_ipv6() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let node = Node::open();
+    let ours = Gid::from(IpAddr::V6("fd77::1".parse::<Ipv6Addr>().unwrap()));
+    let index = node.context.gid_entries().iter().find(|entry| entry.gid == ours).unwrap().index;
+    let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
+    let group = |text: &str| Gid::from(IpAddr::V6(text.parse::<Ipv6Addr>().unwrap()));
+    for (n, group) in [group("ff0e::77"), group("ff02::77"), embedded(7)].into_iter().enumerate() {
+        a.attach_mcast(group).unwrap();
+        b.attach_mcast(group).unwrap();
+        let av = node.av(index, group);
+        assert_eq!(av.dgid, group);
+        a.post_send(&[datagram(1000, av, Qpn::MULTICAST, &[node.sge(1 << 20, 100)])]).unwrap();
+        assert_eq!(numbers(&receives(&node, 2, 1)), [n as u64, 10 + n as u64]);
+    }
+    namespace::done();
+}
+
+// clause: UD-MULTICAST
+#[test]
+fn ipv6_groups_work_on_an_ethernet_interface() {
+    // Linux has no IPv6 multicast on loopback.
+    let make =
+        "ip link set lo up && ip link add x0 type bridge && ip addr add fd77::1/64 dev x0 nodad && ip link set x0 up";
+    namespace::run("over_ipv6", make, "x0");
+}

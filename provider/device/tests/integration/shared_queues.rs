@@ -1,0 +1,133 @@
+//! Many threads on few queues: each posts receives to shared receive queues, sends on any of
+//! several connections and polls whatever completion queue is next, so that all of them meet at
+//! every lock, and more of them than there are processors.
+
+use crate::common::*;
+use roxe_provider::wire::PathMtu;
+use roxe_provider::{
+    Context, Cq, CqInit, PostError, Qp, QpCaps, QpInit, RecvRequest, SendOp, Service, Sge, Srq, SrqInit, WcOpcode,
+    WcStatus,
+};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+const THREADS: usize = 32;
+const PAIRS: usize = 8;
+const MESSAGES: usize = 200;
+const LEN: usize = 64;
+/// No passing run takes this long, however busy the machine is.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Connections between two nodes, whose receivers take from `srqs` shared queues, each connection
+/// with a completion queue.
+struct World {
+    context: Arc<Context>,
+    /// Memory of each thread.
+    sges: Vec<Sge>,
+    cqs: Vec<Arc<Cq>>,
+    srqs: Vec<Arc<Srq>>,
+    senders: Vec<Arc<Qp>>,
+    _receivers: Vec<Arc<Qp>>,
+    sent: AtomicUsize,
+    received: AtomicUsize,
+    start: Barrier,
+}
+
+impl World {
+    fn new(srqs: usize) -> Self {
+        let node = Node::open();
+        let srq = || node.pd.create_srq(SrqInit { max_wr: 8192, max_sge: 1, ..SrqInit::default() }).unwrap();
+        let srqs: Vec<_> = (0..srqs).map(|_| srq()).collect();
+        let cq = || node.context.create_cq(CqInit { cqe: 8192, ..CqInit::default() }).unwrap();
+        let cqs: Vec<_> = (0..PAIRS).map(|_| cq()).collect();
+        let caps = QpCaps { max_send_wr: 64, max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 0, max_inline_data: 0 };
+        let gid = node.context.gid(1, 0).unwrap();
+        let qp = |at: usize, srq: Option<Arc<Srq>>| {
+            let (send_cq, recv_cq) = (Arc::clone(&cqs[at]), Arc::clone(&cqs[at]));
+            let init = QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq, user: 0 };
+            node.pd.create_qp(init).unwrap()
+        };
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..PAIRS)
+            .map(|at| {
+                let (a, b) = (qp(at, None), qp(at, Some(Arc::clone(&srqs[at % srqs.len()]))));
+                connect(&a, node.av(0, gid), b.qpn(), PathMtu::Mtu1024);
+                connect(&b, node.av(0, gid), a.qpn(), PathMtu::Mtu1024);
+                (a, b)
+            })
+            .unzip();
+        let (sent, received) = Default::default();
+        let sges = (0..THREADS).map(|thread| node.sge(thread * LEN, LEN)).collect();
+        // The registration stays for the rest of the process, as the memory does.
+        let context = Arc::clone(&node.context);
+        std::mem::forget(node);
+        Self { context, sges, cqs, srqs, senders, _receivers: receivers, sent, received, start: Barrier::new(THREADS) }
+    }
+
+    fn poll(&self, at: usize) {
+        let found = |cqe: &roxe_provider::Cqe| {
+            assert_eq!(cqe.status, WcStatus::Success, "{cqe:?}");
+            let count = if cqe.opcode == WcOpcode::Recv { &self.received } else { &self.sent };
+            count.fetch_add(1, Relaxed);
+        };
+        self.cqs[at % PAIRS].poll(16, found).unwrap();
+    }
+
+    /// What one thread does: its share of the receives and sends, and polling until everybody's are
+    /// complete.
+    fn run(&self, thread: usize) {
+        let (started, sge) = (Instant::now(), self.sges[thread]);
+        let watch = || {
+            let counters = || self.context.counters().into_iter().filter(|(_, n)| *n > 0).collect::<Vec<_>>();
+            let (sent, received) = (self.sent.load(Relaxed), self.received.load(Relaxed));
+            assert!(started.elapsed() < TIMEOUT, "{sent} sent, {received} received: {:?}", counters());
+        };
+        self.start.wait();
+        for turn in 0..MESSAGES {
+            let at = thread + turn;
+            let before = self.sent.load(Relaxed);
+            let srq = &self.srqs[at % PAIRS % self.srqs.len()];
+            srq.post_recv(&RecvRequest { wr_id: 0, sges: &[sge] }).unwrap();
+            while let Err((_, error)) = self.senders[at % PAIRS].post_send(&[request(1, SendOp::Send, &[sge])]) {
+                assert!(matches!(error, PostError::QueueFull), "{error}");
+                self.poll(at);
+                watch();
+            }
+            // Until something is complete somewhere, so that all threads are under way at once.
+            let mut next = at;
+            while self.sent.load(Relaxed) == before {
+                self.poll(next);
+                next += 1;
+                watch();
+            }
+        }
+        let mut at = thread;
+        while self.sent.load(Relaxed) + self.received.load(Relaxed) < 2 * THREADS * MESSAGES {
+            self.poll(at);
+            at += 1;
+            watch();
+        }
+    }
+}
+
+fn all_complete(srqs: usize) {
+    let (world, started) = (World::new(srqs), Instant::now());
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let world = &world;
+            scope.spawn(move || world.run(thread));
+        }
+    });
+    assert_eq!((world.sent.into_inner(), world.received.into_inner()), (THREADS * MESSAGES, THREADS * MESSAGES));
+    println!("{srqs} shared queues: {:.2} s", started.elapsed().as_secs_f32());
+}
+
+#[test]
+fn many_threads_share_one_receive_queue() {
+    all_complete(1);
+}
+
+#[test]
+fn many_threads_share_several_receive_queues() {
+    all_complete(4);
+}

@@ -1,0 +1,132 @@
+//! Interfaces that are slower than the programs that send: who sends there waits for room in the
+//! send buffer of its address, nothing is lost, and nobody else waits. The kernel slows a veth end
+//! down (`man 8 tc-tbf`), in a network namespace of its own.
+
+use crate::common::*;
+use roxe_provider::wire::{Gid, PathMtu, Qpn};
+use roxe_provider::{AttrMask, Qp, QpAttr, QpState, SendOp, Service};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// No passing test waits this long.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Messages that a queue pair may have under way, and their length.
+const MESSAGES: usize = 128;
+const MESSAGE: usize = 16 << 10;
+/// Queue pairs, which together send more than the largest send buffer of a link holds (8 MB, of
+/// which the kernel takes a part for itself).
+const QPS: usize = 6;
+/// A neighbour that never answers and takes what comes.
+const SILENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
+
+/// Commands for an interface `x0` of `rate` with a neighbour [`SILENT`].
+fn interface(rate: &str) -> String {
+    let neighbour = "ip neigh add 10.77.0.7 lladdr 02:00:00:00:00:07 nud permanent dev x0";
+    format!(
+        "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
+         ip addr add 10.77.0.2/24 dev x0 && \
+         ip link set x1 up && ip link set x0 up && {} && {neighbour} && \
+         tc qdisc add dev x0 root tbf rate {rate} burst 20000 limit 100000000",
+        namespace::LINKED
+    )
+}
+
+/// The index of an address.
+fn index(node: &Node, address: [u8; 4]) -> u8 {
+    let gid = Gid::from(Ipv4Addr::from(address));
+    node.context.gid_entries().into_iter().find(|entry| entry.gid == gid).expect("the address").index
+}
+
+/// Posts as much as UC queue pairs take, for [`SILENT`].
+fn flood(node: &Node) -> Vec<Arc<Qp>> {
+    let index = index(node, [10, 77, 0, 1]);
+    let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Uc)).collect();
+    for qp in &qps {
+        connect(qp, node.av(index, SILENT.into()), Qpn::new(0x4711), PathMtu::Mtu1024);
+        (0..MESSAGES).for_each(|n| post(qp, n as u64, SendOp::Send, node.sge(n * MESSAGE, MESSAGE)));
+    }
+    qps
+}
+
+fn lost(node: &Node) -> [u64; 2] {
+    ["send_errors", "tx_queue_full"].map(|name| counter(&node.context, name))
+}
+
+#[test]
+fn a_slow_interface_holds_up_who_sends_there_and_nobody_at_another_address() {
+    namespace::run("slow", &interface("2mbit"), "x0");
+}
+
+/// Not a test of its own: needs the namespace that the test above makes.
+#[test]
+fn slow() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let (flooding, a, b) = (Node::open(), Node::open(), Node::open());
+    let _qps = flood(&flooding);
+    // Another address, with a socket of its own, and packets within this host do not take the
+    // interface.
+    let other = index(&a, [10, 77, 0, 2]);
+    let (qa, _qb) = pair(&a, &b, Service::Rc, other, PathMtu::Mtu1024);
+    a.fill(0, 64 << 10, 5);
+    for n in 0..20 {
+        post(&qa, n, write_to(&b, 0), a.sge(0, 64 << 10));
+        a.wait(1);
+    }
+    assert_eq!(b.bytes(0, 64 << 10), pattern(64 << 10, 5));
+    let mut sent = 0;
+    flooding.cq.poll(QPS * MESSAGES, |_| sent += 1).unwrap();
+    assert!(sent < QPS * MESSAGES, "12 MB take most of a minute there");
+    assert_eq!(lost(&flooding), [0, 0]);
+    namespace::done();
+}
+
+#[test]
+fn messages_that_wait_for_a_slow_interface_leave_whole() {
+    namespace::run("whole", &interface("800mbit"), "x0");
+}
+
+/// Not a test of its own: needs the namespace that the test above makes.
+#[test]
+fn whole() {
+    if !namespace::is_inside() {
+        return;
+    }
+    let node = Node::open();
+    let before = bytes_out();
+    let _qps = flood(&node);
+    assert_eq!(node.wait(QPS * MESSAGES).len(), QPS * MESSAGES);
+    let bytes = QPS * MESSAGES * MESSAGE;
+    until(|| counter(&node.context, "sent_packets") == bytes as u64 / 1024 && bytes_out() - before > bytes);
+    let raw = node.qp(Service::Raw);
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let attr = QpAttr { state, port: 1, ..QpAttr::default() };
+        let port = if state == QpState::Init { AttrMask::PORT } else { AttrMask::empty() };
+        raw.modify(&attr, AttrMask::STATE | port).unwrap();
+    }
+    let before = bytes_out();
+    for _ in 0..100 {
+        (0..100).for_each(|n| post(&raw, n, SendOp::Send, node.sge(0, 1400)));
+        assert_eq!(node.wait(100).len(), 100);
+    }
+    until(|| counter(&node.context, "sent_frames") == 10_000 && bytes_out() - before >= 14_000_000);
+    assert_eq!(lost(&node), [0, 0]);
+    namespace::done();
+}
+
+/// Bytes that have left by the interface (`man 5 proc`, net/dev).
+fn bytes_out() -> usize {
+    let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("x0:")).expect("the interface");
+    line.split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+fn until(mut is_done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_done() {
+        assert!(start.elapsed() < TIMEOUT, "still not");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,342 @@
+//! Litmus programs on the weakest legal card, over real packets: every outcome that the standard
+//! allows is seen under some seed, and none that it forbids under any.
+//!
+//! Both ends are one process; all queue pairs are reliable connections.
+
+use crate::common::*;
+use roxe_provider::weakest::{Weakness, turn_on};
+use roxe_provider::wire::PathMtu;
+use roxe_provider::{
+    Cq, CqInit, Cqe, PostError, Qp, QpCaps, QpInit, SendFlags, SendOp, SendRequest, Service, Sge, WcStatus,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where the programs write, read and receive.
+const DATA: usize = 0;
+const LEN: usize = 300;
+const FLAG: usize = 4096;
+const INBOX: usize = 8192;
+/// Seeds that are tried at most until every outcome was seen.
+const SEEDS: u64 = 2000;
+
+/// Two ends, connected once or twice, of a card that the seed makes weak.
+struct World {
+    a: Node,
+    b: Node,
+    pairs: Vec<(Arc<Qp>, Arc<Qp>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        turn_on(0, Weakness::all());
+        Self { a: Node::open(), b: Node::open(), pairs: vec![] }
+    }
+
+    /// Connects anew, with queue pairs of this seed, and clears the memory.
+    fn begin(&mut self, seed: u64, pairs: usize) {
+        turn_on(seed, Weakness::all());
+        self.pairs = (0..pairs).map(|_| pair(&self.a, &self.b, Service::Rc, 0, PathMtu::Mtu1024)).collect();
+        for node in [&self.a, &self.b] {
+            (0..INBOX + LEN).for_each(|at| set(node, at, 0));
+        }
+        (0..LEN).for_each(|at| set(&self.a, at, 7));
+    }
+
+    /// A connection whose requester completes in `cq`, with a send queue of `depth` places.
+    fn connect_to(&self, cq: &Arc<Cq>, depth: u32) -> (Arc<Qp>, Arc<Qp>) {
+        let caps = QpCaps { max_send_wr: depth, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
+        let init = QpInit { service: Service::Rc, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user: 0 };
+        let (qa, qb) = (self.a.pd.create_qp(init).unwrap(), self.b.qp(Service::Rc));
+        let gid = self.a.context.gid(1, 0).unwrap();
+        connect(&qa, self.a.av(0, gid), qb.qpn(), PathMtu::Mtu1024);
+        connect(&qb, self.b.av(0, gid), qa.qpn(), PathMtu::Mtu1024);
+        (qa, qb)
+    }
+
+    fn qa(&self, index: usize) -> &Qp {
+        &self.pairs[index].0
+    }
+
+    /// How many bytes of the data are at B, and whether the flag is.
+    fn seen(&self) -> (Amount, bool) {
+        let there = self.b.bytes(DATA, LEN).iter().filter(|byte| **byte == 7).count();
+        (Amount::of(there), self.b.bytes(FLAG, 1)[0] == 7)
+    }
+
+    /// Polls both ends, and looks in between, until A and B have had so many completions.
+    fn until(&self, [of_a, of_b]: [usize; 2], mut look: impl FnMut(&Self, &[Cqe])) {
+        let (start, mut at_a, mut at_b) = (Instant::now(), vec![], vec![]);
+        while at_a.len() < of_a || at_b.len() < of_b {
+            self.a.cq.poll(16, |cqe| at_a.push(*cqe)).unwrap();
+            self.b.cq.poll(16, |cqe| at_b.push(*cqe)).unwrap();
+            look(self, &at_b);
+            assert!(start.elapsed() < Duration::from_secs(20), "{at_a:?} {at_b:?}");
+        }
+        assert!(at_a.iter().chain(&at_b).all(|cqe| cqe.status == WcStatus::Success), "{at_a:?} {at_b:?}");
+    }
+}
+
+fn set(node: &Node, at: usize, byte: u8) {
+    // SAFETY: inside the leaked buffer, which no operation writes to at that moment.
+    unsafe { node.memory.add(at).write_volatile(byte) };
+}
+
+/// How much of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Amount {
+    None,
+    Some,
+    All,
+}
+
+impl Amount {
+    fn of(count: usize) -> Self {
+        match count {
+            0 => Self::None,
+            LEN => Self::All,
+            _ => Self::Some,
+        }
+    }
+}
+
+/// A request without a completion of its own.
+fn silent(qp: &Qp, op: SendOp, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
+    let sges = [sge];
+    qp.post_send(&[SendRequest { flags, ..request(0, op, &sges) }]).map_err(|(_, error)| error)
+}
+
+/// Runs `program` under one seed after the other until all of `wanted` were seen.
+fn see<O: Ord + std::fmt::Debug>(wanted: &[O], mut program: impl FnMut(u64, &mut BTreeSet<O>)) {
+    let mut seen = BTreeSet::new();
+    for seed in 0..SEEDS {
+        program(seed, &mut seen);
+        if wanted.iter().all(|outcome| seen.contains(outcome)) {
+            return;
+        }
+    }
+    panic!("of {wanted:?} only {seen:?} were seen");
+}
+
+#[test]
+fn a_flag_that_is_written_behind_data_is_seen_before_it_and_neither_behind_the_completion() {
+    let mut world = World::new();
+    see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
+        world.begin(seed, 1);
+        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(world.qa(0), 1, write_to(&world.b, FLAG), world.a.sge(DATA, 1));
+        world.until([1, 0], |world, _| _ = outcomes.insert(world.seen()));
+        assert_eq!(world.seen(), (Amount::All, true), "seed {seed}");
+    });
+}
+
+#[test]
+fn a_receive_says_that_what_was_written_before_its_message_is_there() {
+    let mut world = World::new();
+    see(&[Amount::None, Amount::Some], |seed, outcomes| {
+        world.begin(seed, 1);
+        post_recv(&world.pairs[0].1, 9, world.b.sge(INBOX, LEN));
+        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(world.qa(0), 1, SendOp::Send, world.a.sge(DATA, LEN));
+        world.until([1, 1], |world, received| {
+            let (data, _) = world.seen();
+            assert!(received.is_empty() || data == Amount::All, "seed {seed}: {data:?} behind the receive");
+            outcomes.insert(data);
+        });
+        assert_eq!(world.b.bytes(INBOX, LEN), [7; LEN]);
+    });
+}
+
+// That a READ comes in pieces, too, is shown beside the code that places them: here the pieces and
+// the completion come within one visit of the queue pair, during which nobody looks.
+#[test]
+fn a_read_gets_what_was_written_before_it_and_brings_all_of_it_by_its_completion() {
+    let mut world = World::new();
+    see(&[Amount::None, Amount::All], |seed, outcomes| {
+        world.begin(seed, 1);
+        silent(world.qa(0), write_to(&world.b, DATA), world.a.sge(DATA, LEN), SendFlags::empty()).unwrap();
+        post(world.qa(0), 1, read_from(&world.b, DATA), world.a.sge(INBOX, LEN));
+        let mut last = Amount::None;
+        world.until([1, 0], |world, _| {
+            last = Amount::of(world.a.bytes(INBOX, LEN).iter().filter(|byte| **byte == 7).count());
+            outcomes.insert(last);
+        });
+        assert_eq!(last, Amount::All, "seed {seed}");
+    });
+}
+
+// man ibv_post_send: with IBV_SEND_FENCE a request waits for the READs before it.
+#[test]
+fn a_fence_sends_what_a_read_has_brought() {
+    let mut world = World::new();
+    for seed in 0..50 {
+        world.begin(seed, 1);
+        (0..LEN).for_each(|at| set(&world.b, at, 5));
+        post_recv(&world.pairs[0].1, 9, world.b.sge(INBOX, LEN));
+        silent(world.qa(0), read_from(&world.b, DATA), world.a.sge(FLAG, LEN), SendFlags::empty()).unwrap();
+        let fence = SendFlags::SIGNALED | SendFlags::FENCE;
+        silent(world.qa(0), SendOp::Send, world.a.sge(FLAG, LEN), fence).unwrap();
+        world.until([1, 1], |_, _| {});
+        assert_eq!(world.b.bytes(INBOX, LEN), [5; LEN], "seed {seed}");
+    }
+}
+
+#[test]
+fn two_queue_pairs_have_no_order_but_each_has_its_own() {
+    let mut world = World::new();
+    see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
+        world.begin(seed, 2);
+        post_recv(&world.pairs[1].1, 9, world.b.sge(INBOX, LEN));
+        post(world.qa(0), 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        post(world.qa(1), 2, SendOp::Send, world.a.sge(DATA, LEN));
+        world.until([2, 1], |world, received| _ = outcomes.insert((world.seen().0, !received.is_empty())));
+        assert_eq!(world.seen().0, Amount::All, "seed {seed}");
+    });
+}
+
+/// One FETCH_ADD of 1 on the word behind the flag, by each queue pair, `times` times.
+fn add(world: &World, times: usize) {
+    for _ in 0..times {
+        for (index, (qa, _)) in world.pairs.iter().enumerate() {
+            let op = SendOp::FetchAdd { remote_addr: world.b.addr(FLAG), rkey: world.b.mr.rkey(), add: 1 };
+            post(qa, 1, op, world.a.sge(INBOX + 8 * index, 8));
+        }
+        world.until([world.pairs.len(), 0], |_, _| {});
+    }
+}
+
+fn word(world: &World) -> &AtomicU64 {
+    let word = world.b.addr(FLAG) as *mut u64;
+    assert!(word.is_aligned());
+    // SAFETY: aligned and inside the leaked buffer; all access while the reference lives is atomic,
+    // or by the card, which reaches memory as another process would.
+    unsafe { AtomicU64::from_ptr(word) }
+}
+
+// IBV_ATOMIC_HCA: man ibv_query_device.
+#[test]
+fn atomics_of_the_card_lose_none_of_each_other_and_some_of_the_processors() {
+    let mut world = World::new();
+    world.begin(1, 2);
+    add(&world, 200);
+    assert_eq!(word(&world).load(Ordering::SeqCst), 400, "two queue pairs");
+    let is_lost = (0..50).any(|_| {
+        world.begin(2, 1);
+        let (word, ends) = (word(&world), AtomicBool::new(false));
+        let added = std::thread::scope(|scope| {
+            let processor = scope.spawn(|| {
+                let mut added = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    word.fetch_add(1, Ordering::SeqCst);
+                    added += 1;
+                }
+                added
+            });
+            add(&world, 100);
+            ends.store(true, Ordering::Relaxed);
+            processor.join().unwrap()
+        });
+        word.load(Ordering::SeqCst) != added + 100
+    });
+    assert!(is_lost, "the processor's additions were never lost");
+}
+
+#[test]
+fn a_place_of_the_send_queue_is_free_once_a_completion_behind_it_was_polled() {
+    let mut world = World::new();
+    world.begin(3, 1);
+    let cq = world.a.context.create_cq(CqInit { cqe: 64, ..CqInit::default() }).unwrap();
+    let (qa, _qb) = world.connect_to(&cq, 4);
+    let write = |flags| silent(&qa, write_to(&world.b, DATA), world.a.sge(DATA, 8), flags);
+    for _ in 0..3 {
+        (0..3).for_each(|_| write(SendFlags::empty()).unwrap());
+        write(SendFlags::SIGNALED).unwrap();
+        assert_eq!(write(SendFlags::SIGNALED), Err(PostError::QueueFull));
+        let (start, mut polled) = (Instant::now(), 0);
+        while polled == 0 {
+            polled = cq.poll(16, |cqe| assert_eq!(cqe.status, WcStatus::Success)).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+    }
+    // They complete, which nothing says.
+    (0..4).for_each(|_| write(SendFlags::empty()).unwrap());
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        assert_eq!(cq.poll(16, |_| ()).unwrap(), 0);
+    }
+    assert_eq!(write(SendFlags::SIGNALED), Err(PostError::QueueFull), "no completion can ever free a place");
+}
+
+// man ibv_get_cq_event: extra events may come.
+#[test]
+fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_second_one() {
+    let mut world = World::new();
+    see(&[true, false], |seed, seen| {
+        world.begin(seed, 1);
+        let channel = world.a.context.create_comp_channel().unwrap();
+        let init = CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() };
+        let cq = world.a.context.create_cq(init).unwrap();
+        let (qa, _qb) = world.connect_to(&cq, 16);
+        cq.req_notify(false);
+        assert!(channel.try_get_event().is_none(), "nothing has ever completed");
+        post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        channel.get_event().unwrap();
+        while cq.poll(16, |_| ()).unwrap() == 0 {}
+        cq.req_notify(false);
+        assert!(channel.try_get_event().is_none(), "it was for the completion that was polled");
+        post(&qa, 2, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        channel.get_event().unwrap();
+        // Another one comes before the next arming, and is polled.
+        post(&qa, 3, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        let mut done = 0;
+        while done < 2 {
+            done += cq.poll(16, |_| ()).unwrap();
+        }
+        cq.req_notify(false);
+        let came = channel.try_get_event().is_some();
+        seen.insert(came);
+        // One that has not come yet may come with each arming.
+        if came {
+            cq.req_notify(false);
+            assert!(channel.try_get_event().is_none(), "a second one for nothing");
+        }
+    });
+}
+
+#[test]
+fn the_number_of_a_dead_queue_pair_of_datagrams_comes_again_and_that_of_a_connected_one_does_not() {
+    let mut world = World::new();
+    world.begin(5, 0);
+    let again = |service| {
+        let first = world.a.qp(service).qpn();
+        world.a.qp(service).qpn() == first
+    };
+    assert!(again(Service::Ud));
+    assert!(!again(Service::Rc) && !again(Service::Uc));
+}
+
+// IBA §11.4.2.2: the event is for the next completion.
+#[test]
+fn arming_looks_ahead_only() {
+    let mut world = World::new();
+    world.begin(4, 1);
+    let channel = world.a.context.create_comp_channel().unwrap();
+    let cq = world.a.context.create_cq(CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() });
+    let cq = cq.unwrap();
+    let (qa, _qb) = world.connect_to(&cq, 16);
+    // The usual loop: arm, poll until nothing is left, wait. It never hangs.
+    for _ in 0..20 {
+        post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
+        let mut done = 0;
+        while done == 0 {
+            cq.req_notify(false);
+            while cq.poll(16, |_| done += 1).unwrap() > 0 {}
+            if done == 0 {
+                channel.get_event().unwrap();
+            }
+        }
+    }
+}

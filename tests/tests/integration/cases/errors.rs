@@ -1,0 +1,132 @@
+//! Requests that fail: with which status and detail, at which end, and what becomes of the queue
+//! pair.
+//!
+//! Not here: BAD_RESP_ERR, which takes a peer that does not keep to the protocol
+//! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and
+//! RESP_TIMEOUT_ERR, which no card reports here, and those of reliable datagrams and EE contexts,
+//! which nobody has.
+
+use super::script::on_every_arm;
+
+/// What the queue pairs are made with, the receive of b if there is one, the request of a, and how
+/// the two end.
+const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
+    ("a SEND that fits", "", "0+8", "send 0+8", "ok recv vendor=0", "ok send"),
+    ("a SEND longer than its receive", "", "0+8", "send 0+16", "loc_len vendor=6", "rem_inv_req"),
+    ("a SEND from memory that is not registered", "", "", "send 0+8!", "", "loc_prot"),
+    ("a READ into memory that is not registered", "", "", "read 0+8! @0", "", "loc_prot"),
+    ("a SEND into memory that is not registered", "", "0+8!", "send 0+8", "loc_prot vendor=10", "rem_op"),
+    ("a WRITE by a key that is none does not use the receive", "", "0+8", "write 0+8 @0!", "flushed", "rem_access"),
+    ("a READ by a key that is none", "", "", "read 0+8 @0!", "", "rem_access"),
+    ("an atomic by a key that is none", "", "", "add 0+8 @0! add=1", "", "rem_access"),
+    ("an atomic on a word that is not aligned", "", "", "add 0+8 @4 add=1", "", "rem_inv_req"),
+    ("a WRITE beyond the end of a region", "", "", "write 0+8 @1048572", "", "rem_access"),
+    (
+        "a WRITE with immediate by a key that is none",
+        "",
+        "0+8",
+        "write 0+8 @0! imm=1",
+        "loc_access vendor=8",
+        "rem_access",
+    ),
+    ("a WRITE that the queue pair does not allow", "access=0", "", "write 0+8 @0", "", "rem_inv_req"),
+    ("a READ that the queue pair does not allow", "access=2", "", "read 0+8 @0", "", "rem_inv_req"),
+    ("an atomic that the queue pair does not allow", "access=6", "", "add 0+8 @0 add=1", "", "rem_inv_req"),
+    (
+        "a SEND that invalidates a key that is none",
+        "",
+        "0+8",
+        "send 0+8 closes=b!",
+        "rem_inv_req vendor=11",
+        "rem_access",
+    ),
+    ("a SEND that finds no receive", "rnr=0", "", "send 0+8", "", "rnr_retry_exc"),
+    ("an invalidation of a key that is none", "", "", "invalidate key=b!", "", "mw_bind"),
+];
+
+#[test]
+fn every_cause_of_a_failure_has_its_status_at_both_ends() {
+    for (what, attributes, receive, request, at_receiver, at_sender) in CASES {
+        let receive = if receive.is_empty() { String::new() } else { format!("b recv q 1 {receive}\n") };
+        let got = if at_receiver.is_empty() { String::new() } else { format!("b got 1 {at_receiver}\n") };
+        let script = format!("pair q rc {attributes}\n{receive}a send q 2 {request}\na sent 2 {at_sender}\n{got}");
+        let state = if at_sender.starts_with("ok") { "rts" } else { "err" };
+        println!("{what}");
+        on_every_arm(&format!("{script}a state q {state}"));
+    }
+}
+
+#[test]
+fn an_atomic_whose_list_is_not_eight_bytes_has_a_wrong_length_and_changes_nothing() {
+    for operation in ["add", "swap"] {
+        for list in ["", "0+0", "0+4", "0+16", "0+8 8+8", "0+4 4+3"] {
+            on_every_arm(&format!(
+                "pair q rc
+                 b fill 200+8 7
+                 a send q 2 {operation} {list} @200 add=7 compare=7 swap=9
+                 a sent 2 loc_len
+                 a state q err
+                 b holds 200+8 7"
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_request_to_nobody_is_repeated_as_often_as_the_queue_pair_says_and_fails() {
+    on_every_arm(
+        "a qp q rc timeout=10 retry=1
+         a connect q 2 0
+         a send q 2 send 0+8
+         a sent 2 retry_exc
+         a state q err",
+    );
+}
+
+#[test]
+fn requests_behind_a_failed_one_are_flushed_and_so_are_later_ones() {
+    on_every_arm(
+        "pair q rc
+         a recv q 9 0+8
+         a send q 1 send 0+8! unsignaled
+         a send q 2 send 0+8 unsignaled
+         a sent 1 loc_prot
+         a sent 2 flushed
+         a got 9 flushed
+         a send q 3 send 0+8
+         a recv q 4 0+8
+         a sent 3 flushed
+         a got 4 flushed",
+    );
+}
+
+#[test]
+fn a_failed_send_stops_an_unreliable_queue_pair_until_it_is_started_again() {
+    for (service, to, receive) in [("uc", "", "0+8"), ("ud", "to=b.q", "0+48")] {
+        on_every_arm(&format!(
+            "pair q {service}
+             b recv q 10 {receive}
+             a send q 1 send 0+8! {to}
+             a send q 2 send 0+8 {to}
+             a sent 1 loc_prot
+             a sent 2 flushed
+             a state q sqe
+             a send q 3 send 0+8 {to}
+             a sent 3 flushed
+             a modify q rts
+             a send q 4 send 0+8 {to}
+             a sent 4 ok send
+             b got 10 ok recv"
+        ));
+    }
+}
+
+#[test]
+fn a_datagram_longer_than_a_packet_has_a_wrong_length() {
+    on_every_arm(
+        "pair q ud
+         a send q 2 send 0+8000 to=b.q
+         a sent 2 loc_len
+         a state q sqe",
+    );
+}

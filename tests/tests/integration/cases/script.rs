@@ -1,0 +1,310 @@
+//! The language of the cases, and what runs them: each on every arm, that is by one of the two
+//! agents, in one process or two, over one of the links.
+//!
+//! ```text
+//! pair q rc timeout=10 b.srq=s  connected queue pairs q of a and b; `b.` says of whom alone
+//! a fill 0+100 7                bytes 0 to 100 of the memory of a get the pattern 7
+//! b recv q 1 200+50 300+50      a receive, number 1, of two parts; `200+50!`: by a wrong key
+//! a send q 2 send 0+100 imm=9   a request: send, write, read, add, swap, bind, close, invalidate;
+//!                               signaled if nothing is said
+//! a send q 3 write 0+8 @500     to byte 500 of the peer's memory; `@500!`: by a wrong key
+//! a send q 4 write 0+8 @w+8     to byte 8 of the window w of the peer
+//! a sent 2 ok send              the next completion of a's send queue
+//! b got 1 ok recv len=100       that of its receive queue; `b got_any 1 2`: two, in any order
+//! b holds 200+50 7              the memory has this pattern
+//! b blank 0+8 · b word 8 42     it has zeros, it has this number
+//! a state q err · a event comm_est q · a modify q err · a destroy q
+//! a arm receives · a woken receives
+//! ! a attach q 127.0.0.1        the agent has to refuse the line
+//! ```
+//!
+//! The memory from 1048576 on is open to peers by windows only. When a script is over, no
+//! completion may be left.
+
+use super::agent::pattern;
+use super::arms::{Arm, World, alone};
+use super::line::Line;
+use std::collections::HashMap;
+
+const STATUSES: &[(&str, u32)] = &[
+    ("ok", 0),
+    ("loc_len", 1),
+    ("loc_qp_op", 2),
+    ("loc_prot", 4),
+    ("flushed", 5),
+    ("mw_bind", 6),
+    ("loc_access", 8),
+    ("rem_inv_req", 9),
+    ("rem_access", 10),
+    ("rem_op", 11),
+    ("retry_exc", 12),
+    ("rnr_retry_exc", 13),
+];
+const OPCODES: &[(&str, u32)] = &[
+    ("send", 0),
+    ("write", 1),
+    ("read", 2),
+    ("swap", 3),
+    ("add", 4),
+    ("bind", 5),
+    ("invalidate", 6),
+    ("recv", 128),
+    ("recv_imm", 129),
+];
+const STATES: &[(&str, u32)] = &[("rts", 3), ("sqd", 4), ("sqe", 5), ("err", 6)];
+const EVENTS: &[(&str, u32)] = &[
+    ("cq_err", 0),
+    ("qp_fatal", 1),
+    ("qp_req_err", 2),
+    ("qp_access_err", 3),
+    ("comm_est", 4),
+    ("sq_drained", 5),
+    ("srq_limit", 15),
+    ("last_wqe", 16),
+];
+
+fn value_of(names: &[(&str, u32)], name: &str) -> Result<u32, String> {
+    let found = names.iter().find(|(known, _)| *known == name);
+    found.map(|(_, value)| *value).ok_or_else(|| format!("nothing is called {name:?}"))
+}
+
+/// Runs a script on every arm.
+pub(crate) fn on_every_arm(script: &str) {
+    run(script, Arm::on_good_networks());
+}
+
+/// The same, and on a network that loses, repeats and reorders packets: a reliable service does not
+/// show it.
+pub(crate) fn on_every_network(script: &str) {
+    run(script, Arm::on_all_networks());
+}
+
+fn run(script: &str, arms: impl Iterator<Item = &'static Arm> + Send) {
+    let failures = arms.filter_map(|arm| Script::run(script, arm).err().map(|why| format!("{}: {why}", arm.name)));
+    let failures: Vec<_> = alone(|| failures.collect());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// A script under way.
+pub(crate) struct Script<'a> {
+    world: World<'a>,
+    /// What queue pairs and shared queues are called by their peers, by `END.NAME`.
+    numbers: HashMap<String, u32>,
+    /// Address and key of the memory of each end, and of each window.
+    places: HashMap<String, (u64, u32)>,
+}
+
+impl<'a> Script<'a> {
+    pub(crate) fn run(script: &str, arm: &'a Arm) -> Result<(), String> {
+        let Some(world) = World::of(arm)? else { return Ok(()) };
+        let mut run = Self { world, numbers: HashMap::new(), places: HashMap::new() };
+        for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            run.line(line).map_err(|why| format!("{line}: {why}"))?;
+        }
+        for end in ["a", "b"] {
+            let left = run.world.ask(&format!("{end} left"))?;
+            if left != "0" {
+                return Err(format!("{left} completions of {end} are left"));
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, text: &str) -> Result<(), String> {
+        if let Some(refused) = text.strip_prefix("! ") {
+            let line = self.translated(refused)?;
+            return match self.world.ask(&line) {
+                Ok(answer) => Err(format!("not refused: {answer}")),
+                Err(why) if why.starts_with("refused") => Ok(()),
+                Err(why) => Err(why),
+            };
+        }
+        let line = Line::of(text);
+        match (line.end, line.verb) {
+            ("pair", name) => self.pair(name, text),
+            (_, "sent" | "got") => self.completion(&line),
+            (_, "got_any") => self.any_order(&line),
+            (_, "holds") => self.memory(&line, &pattern(line.part(0).1, line.number(0))),
+            (_, "blank") => self.memory(&line, &vec![0; line.part(0).1]),
+            (end, "word") => {
+                let value: u64 = line.name(1).parse().map_err(|_| "no number")?;
+                let bytes = format!("{end} bytes {}+8", line.name(0));
+                self.memory(&Line::of(&bytes), &value.to_ne_bytes())
+            }
+            (_, "state") => {
+                let state = value_of(STATES, line.name(1))?;
+                self.expect(&format!("{} state {}", line.end, line.name(0)), &state.to_string())
+            }
+            (_, "event") => {
+                let kind = value_of(EVENTS, line.name(0))?;
+                self.expect(&format!("{} event", line.end), &format!("{kind} {}", line.name(1)))
+            }
+            (_, "woken") => self.expect(&format!("{} woken", line.end), line.name(0)),
+            _ => self.command(text),
+        }
+    }
+
+    fn expect(&mut self, question: &str, expected: &str) -> Result<(), String> {
+        let answer = self.world.ask(question)?;
+        if answer == expected { Ok(()) } else { Err(format!("{answer} instead of {expected}")) }
+    }
+
+    /// Has a line obeyed, and notes what it brings about.
+    fn command(&mut self, text: &str) -> Result<(), String> {
+        let translated = self.translated(text)?;
+        let answer = self.world.ask(&translated)?;
+        let (line, told) = (Line::of(text), answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>());
+        match (line.verb, told.as_deref()) {
+            ("qp", Ok([number, _])) | ("xsrq", Ok([number])) => {
+                self.numbers.insert(format!("{}.{}", line.end, line.name(0)), *number as u32);
+            }
+            ("send", Ok([addr, key])) => {
+                let window = line.text("window").unwrap_or_default();
+                self.places.insert(window.to_owned(), (*addr, *key as u32));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair at each end and connects the two.
+    fn pair(&mut self, name: &str, text: &str) -> Result<(), String> {
+        let line = Line::of(text);
+        let services = match line.name(0) {
+            "xrc" => ["xrc", "xrc_target"],
+            service => [service; 2],
+        };
+        let mut made = Vec::new();
+        for (end, service) in ["a", "b"].into_iter().zip(services) {
+            let own = |(key, value): &(&str, &str)| match key.split_once('.') {
+                Some((of, key)) => (of == end).then(|| format!(" {key}={value}")),
+                None => Some(format!(" {key}={value}")),
+            };
+            // What is lost is sent again after 67 ms, not 268, where that happens often.
+            let usual = if self.world.loses() { " timeout=14" } else { "" };
+            let values = line.values().iter().filter_map(own).chain([usual.to_owned()]).collect::<String>();
+            let words = if line.has("all_signaled") { " all_signaled" } else { "" };
+            made.push(self.world.ask(&format!("{end} qp {name} {service}{words}{values}"))?);
+        }
+        for (end, peer) in ["a", "b"].into_iter().zip(made.iter().rev()) {
+            self.world.ask(&format!("{end} connect {name} {peer}"))?;
+        }
+        for (end, own) in ["a", "b"].into_iter().zip(&made) {
+            let number = own.split(' ').next().and_then(|number| number.parse().ok());
+            self.numbers.insert(format!("{end}.{name}"), number.ok_or("no number")?);
+        }
+        Ok(())
+    }
+
+    /// The line as agents read it: places, numbers and keys instead of their names.
+    fn translated(&mut self, text: &str) -> Result<String, String> {
+        let end = text.split(' ').next().unwrap_or_default();
+        let peer = if end == "a" { "b" } else { "a" };
+        let mut words = Vec::new();
+        for word in text.split_whitespace() {
+            let wrong = u32::from(word.ends_with('!'));
+            let bare = word.trim_end_matches('!');
+            words.push(match (bare.strip_prefix('@'), bare.split_once('=')) {
+                (Some(place), _) => {
+                    let (name, offset) = place.split_once('+').unwrap_or((peer, place));
+                    let (addr, key) = self.place(name)?;
+                    let offset: u64 = offset.parse().map_err(|_| format!("{offset} is no number"))?;
+                    format!("at={} key={}", addr + offset, key ^ wrong)
+                }
+                (_, Some((key @ ("to" | "srqn"), name))) if name.contains('.') => {
+                    format!("{key}={}", self.numbers.get(name).ok_or_else(|| format!("there is no {name}"))?)
+                }
+                (_, Some((key @ ("closes" | "key"), name))) if name.parse::<u32>().is_err() => {
+                    format!("{key}={}", self.place(name)?.1 ^ wrong)
+                }
+                (_, Some(("group", last))) if last.parse::<u8>().is_ok() => format!("group={}", group(last)),
+                _ if ["attach", "detach"].contains(&words.get(1).map_or("", String::as_str)) && words.len() == 3 => {
+                    if word.contains('.') {
+                        word.to_owned()
+                    } else {
+                        group(word)
+                    }
+                }
+                _ => word.to_owned(),
+            });
+        }
+        Ok(words.join(" "))
+    }
+
+    /// Address and key of an end's memory or of a window.
+    fn place(&mut self, name: &str) -> Result<(u64, u32), String> {
+        if let Some(place) = self.places.get(name) {
+            return Ok(*place);
+        }
+        if !["a", "b"].contains(&name) {
+            return Err(format!("the window {name} is not open"));
+        }
+        let told = self.world.ask(&format!("{name} memory"))?;
+        let place = told.split_once(' ').and_then(|(addr, key)| Some((addr.parse().ok()?, key.parse().ok()?)));
+        let place = place.ok_or_else(|| format!("{told} is no place"))?;
+        self.places.insert(name.to_owned(), place);
+        Ok(place)
+    }
+
+    /// The next completion of an end is as the line says: number, status and, if it is a success,
+    /// the operation.
+    fn completion(&mut self, line: &Line<'_>) -> Result<(), String> {
+        let told = self.world.ask(&format!("{} {}", line.end, line.verb))?;
+        let values: Vec<u32> = told.split(' ').map_while(|value| value.parse().ok()).collect();
+        let [id, status, opcode, len, extra, qp, from, vendor] = values[..] else {
+            return Err(format!("{told} instead of a completion"));
+        };
+        let expected = value_of(STATUSES, line.name(1))?;
+        if (id, status) != (line.number(0), expected) {
+            return Err(format!("completion {id} with status {status}"));
+        }
+        if status == 0 && opcode != value_of(OPCODES, line.name(2))? {
+            return Err(format!("operation {opcode}"));
+        }
+        for (key, value) in line.values() {
+            let expected = match value.contains('.') {
+                true => *self.numbers.get(*value).ok_or_else(|| format!("there is no {value}"))?,
+                false if *key == "closed" => self.place(value)?.1,
+                false => value.parse().map_err(|_| format!("{value} is no number"))?,
+            };
+            let found = match *key {
+                "len" => len,
+                "imm" | "closed" => extra,
+                "qp" => qp,
+                "from" => from,
+                "vendor" => vendor,
+                other => return Err(format!("a completion has no {other}")),
+            };
+            if found != expected {
+                return Err(format!("{key} is {found}, not {expected}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next two receives succeed and have the numbers of the line, in any order.
+    fn any_order(&mut self, line: &Line<'_>) -> Result<(), String> {
+        let mut told = [String::new(), String::new()];
+        for answer in &mut told {
+            *answer = self.world.ask(&format!("{} got", line.end))?;
+        }
+        let is_there = |at| told.iter().any(|answer| answer.starts_with(&format!("{} 0 128 ", line.name(at))));
+        if is_there(0) && is_there(1) { Ok(()) } else { Err(format!("{told:?}")) }
+    }
+
+    fn memory(&mut self, line: &Line<'_>, expected: &[u8]) -> Result<(), String> {
+        let (offset, len) = line.part(0);
+        let told = self.world.ask(&format!("{} bytes {offset}+{len}", line.end))?;
+        let expected: String = expected.iter().map(|byte| format!("{byte:02x}")).collect();
+        match told.bytes().zip(expected.bytes()).position(|(one, other)| one != other) {
+            None if told.len() == expected.len() => Ok(()),
+            place => Err(format!("byte {} of {len} differs", place.map_or(len, |place| place / 2))),
+        }
+    }
+}
+
+/// A multicast group that only this program uses.
+fn group(last: &str) -> String {
+    let [one, other, ..] = std::process::id().to_le_bytes();
+    format!("239.{one}.{other}.{last}")
+}

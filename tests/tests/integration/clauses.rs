@@ -1,0 +1,308 @@
+//! Each protocol decision in the code names its clause of `clauses.txt`, and each clause has a test
+//! that names it.
+//!
+//! A citation is a comment line `// clause: ID` or `// clause: ID, ID`; in a test it stands
+//! directly above `#[test]`.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How a citation begins.
+const FORM: &str = "// clause: ";
+/// Crates whose sources are read.
+const CRATES: [&str; 6] = ["wire", "transport", "provider", "verbs-api", "tests", "fuzz"];
+/// This file quotes citations.
+const THIS_FILE: &str = "tests/tests/integration/clauses.rs";
+
+/// A clause of the list and who names it.
+#[derive(Debug, Default)]
+struct Clause {
+    section: String,
+    /// Its sentence.
+    text: String,
+    uncited: Option<String>,
+    untested: Option<String>,
+    /// `file:line` of each citation.
+    code: Vec<String>,
+    tests: Vec<String>,
+}
+
+impl Clause {
+    /// What is wrong with it.
+    fn complaint(&self) -> Option<String> {
+        let Self { uncited, untested, code, tests, .. } = self;
+        let reason = |exception: &Option<String>| exception.as_ref().is_some_and(|reason| reason.is_empty());
+        Some(match (uncited, untested, code.first(), tests.first()) {
+            _ if self.text.is_empty() => "says nothing".into(),
+            _ if reason(uncited) || reason(untested) => "is excepted without a reason".into(),
+            (Some(_), _, Some(at), _) => format!("is excepted as uncited, but {at} cites it"),
+            (_, Some(_), _, Some(at)) => format!("is excepted as untested, but {at} tests it"),
+            (None, _, None, _) => "is cited by no product code and does not say why (`uncited: ...`)".into(),
+            (None, None, Some(at), None) => {
+                format!("is cited at {at}, but no test names it and it does not say why (`untested: ...`)")
+            }
+            _ => return None,
+        })
+    }
+
+    fn is_excepted(&self) -> bool {
+        self.uncited.is_some() || self.untested.is_some()
+    }
+}
+
+/// Clauses, and how many of them are cited, tested, excepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    clauses: usize,
+    cited: usize,
+    tested: usize,
+    excepted: usize,
+}
+
+impl Count {
+    fn add(&mut self, clause: &Clause) {
+        self.clauses += 1;
+        self.cited += usize::from(!clause.code.is_empty());
+        self.tested += usize::from(!clause.tests.is_empty());
+        self.excepted += usize::from(clause.is_excepted());
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { clauses, cited, tested, excepted } = self;
+        write!(f, "{clauses:4} clauses, {cited:3} cited, {tested:3} tested, {excepted:2} excepted")
+    }
+}
+
+/// The list with its citations, and what is wrong.
+#[derive(Debug, Default)]
+struct Report {
+    clauses: BTreeMap<String, Clause>,
+    complaints: Vec<String>,
+}
+
+impl Report {
+    /// The whole judgement of `list` and `sources`, which are path and text of each file.
+    fn of(list: &str, sources: &[(String, String)]) -> Self {
+        let mut report = Self::default();
+        report.read_list(list);
+        for (path, text) in sources {
+            report.read_source(path, text);
+        }
+        let verdicts = report.clauses.iter().filter_map(|(id, clause)| Some(format!("{id} {}", clause.complaint()?)));
+        let verdicts: Vec<_> = verdicts.collect();
+        report.complaints.extend(verdicts);
+        report
+    }
+
+    /// `ID (sources)` opens a clause, indented lines tell of it, `## ` opens a section.
+    fn read_list(&mut self, list: &str) {
+        let (mut section, mut open) = ("", None);
+        for line in list.lines() {
+            if let Some(title) = line.strip_prefix("## ") {
+                section = title;
+            } else if let Some(told) = line.strip_prefix("    ") {
+                if let Some(clause) = open.as_ref().and_then(|id| self.clauses.get_mut(id)) {
+                    tell(clause, told.trim_start());
+                }
+            } else if !line.is_empty() && !line.starts_with('#') {
+                open = self.open_clause(line, section);
+            }
+        }
+    }
+
+    fn open_clause(&mut self, line: &str, section: &str) -> Option<String> {
+        let parts = line.strip_suffix(')').and_then(|line| line.split_once(" ("));
+        let Some((id, _)) = parts.filter(|(id, sources)| is_id(id) && !sources.is_empty()) else {
+            self.complaints.push(format!("clauses.txt: not a clause with its sources in parentheses: {line}"));
+            return None;
+        };
+        let clause = Clause { section: section.into(), ..Clause::default() };
+        if self.clauses.insert(id.into(), clause).is_some() {
+            self.complaints.push(format!("clauses.txt lists {id} twice"));
+        }
+        Some(id.into())
+    }
+
+    fn read_source(&mut self, path: &str, text: &str) {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        let tests_from = first_test_line(path, &lines);
+        for (index, line) in lines.iter().enumerate() {
+            let at = format!("{path}:{}", index + 1);
+            let Some(ids) = line.strip_prefix(FORM) else {
+                if looks_like_citation(line) {
+                    self.complaints.push(format!("{at}: a citation has a line of its own, `{FORM}ID`: {line}"));
+                }
+                continue;
+            };
+            let is_test = index >= tests_from;
+            if is_test && !stands_above_test(&lines[index..]) {
+                self.complaints.push(format!("{at}: a citation in test code stands directly above `#[test]`"));
+            }
+            ids.split(", ").for_each(|id| self.cite(id, &at, is_test));
+        }
+    }
+
+    fn cite(&mut self, id: &str, at: &str, is_test: bool) {
+        match self.clauses.get_mut(id) {
+            Some(clause) if is_test => clause.tests.push(at.into()),
+            Some(clause) => clause.code.push(at.into()),
+            None => self.complaints.push(format!("{at} cites {id}, which clauses.txt does not list")),
+        }
+    }
+
+    /// Of all clauses.
+    fn count(&self) -> Count {
+        let mut count = Count::default();
+        self.clauses.values().for_each(|clause| count.add(clause));
+        count
+    }
+
+    /// One line a section, one an exception, and the sum.
+    fn table(&self) -> String {
+        let mut sections = BTreeMap::<_, Count>::new();
+        self.clauses.values().for_each(|clause| sections.entry(clause.section.as_str()).or_default().add(clause));
+        let mut table = String::new();
+        for (section, count) in &sections {
+            writeln!(table, "{section:38} {count}").expect("a String");
+        }
+        for (id, clause) in self.clauses.iter().filter(|(_, clause)| clause.is_excepted()) {
+            let reason = clause.uncited.as_ref().or(clause.untested.as_ref()).map_or("", String::as_str);
+            writeln!(table, "excepted: {id}: {reason}").expect("a String");
+        }
+        writeln!(table, "{:38} {}", "all", self.count()).expect("a String");
+        table
+    }
+}
+
+/// Adds a line of the list to the sentence or the exception that is being told.
+fn tell(clause: &mut Clause, told: &str) {
+    if let Some(reason) = told.strip_prefix("uncited:") {
+        clause.uncited = Some(reason.trim().into());
+    } else if let Some(reason) = told.strip_prefix("untested:") {
+        clause.untested = Some(reason.trim().into());
+    } else {
+        let open = clause.untested.as_mut().or(clause.uncited.as_mut()).unwrap_or(&mut clause.text);
+        if !open.is_empty() {
+            open.push(' ');
+        }
+        open.push_str(told);
+    }
+}
+
+/// Capital letters and digits, in at least two words.
+fn is_id(text: &str) -> bool {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit());
+    text.contains('-') && text.split('-').all(is_word)
+}
+
+/// Whether a line cites in some other form than the one that is looked for.
+fn looks_like_citation(line: &str) -> bool {
+    let Some((_, comment)) = line.split_once("//") else { return false };
+    let comment = comment.trim_start_matches(['/', '!', ' ']).to_ascii_lowercase();
+    ["clause:", "clauses:", "clause ("].iter().any(|start| comment.starts_with(start)) || comment.contains("(clause")
+}
+
+/// Whether the citation that begins here belongs to the test behind it.
+fn stands_above_test(lines: &[&str]) -> bool {
+    lines.iter().find(|line| !line.starts_with(FORM)) == Some(&"#[test]")
+}
+
+/// Index of the first line that is test code: 0 in files that are nothing else.
+fn first_test_line(path: &str, lines: &[&str]) -> usize {
+    let is_test_file = path.contains("/tests/") || path.ends_with("/tests.rs") || path.starts_with("tests/");
+    if is_test_file || path.starts_with("fuzz/") || path.contains("/src/sim/") {
+        return 0;
+    }
+    let opens = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
+    lines.windows(2).position(opens).unwrap_or(lines.len())
+}
+
+/// Every Rust file below `folder`.
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// All sources but this one, as path from the root of the project and text.
+fn sources(root: &Path) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    CRATES.iter().for_each(|folder| rust_files(&root.join(folder), &mut files));
+    let name = |path: &Path| path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
+    let read = |path: PathBuf| (name(&path), fs::read_to_string(&path).expect("a source file"));
+    files.into_iter().map(read).filter(|(path, _)| path != THIS_FILE).collect()
+}
+
+#[test]
+fn every_clause_is_cited_and_tested() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    let list = fs::read_to_string(root.join("tests/clauses.txt")).expect("the list");
+    let report = Report::of(&list, &sources(root));
+    println!("{}", report.table());
+    let complaints = &report.complaints;
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+    assert!(report.count().clauses > 150, "a list that lost most of its clauses proves nothing");
+}
+
+/// What is said about `list` when product code is `code` and test code is `test`.
+fn complaints(list: &str, code: &str, test: &str) -> Vec<String> {
+    let file = |path: &str, text: &str| (path.to_string(), text.to_string());
+    Report::of(list, &[file("wire/src/a.rs", code), file("wire/tests/b.rs", test)]).complaints
+}
+
+const LIST: &str = "# A note.\n## Section\nA-B (IBA 9)\n    One\n    sentence.\nC-D (rxe; qib)\n    Another.\n";
+const CODE: &str = "    // clause: A-B, C-D\n    let x = 1;\n";
+const TEST: &str = "/// Doc.\n// clause: A-B\n// clause: C-D\n#[test]\nfn t() {}\n";
+
+#[test]
+fn nothing_is_wrong_when_all_is_cited_and_tested() {
+    assert_eq!(complaints(LIST, CODE, TEST), [""; 0]);
+    let in_module = format!("{CODE}#[cfg(test)]\nmod tests {{\n{TEST}}}\n");
+    assert_eq!(complaints(LIST, &in_module, ""), [""; 0]);
+}
+
+#[test]
+fn a_clause_that_is_unlisted_uncited_or_untested_is_named() {
+    let unlisted = "wire/src/a.rs:3 cites E-F, which clauses.txt does not list";
+    assert_eq!(complaints(LIST, &format!("{CODE}// clause: E-F\n"), TEST), [unlisted]);
+    let uncited = "C-D is cited by no product code and does not say why (`uncited: ...`)";
+    assert_eq!(complaints(LIST, "// clause: A-B\n", TEST), [uncited]);
+    let untested = "C-D is cited at wire/src/a.rs:1, but no test names it and it does not say why (`untested: ...`)";
+    assert_eq!(complaints(LIST, CODE, "// clause: A-B\n#[test]\n"), [untested]);
+}
+
+#[test]
+fn exceptions_need_a_reason_and_go_stale() {
+    let (uncited, untested) =
+        (format!("{LIST}    uncited: not\n        offered\n"), format!("{LIST}    untested: hard\n"));
+    assert_eq!(complaints(&uncited, "// clause: A-B\n", "// clause: A-B\n#[test]\n"), [""; 0]);
+    assert_eq!(complaints(&untested, CODE, "// clause: A-B\n#[test]\n"), [""; 0]);
+    let stale = ["C-D is excepted as uncited, but wire/src/a.rs:1 cites it"];
+    assert_eq!(complaints(&uncited, CODE, TEST), stale);
+    let stale = ["C-D is excepted as untested, but wire/tests/b.rs:3 tests it"];
+    assert_eq!(complaints(&untested, CODE, TEST), stale);
+    let reasonless = format!("{LIST}    untested:\n");
+    assert_eq!(complaints(&reasonless, CODE, "// clause: A-B\n#[test]\n"), ["C-D is excepted without a reason"]);
+}
+
+#[test]
+fn sloppy_lists_and_citations_are_found() {
+    let no_source = "clauses.txt: not a clause with its sources in parentheses: G-H";
+    assert_eq!(complaints(&format!("{LIST}G-H\n    Text.\n"), CODE, TEST), [no_source]);
+    assert_eq!(complaints(&format!("{LIST}A-B (IBA)\n    Again.\n"), CODE, TEST), ["clauses.txt lists A-B twice"]);
+    for form in ["let x = 1; // clause: A-B", "/// clause: A-B", "//clause: A-B", "// (clause A-B)"] {
+        let found = complaints(LIST, &format!("{CODE}{form}\n"), TEST);
+        assert!(matches!(&found[..], [one] if one.contains("has a line of its own")), "{form}: {found:?}");
+    }
+    let floating = complaints(LIST, CODE, &format!("{TEST}// clause: A-B\nfn helper() {{}}\n"));
+    assert_eq!(floating, ["wire/tests/b.rs:6: a citation in test code stands directly above `#[test]`"]);
+}

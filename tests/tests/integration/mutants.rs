@@ -1,0 +1,114 @@
+//! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name
+//! exist. `tests/mutants/run` and `tests/checked/run` build and run them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Fewer would prove too little.
+const AT_LEAST: usize = 12;
+/// What `tests/checked/run` knows.
+const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace")
+}
+
+fn patches(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(folder)).expect("a folder of patches");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "patch"));
+    files.sort();
+    files
+}
+
+fn mutants() -> Vec<PathBuf> {
+    [patches("tests/mutants"), patches("tests/checked")].concat()
+}
+
+/// All of these can be applied, one behind the other.
+fn check_that_they_apply(files: &[PathBuf]) {
+    let check = Command::new("git").args(["apply", "--check", "-C1"]).args(files).current_dir(root()).output();
+    let check = check.expect("git");
+    assert!(check.status.success(), "{files:?}: {}", String::from_utf8_lossy(&check.stderr));
+}
+
+/// Package, target and path of the tests that catch this mutant.
+fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
+    let lines = mutant.lines().filter_map(|line| line.strip_prefix("Caught by: "));
+    lines.map(|line| line.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!("{line}")))
+}
+
+#[test]
+fn every_mutant_applies() {
+    let mutants = mutants();
+    assert!(mutants.len() >= AT_LEAST, "{} mutants", mutants.len());
+    for file in &mutants {
+        check_that_they_apply(std::slice::from_ref(file));
+    }
+    check_that_they_apply(&patches("tests/mutants"));
+}
+
+/// Who asks for the number of another is switched on with it, and who asks for none always is.
+#[test]
+fn every_mutant_asks_for_its_own_number() {
+    for file in patches("tests/mutants") {
+        let mutant = fs::read_to_string(&file).expect("a mutant");
+        let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
+        let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');
+        let added: String = mutant.lines().filter(|line| line.starts_with('+')).collect();
+        let asked: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
+        assert!(!asked.is_empty() && asked.iter().all(|asked| *asked == Some(number)), "{name} asks for {asked:?}");
+    }
+}
+
+#[test]
+fn every_mutant_says_what_it_breaks_and_names_tests_that_exist() {
+    for file in mutants() {
+        let mutant = fs::read_to_string(&file).expect("a mutant");
+        let name = file.display();
+        assert!(mutant.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
+        assert!(catchers(&mutant).next().is_some(), "{name} names no test");
+        for [package, target, test] in catchers(&mutant) {
+            assert!(exists(package, target, test), "{name}: no test {test} in {target} of {package}");
+        }
+    }
+}
+
+#[test]
+fn every_checker_has_a_broken_build_that_it_must_report() {
+    let patches = patches("tests/checked");
+    let texts: Vec<_> = patches.iter().map(|file| fs::read_to_string(file).expect("a broken build")).collect();
+    for checker in CHECKERS {
+        let head = format!("Reported by {checker}: ");
+        assert!(texts.iter().any(|text| text.lines().any(|line| line.starts_with(&head))), "{checker} has none");
+    }
+    for (file, text) in patches.iter().zip(&texts) {
+        let reports = text.lines().filter_map(|line| line.strip_prefix("Reported by "));
+        let reports: Vec<_> = reports.map(|line| line.split_once(": ").expect("CHECKER: WORDS")).collect();
+        let are_known = reports.iter().all(|(checker, words)| CHECKERS.contains(checker) && !words.is_empty());
+        assert!(are_known && !reports.is_empty(), "{}: {reports:?}", file.display());
+        assert_eq!(catchers(text).count(), 1, "{}: during which test?", file.display());
+    }
+}
+
+/// Whether some source of the package's target has a test function of that name.
+fn exists(package: &str, target: &str, test: &str) -> bool {
+    let name = package.strip_prefix("roxe-").unwrap_or(package);
+    // The package of the device is called after all of the provider.
+    let name = if name == "provider" { "device" } else { name };
+    let places = ["", "tests", "verbs-api", "provider"].map(|folder| root().join(folder).join(name));
+    let Some(package) = places.into_iter().find(|place| place.is_dir()) else { return false };
+    let source = if target == "lib" { package.join("src") } else { package.join("tests").join(target) };
+    let function = format!("fn {}(", test.rsplit("::").next().unwrap_or(test));
+    holds(&source, &function)
+}
+
+fn holds(path: &Path, text: &str) -> bool {
+    if path.is_dir() {
+        let mut entries = fs::read_dir(path).expect("a folder of sources");
+        entries.any(|entry| holds(&entry.expect("an entry").path(), text))
+    } else {
+        fs::read_to_string(path).is_ok_and(|source| source.contains(text))
+    }
+}

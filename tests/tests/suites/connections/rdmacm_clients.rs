@@ -1,0 +1,178 @@
+//! Debian's own programs that connect through librdmacm, unmodified, roxe with roxe: over the
+//! loopback device and between two network namespaces, over IPv4 and IPv6, on a clean link and with
+//! losses.
+//!
+//! Without arguments, as `cargo test` runs it, a slice with every program in it.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test suites -- rdmacm_clients [--all] [--seed N] [WORD...]
+//!   --all      every program everywhere
+//!   --seed N   the losses of an earlier run (a run prints its seed)
+//!   WORD...    only what has every WORD in its name, such as veth ipv6 loss rping
+//! ```
+//!
+//! As root in a network namespace of its own; others have the loopback device only. Those with
+//! losses mostly wait, and run beside each other after the others.
+
+use roxe_tests::guest::link;
+use roxe_tests::matrix::Ip;
+use roxe_tests::pair::{NO_IPV6, Place, has_ipv6};
+use roxe_tests::rdmacm::list::{self, Scale};
+use roxe_tests::rdmacm::local::{self, Site, Weather};
+use roxe_tests::rdmacm::{Exchange, Ready};
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::veth::{self, Veth};
+use std::hash::{BuildHasher, RandomState};
+use std::process::ExitCode;
+
+/// Both ends of the link: interface, MAC, IPv4, IPv6.
+const HERE: [&str; 4] = ["v0", "02:00:00:00:01:0a", "10.79.1.1", "fd79:1::1"];
+const THERE: [&str; 4] = ["v1", "02:00:00:00:01:0b", "10.79.1.2", "fd79:1::2"];
+
+/// The command line.
+struct Options {
+    all: bool,
+    list: bool,
+    seed: u64,
+    words: Vec<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let seed = RandomState::new().hash_one(0) >> 32;
+        let mut options = Self { all: false, list: false, seed, words: Vec::new() };
+        let mut args = report::words();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--all" => options.all = true,
+                "--list" => options.list = true,
+                "--seed" => {
+                    let value = args.next().ok_or("--seed wants a value")?;
+                    options.seed = value.parse().map_err(|e| format!("--seed: {e}"))?;
+                }
+                // Options of the usual test harness that runners pass along.
+                flag if flag.starts_with('-') => {}
+                _ => options.words.push(arg),
+            }
+        }
+        Ok(options)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.words.iter().all(|word| name.contains(word))
+    }
+}
+
+pub(crate) fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    // A list makes nothing.
+    let veth = match (!options.list && link::is_root()).then(world).transpose() {
+        Ok(veth) => veth,
+        Err(e) => {
+            println!("FAILED   rdmacm_clients: cannot make two namespaces with a link: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("seed {} (--seed {} repeats it)", options.seed, options.seed);
+    let words: &[String] = if options.list { &["--list".to_owned()] } else { &[] };
+    report::run(checks(&options, veth.as_ref()), words)
+}
+
+fn world() -> std::io::Result<Veth> {
+    link::isolate()?;
+    let end = |[name, mac, v4, v6]: [&'static str; 4]| veth::End {
+        name,
+        mac,
+        addresses: vec![format!("{v4}/24"), format!("{v6}/64")],
+    };
+    Veth::build(&end(HERE), &end(THERE))
+}
+
+/// One cell.
+struct Cell {
+    site: Result<Site, &'static str>,
+    name: String,
+    weather: Weather,
+    exchange: Exchange,
+}
+
+fn checks(options: &Options, veth: Option<&Veth>) -> Vec<Check> {
+    let sites = [lo(Ip::V4), lo(Ip::V6), between(veth, Ip::V4), between(veth, Ip::V6)];
+    let mut checks = Vec::new();
+    for weather in [Weather::Clean, Weather::Loss(options.seed)] {
+        for (place, ip, site) in &sites {
+            for exchange in list::all(if options.all { Scale::Full } else { Scale::Small }) {
+                if !exchange.ips.contains(ip) || !weather.concerns(&exchange) {
+                    continue;
+                }
+                let name = local::name(place, *ip, weather, &exchange);
+                let chosen = options.all || !options.words.is_empty() || in_slice(place, *ip, weather, &exchange);
+                if chosen && options.wants(&name) {
+                    checks.push(check(Cell { site: site.clone(), name, weather, exchange }));
+                }
+            }
+        }
+    }
+    checks
+}
+
+fn check(cell: Cell) -> Check {
+    let Cell { site, name, weather, exchange } = cell;
+    // With losses it waits for timeouts, unless there is a port that it would fight for.
+    let waits = weather != Weather::Clean && exchange.port.is_none();
+    let check = Check::new(name, move || match &site {
+        Err(why) => Verdict::Skipped((*why).to_owned()),
+        Ok(site) if site.name == "lo" && site.ip == Ip::V6 && !has_ipv6() => Verdict::Skipped(NO_IPV6.to_owned()),
+        Ok(site) if site.name == "lo" && site.ip == Ip::V6 && exchange.ready == Ready::Joined => {
+            Verdict::Skipped("Linux has no IPv6 groups on the loopback interface".to_owned())
+        }
+        Ok(site) => local::run(site, weather, &exchange),
+    });
+    check.that_waits(waits)
+}
+
+/// What a site is called, and the site, or why there is none.
+type Named = (&'static str, Ip, Result<Site, &'static str>);
+
+fn lo(ip: Ip) -> Named {
+    let address = if ip == Ip::V4 { "127.0.0.1" } else { "::1" };
+    let place = Place { envs: vec![("ROXE_NETDEV".to_owned(), "lo".to_owned())], ..Place::default() };
+    let end = local::End { place, address: address.to_owned(), witness: std::process::id() };
+    ("lo", ip, Ok(Site { name: "lo", ip, server: end.clone(), client: end }))
+}
+
+/// Servers in the second namespace.
+fn between(veth: Option<&Veth>, ip: Ip) -> Named {
+    let Some(veth) = veth else { return ("veth", ip, Err("needs root")) };
+    let end = |[name, _, v4, v6]: [&str; 4], prefix, witness| local::End {
+        place: Place { prefix, envs: vec![("ROXE_NETDEV".to_owned(), name.to_owned())], ..Place::default() },
+        address: if ip == Ip::V4 { v4 } else { v6 }.to_owned(),
+        witness,
+    };
+    let server = end(THERE, veth.prefix(), veth.keeper());
+    let client = end(HERE, Vec::new(), std::process::id());
+    ("veth", ip, Ok(Site { name: "veth", ip, server, client }))
+}
+
+/// For every push: every program over the loopback device and IPv4, and each kind of connection
+/// over IPv6 with losses.
+fn in_slice(place: &str, ip: Ip, weather: Weather, exchange: &Exchange) -> bool {
+    const VARIANTS: [&str; 6] = ["-s 65536", "-s 1024 -e", "-T 32", "-F -z", "-c 3", "-C 10 -o"];
+    const LOSSY: [&str; 5] = ["-C 20 -q", "ucmatose -s SERVER -c 4 -C 4", "-S 100000", "udaddy", "rdma_client"];
+    let name = exchange.to_string();
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    match (place, ip, weather) {
+        ("lo", Ip::V4, Weather::Clean) => !has(&VARIANTS),
+        ("veth", Ip::V6, Weather::Clean) => {
+            name.starts_with("mckey") && name.ends_with(", 2 receivers") && !has(&VARIANTS)
+        }
+        ("veth", Ip::V6, Weather::Loss(_)) => has(&LOSSY) && !has(&["-f", "-m", "-P", "-S 0"]),
+        _ => false,
+    }
+}

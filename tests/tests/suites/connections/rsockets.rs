@@ -1,0 +1,392 @@
+//! Sockets over RDMA as programs meet them: the stock programs of `rsocket(7)`, and programs that
+//! know nothing of RDMA, whose sockets `roxe run --rsocket` (or rdma-core's own shim) carries over
+//! it.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
+use roxe_tests::rdmacm::local;
+use roxe_tests::report::{self, Check, Verdict};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const LOSSY_LIMIT: Duration = Duration::from_secs(180);
+
+/// Debian's Python; others may bring a libc of their own.
+const PYTHON: &str = "/usr/bin/python3";
+/// rdma-core's own shim.
+const STOCK_SHIM: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+const ADDRESS: &str = "127.0.0.1";
+/// What is done to packets in the lossy half.
+const LOSS: &str = "seed=5; drop tx 3%";
+
+pub(crate) fn main() -> ExitCode {
+    // Ports and counters of our own, where that is allowed.
+    if link::is_root()
+        && let Err(e) = link::isolate()
+    {
+        println!("FAILED   rsockets: cannot make a network namespace: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = streams();
+    checks.extend(copies());
+    checks.extend(unaware());
+    checks.extend(web());
+    report::main(checks)
+}
+
+type Judged = Result<(), String>;
+
+/// How two programs meet.
+#[derive(Clone)]
+struct Meeting {
+    server: Program,
+    client: Program,
+    port: u16,
+    place: Place,
+    ready: Ready,
+    /// Packets that each must have received.
+    packets: u64,
+    /// Whether the server never ends.
+    stays: bool,
+    /// Whether the server tells at its end what it has received.
+    tells: bool,
+}
+
+/// How one sees that the server may be asked.
+#[derive(Clone, Copy)]
+enum Ready {
+    /// It listens for RDMA.
+    Claimed,
+    /// It listens for TCP.
+    Tcp,
+    /// It has bound a UDP socket.
+    Udp,
+}
+
+/// A port that nothing else of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(16_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn missing(name: &str) -> Verdict {
+    Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"))
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}", outcome.command, outcome.output)
+}
+
+impl Meeting {
+    fn new(server: &str, client: &str, port: u16) -> Self {
+        let envs = vec![("ROXE_STATS".to_owned(), "on".to_owned())];
+        let place = Place { envs, ..Place::default() };
+        Self {
+            server: Program::parse(server),
+            client: Program::parse(client),
+            port,
+            place,
+            ready: Ready::Claimed,
+            packets: 5,
+            stays: false,
+            tells: true,
+        }
+    }
+
+    fn with_env(mut self, name: &str, value: &str) -> Self {
+        self.place.envs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn under_shim(mut self) -> Self {
+        self.place.options.push("--rsocket".to_owned());
+        self
+    }
+
+    fn lossy(self, lossy: bool) -> Self {
+        if lossy { self.with_env("ROXE_FAULTS", LOSS) } else { self }
+    }
+
+    fn is_ready(&self) -> bool {
+        match self.ready {
+            Ready::Claimed => local::listens(std::process::id(), self.port),
+            Ready::Tcp => pair::listens(self.port),
+            Ready::Udp => bound(self.port),
+        }
+    }
+
+    /// Both must end well (a server that stays must not end at all); `judge` reads what the client
+    /// says; and the bytes have gone by RDMA.
+    fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
+        let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
+        let judged = || {
+            let server_is_well = if self.stays { server.output.ends_with(KILLED) } else { server.ok };
+            if !client.ok || !server_is_well {
+                return Err("did not end well".to_owned());
+            }
+            judge(&client.output)?;
+            let tell = if self.stays || !self.tells { &[&client][..] } else { &[&server, &client] };
+            match tell.iter().find(|end| received(end) < self.packets) {
+                Some(end) => Err(format!("`{}` received {} packets", end.command, received(end))),
+                None => Ok(()),
+            }
+        };
+        judged().map_err(|why| format!("{why}\n{}\n{}", said(&server), said(&client)))
+    }
+
+    /// The client in a place of its own.
+    fn run(&self, clients: &Place) -> io::Result<[Outcome; 2]> {
+        let lossy = self.place.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
+        let limit = if lossy { LOSSY_LIMIT } else { LIMIT };
+        let both = [(&self.server, &self.place), (&self.client, clients)];
+        let (tag, ready) = (self.port.to_string(), || self.is_ready());
+        if self.stays {
+            pair::run_against(both, &tag, ready, limit)
+        } else {
+            pair::run_pair_at(both, &tag, ready, limit)
+        }
+    }
+}
+
+/// Whether some process has bound UDP `port`.
+fn bound(port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    let has = |text: String| {
+        text.lines().any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&suffix)))
+    };
+    ["/proc/net/udp", "/proc/net/udp6"].iter().any(|table| fs::read_to_string(table).is_ok_and(has))
+}
+
+fn verdict(judged: Judged) -> Verdict {
+    judged.into()
+}
+
+/// `rstream`, `riostream` and `udpong`: all ways to wait, all sizes.
+fn streams() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for lossy in [false, true] {
+        for (tool, options) in lines(lossy) {
+            let name = format!("{tool} {options}{}", if lossy { ", loss" } else { "" });
+            // What is lost is waited for, but not by who looks again and again.
+            let waits = lossy && !options.contains("-T n ");
+            checks.push(Check::new(name, move || stock(tool, &options, lossy)).that_waits(waits));
+        }
+    }
+    checks
+}
+
+/// How the programs wait: by `poll`, in the call, or not at all.
+const WAYS: [&str; 3] = ["a", "b", "n"];
+
+fn lines(lossy: bool) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    for tool in ["rstream", "riostream"] {
+        for (way, size) in WAYS.into_iter().flat_map(|way| [1, 64, 4096, 65_536, 1 << 20].map(|size| (way, size))) {
+            // Sixteen megabytes lose a hundred packets as it is.
+            let count = if lossy && size == 1 << 20 { 2 } else { 5 };
+            lines.push((tool, format!("-T {way} -T v -S {size} -I 4 -C {count}")));
+        }
+    }
+    if lossy {
+        return lines;
+    }
+    // Small buffers, nothing inline, keep-alive, names by RDMA CM, a server that forks under the
+    // shim.
+    for options in
+        ["-T v -B 4096 -S 100000", "-T v -i 0 -S 1000", "-T v -k 1 -S 1000", "-T r -S 65536", "-T f -T v -S 1000"]
+    {
+        lines.push(("rstream", format!("{options} -I 5 -C 20")));
+    }
+    // Datagrams that are lost stay lost, and it waits for each.
+    for (way, size) in
+        [WAYS.as_slice(), &["e"]].concat().into_iter().flat_map(|way| [16, 64, 1000].map(|size| (way, size)))
+    {
+        lines.push(("udpong", format!("-T {way} -S {size} -C 50")));
+    }
+    lines
+}
+
+fn stock(tool: &str, options: &str, lossy: bool) -> Verdict {
+    if !pair::installed(tool) {
+        return missing(tool);
+    }
+    let port = port();
+    let server = format!("{tool} -b {ADDRESS} {options} -p {port}");
+    let client = format!("{tool} -s {ADDRESS} {options} -p {port}");
+    let mut meeting = Meeting::new(&server, &client, port).lossy(lossy);
+    if options.contains("-T f") {
+        // This way it uses ordinary sockets, made for the shim.
+        meeting = meeting.under_shim().with_env("RDMAV_FORK_SAFE", "1");
+        meeting.ready = Ready::Tcp;
+    }
+    if tool == "udpong" {
+        (meeting.ready, meeting.stays) = (Ready::Udp, true);
+        // The answers to hello, start and end are all that the client is sure to get.
+        meeting.packets = 3;
+    }
+    verdict(meeting.hold(figures))
+}
+
+/// The line of the result: name, bytes, transfers, iterations (not `udpong`), total, time, rate,
+/// microseconds.
+fn figures(output: &str) -> Judged {
+    let is_figure = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        line.starts_with("custom")
+            && columns.last().is_some_and(|time| time.parse::<f64>().is_ok_and(|time| time > 0.0))
+    };
+    if output.contains("verification failed") || output.contains("errno") {
+        return Err("it complains".to_owned());
+    }
+    if output.lines().any(is_figure) { Ok(()) } else { Err("no result".to_owned()) }
+}
+
+/// `rcopy` and what arrives.
+fn copies() -> Vec<Check> {
+    let sizes = [("a byte", 1), ("100 kB and some", 100_003), ("30 MB", 30_000_000)];
+    let each = |(words, size)| Check::new(format!("rcopy, {words}"), move || copy(size));
+    sizes.into_iter().map(each).collect()
+}
+
+/// A folder that goes away with its owner.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("roxe-rsockets-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Left behind where it cannot be removed: only room is lost.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Judged by the file.
+fn copy(size: usize) -> Verdict {
+    if !pair::installed("rcopy") {
+        return missing("rcopy");
+    }
+    let work = || {
+        let scratch = Scratch::new("copy").map_err(|e| e.to_string())?;
+        let [source, target] = ["source", "target"].map(|name| scratch.join(name));
+        let bytes: Vec<u8> = (0..size).map(|n| (n * 31 + n / 251) as u8).collect();
+        fs::write(&source, &bytes).map_err(|e| e.to_string())?;
+        let port = port();
+        let client = format!("rcopy {} {ADDRESS}:{} -p {port}", source.display(), target.display());
+        let meeting = Meeting { stays: true, packets: 3, ..Meeting::new(&format!("rcopy -p {port}"), &client, port) };
+        meeting.hold(|_| match fs::read(&target) {
+            Ok(there) if there == bytes => Ok(()),
+            Ok(there) => Err(format!("{} bytes, and not the same", there.len())),
+            Err(e) => Err(format!("{}: {e}", target.display())),
+        })
+    };
+    verdict(work())
+}
+
+/// Where the Python programs lie.
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/sockets/sockets.py")
+}
+
+/// Programs that know nothing of RDMA, in all the ways in which programs wait for sockets.
+fn unaware() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for kind in ["blocking", "select", "poll", "epoll", "edge", "asyncio", "spawn", "addressed", "fork", "datagram"] {
+        for lossy in [false, true] {
+            // A lost datagram stays lost.
+            if !lossy || kind != "datagram" {
+                let name = format!("python {kind}{}", if lossy { ", loss" } else { "" });
+                checks.push(Check::new(name, move || python(kind, lossy)));
+            }
+        }
+    }
+    checks
+}
+
+/// One server and clients at once: three, or where each has a process that listens for it, enough
+/// to meet in its port.
+fn python(kind: &str, lossy: bool) -> Verdict {
+    if !pair::installed(PYTHON) {
+        return missing(PYTHON);
+    }
+    let (port, script) = (port(), script());
+    let line = |role: &str, last: &str| format!("{PYTHON} {} {kind} {role} {ADDRESS} {port} {last}", script.display());
+    let count = if kind == "fork" { 12 } else { 3 };
+    let clients = (1..=count).map(|number| line("client", &number.to_string()) + " & ").collect::<String>();
+    let mut meeting = Meeting::new(&line("server", &count.to_string()), "sh", port).under_shim().lossy(lossy);
+    meeting.client.args = vec!["-c".to_owned(), format!("{clients} wait")];
+    match kind {
+        "fork" => {
+            meeting = meeting.with_env("RDMAV_FORK_SAFE", "1");
+            // Its children leave without a word.
+            (meeting.ready, meeting.tells) = (Ready::Tcp, false);
+        }
+        "datagram" => (meeting.ready, meeting.packets) = (Ready::Udp, 5),
+        _ => {}
+    }
+    verdict(meeting.hold(|output| match output.matches("good").count() {
+        content if content == count => Ok(()),
+        content => Err(format!("{content} of {count} clients are content")),
+    }))
+}
+
+/// A web server and a browser of the command line: with our shim, with rdma-core's on the client's
+/// side, and where the server has no shim, so that the client has to connect by TCP.
+fn web() -> Vec<Check> {
+    vec![
+        Check::new("http.server and curl", || fetch(&["--rsocket"], "", true)),
+        Check::new("http.server and curl under rdma-core's shim", || fetch(&["--rsocket"], STOCK_SHIM, true)),
+        Check::new("http.server without a shim and wget", || fetch(&[], "", false)),
+    ]
+}
+
+fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
+    // wget waits for its connection, so it can fall back; curl does not wait.
+    let tool = if by_rdma { "curl" } else { "wget" };
+    if let Some(name) = [PYTHON, tool].into_iter().find(|name| !pair::installed(name)) {
+        return missing(name);
+    }
+    if !client_shim.is_empty() && !Path::new(client_shim).exists() {
+        return missing(client_shim);
+    }
+    let work = || {
+        let (port, folder) = (port(), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        let url = format!("http://{ADDRESS}:{port}/LICENSE-APACHE");
+        let server = format!("{PYTHON} -m http.server --bind {ADDRESS} --directory {} {port}", folder.display());
+        let client = if by_rdma { format!("curl -sS {url}") } else { format!("wget -q -O - {url}") };
+        let mut meeting = Meeting { stays: true, ..Meeting::new(&server, &client, port) };
+        let mut clients = meeting.place.clone();
+        meeting.place.options = server_options.iter().map(|option| (*option).to_owned()).collect();
+        match client_shim {
+            "" => clients.options = vec!["--rsocket".to_owned()],
+            shim => clients.envs.push(("LD_PRELOAD".to_owned(), shim.to_owned())),
+        }
+        meeting.ready = if server_options.is_empty() { Ready::Tcp } else { Ready::Claimed };
+        let [server, client] = meeting.run(&clients).map_err(|e| e.to_string())?;
+        let page = fs::read_to_string(folder.join("LICENSE-APACHE")).map_err(|e| e.to_string())?;
+        let (whole, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
+        match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
+            true => Ok(()),
+            false => Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", said(&server), said(&client))),
+        }
+    };
+    verdict(work())
+}
+
+/// The packets that a process counted.
+fn received(end: &Outcome) -> u64 {
+    pair::counter(&end.output, "received_packets")
+}

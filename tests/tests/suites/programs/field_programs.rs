@@ -1,0 +1,237 @@
+//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio and
+//! dapl's dapltest, as Debian has them. Each connects through librdmacm.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::rdmacm::local;
+use roxe_tests::report::{self, Check, Verdict};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+use std::{env, fs, process};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Tests of qperf, a second each. Its UC and UD tests set no GRH, and XRC is not in Debian's: no
+/// RoCE card can do them. `ver_*` compares what the atomics have done.
+const QPERF: [&str; 12] = [
+    "rc_bw",
+    "rc_bi_bw",
+    "rc_lat",
+    "rc_rdma_read_bw",
+    "rc_rdma_read_lat",
+    "rc_rdma_write_bw",
+    "rc_rdma_write_lat",
+    "rc_rdma_write_poll_lat",
+    "rc_compare_swap_mr",
+    "rc_fetch_add_mr",
+    "ver_rc_compare_swap",
+    "ver_rc_fetch_add",
+];
+
+/// What a client of dapltest does: transactions, whose bytes it validates (`-V`), and measurements.
+const DAPLTEST: [&str; 5] = [
+    "-T T -i 100 -t 1 -w 2 -V client SR 256 server SR 256",
+    "-T T -i 100 -t 4 -w 4 -V client SR 256 server RW 4096 2 server SR 256 client SR 256 server RR 4096 server SR 256 \
+     client SR 256 server SR 256",
+    "-T T -i 20 -t 2 -w 2 -V -P client SR 65536 4 server SR 65536 4",
+    "-T P -i 1000 -p 16 -m p RW 4096 1",
+    "-T P -i 1000 -p 1 -m b RR 65536 2",
+];
+
+/// dapl's name of the loopback interface, from a file like `/etc/dat.conf`.
+const ADAPTER: &str = "ofa-v2-lo";
+
+/// Bytes that fio moves, in blocks.
+const FIO_BYTES: u64 = 8 << 20;
+const FIO_BLOCK: u64 = 64 << 10;
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   field_programs: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = Vec::new();
+    for link in ["auto", "udp"] {
+        for test in QPERF {
+            checks.push(Check::new(format!("qperf {test}, link {link}"), move || qperf(link, test)));
+        }
+        for verb in ["write", "read"] {
+            checks.push(Check::new(format!("fio verb={verb}, link {link}"), move || fio_memory(link, verb)));
+        }
+        checks.push(Check::new(format!("fio verb=send, verified, link {link}"), move || {
+            fio_messages(link, "crc32c", |ends| ends.iter().all(|end| end.ok))
+        }));
+        checks.push(Check::new(format!("fio verb=send finds other bytes, link {link}"), move || {
+            fio_messages(link, "md5", |[server, _]| !server.ok && server.output.contains("verify failed"))
+        }));
+        for args in DAPLTEST {
+            checks.push(Check::new(format!("dapltest {args}, link {link}"), move || dapltest(link, args)));
+        }
+        checks.push(Check::new(format!("dapltest ends its server, link {link}"), move || dapltest_quits(link)));
+    }
+    report::main(checks)
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(19_300);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn program(name: &str, args: &str) -> Program {
+    Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
+}
+
+fn missing(name: &str) -> Option<Verdict> {
+    (!pair::installed(name)).then(|| Verdict::Skipped(format!("{name} is not installed (tests/run installs it)")))
+}
+
+fn said(ends: &[Outcome]) -> String {
+    ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
+}
+
+/// What of the client's packets went where `link` wants them. The server of some programs is
+/// killed, and tells nothing.
+fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
+    let count = |name| pair::counter(&client.output, name);
+    let by_ring = count("sent_by_ring") + count("received_by_ring");
+    let all = count("sent_packets") + count("received_packets");
+    all >= packets && if link == "udp" { by_ring == 0 } else { by_ring * 2 > all }
+}
+
+fn verdict(ends: &[Outcome], good: bool) -> Verdict {
+    if good { Verdict::Passed } else { Verdict::Failed(said(ends)) }
+}
+
+/// A client of qperf that lets librdmacm connect (`-cm1`), and its server, which serves for ever.
+fn qperf(link: &str, test: &str) -> Verdict {
+    if let Some(verdict) = missing("qperf") {
+        return verdict;
+    }
+    let port = port();
+    let server = program("qperf", &format!("-lp {port}"));
+    let client = program("qperf", &format!("-lp {port} -t 1 -cm1 127.0.0.1 {test}"));
+    let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")];
+    match pair::run_client(&server, &client, &envs, |_| pair::listens(port), LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ends) => {
+            let [_, client] = &ends;
+            let unit = ["bw  =", "latency  =", "msg_rate  ="].iter().any(|word| client.output.contains(word));
+            let good = client.ok && unit && carried(link, client, 20);
+            verdict(&ends, good)
+        }
+    }
+}
+
+/// Server and client of fio's engine `rdma`. Which of them reads the data depends on the verb: the
+/// client writes into the server's memory, or reads from it.
+fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> {
+    if let Some(verdict) = missing("fio") {
+        return Err(verdict);
+    }
+    let port = port();
+    let common = format!("--thread --ioengine=rdma --port={port} --size={FIO_BYTES} --bs={FIO_BLOCK}");
+    let server = program("fio", &format!("--name=server {common} --rw=read {server}"));
+    let client = program("fio", &format!("--name=client {common} --hostname=127.0.0.1 --rw=write {client}"));
+    let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let place = Place { envs: envs.to_vec(), ..Place::default() };
+    let ready = || local::listens(process::id(), port);
+    pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT)
+        .map_err(|e| Verdict::Failed(e.to_string()))
+}
+
+/// RDMA WRITE and READ. fio verifies neither: its server takes no part in them, and what its client
+/// has read it does not look at. So the bytes are counted.
+fn fio_memory(link: &str, verb: &str) -> Verdict {
+    match fio(link, "--iodepth=16", &format!("--iodepth=16 --verb={verb}")) {
+        Err(verdict) => verdict,
+        Ok(ends) => {
+            let [_, client] = &ends;
+            let moved = pair::counter(&client.output, if verb == "read" { "received_bytes" } else { "sent_bytes" });
+            let good = ends.iter().all(|end| end.ok) && moved >= FIO_BYTES && carried(link, client, 2000);
+            verdict(&ends, good)
+        }
+    }
+}
+
+/// SENDs with checksums in them, which the server verifies as `verify`. fio leaves `rnr_retry` at
+/// 0, so that a message that finds no receive ends the run: the server has posted one for each
+/// before the client sends, half a second after they have connected.
+fn fio_messages(link: &str, verify: &str, is_good: impl Fn(&[Outcome; 2]) -> bool) -> Verdict {
+    let depth = FIO_BYTES / FIO_BLOCK;
+    let server = format!("--iodepth={depth} --verify={verify} --verify_state_save=0");
+    match fio(link, &server, &format!("--iodepth={depth} --verb=send --verify=crc32c --verify_state_save=0")) {
+        Err(verdict) => verdict,
+        Ok(ends) => {
+            let good = is_good(&ends) && carried(link, &ends[1], 2000);
+            verdict(&ends, good)
+        }
+    }
+}
+
+/// The file that tells dapl of [`ADAPTER`], in a folder that goes away with it.
+struct Registry(std::path::PathBuf);
+
+impl Registry {
+    fn new(port: u16) -> std::io::Result<Self> {
+        let file = env::temp_dir().join(format!("roxe-dat-{}-{port}.conf", process::id()));
+        let line = format!("{ADAPTER} u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"lo 0\" \"\"\n");
+        fs::write(&file, line)?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // A file that stays behind harms nobody.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Server and client of dapltest, and what to do with the server when the client has ended.
+fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdict> {
+    if let Some(verdict) = missing("dapltest") {
+        return Err(verdict);
+    }
+    let port = port();
+    let registry = Registry::new(port).map_err(|e| Verdict::Failed(e.to_string()))?;
+    let (kind, rest) = args.split_at(args.match_indices(' ').nth(1).map_or(args.len(), |(at, _)| at));
+    let server = program("dapltest", &format!("-T S -D {ADAPTER} -n {port}"));
+    let client = program("dapltest", &format!("{kind} -s 127.0.0.1 -D {ADAPTER} -n {port}{rest}"));
+    let file = registry.0.display().to_string();
+    let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on"), ("DAT_OVERRIDE", &file)];
+    let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let place = Place { envs, ..Place::default() };
+    let programs = [(&server, &place), (&client, &place)];
+    let (tag, ready) = (port.to_string(), || local::listens(process::id(), port));
+    let ends = match server_ends {
+        true => pair::run_pair_at(programs, &tag, ready, LIMIT),
+        false => pair::run_against(programs, &tag, ready, LIMIT),
+    };
+    ends.map_err(|e| Verdict::Failed(e.to_string()))
+}
+
+/// The client says what it has moved; it exits with 0 in any case.
+fn dapltest(link: &str, args: &str) -> Verdict {
+    match dapl(link, args, false) {
+        Err(verdict) => verdict,
+        Ok(ends) => {
+            let [_, client] = &ends;
+            let told = ["Total WQE", "raw: "].iter().any(|word| client.output.contains(word));
+            let wrong = ["rror", "Warning", "mismatch"].iter().any(|word| client.output.contains(word));
+            let good = client.ok && told && !wrong && carried(link, client, 200);
+            verdict(&ends, good)
+        }
+    }
+}
+
+fn dapltest_quits(link: &str) -> Verdict {
+    match dapl(link, "-T Q", true) {
+        Err(verdict) => verdict,
+        Ok(ends) => {
+            let good = ends.iter().all(|end| end.ok) && ends[0].output.contains("Exiting");
+            verdict(&ends, good)
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! MPI programs over Debian's OpenMPI and MPICH, unmodified: `tests/clients/mpi/exchange.c`
+//! compares every byte that its ranks exchange, on both links, as root and as an ordinary user.
+//!
+//! Both libraries fall back to TCP or shared memory of their own without a word. So every check
+//! allows one way only, and adds up the bytes that roxe has sent: at least what the ranks have
+//! received from each other.
+//!
+//! `cargo test -p roxe-tests --test suites -- mpi [--weakest=SEED] [WORD...]` runs the checks whose
+//! name contains a word: on the weakest card of that seed, but for what docs/weakest.md says that
+//! they rely on.
+
+use roxe_tests::build;
+use roxe_tests::cc::Compiled;
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Three, so that the rank before and the one behind are not the same.
+const RANKS: &str = "3";
+/// The ordinary user: a number that Debian gives to nobody.
+const USER: &str = "54321";
+/// An interface for libfabric, which takes no loopback, and its address.
+const NETDEV: &str = "fabric0";
+const ADDRESS: &str = "10.88.0.1";
+
+/// An MPI library and the way that it may take.
+struct Way {
+    name: &'static str,
+    mpi: &'static str,
+    /// Options of its launcher.
+    options: &'static str,
+    envs: &'static [(&'static str, &'static str)],
+}
+
+const WAYS: [Way; 6] = [
+    Way {
+        name: "OpenMPI over UCX rc_verbs",
+        mpi: "openmpi",
+        options: "--mca pml ucx",
+        envs: &[("UCX_TLS", "rc_v,self")],
+    },
+    Way {
+        name: "OpenMPI over UCX ud_verbs",
+        mpi: "openmpi",
+        options: "--mca pml ucx",
+        envs: &[("UCX_TLS", "ud_v,self")],
+    },
+    Way {
+        name: "OpenMPI over libfabric ofi_rxm",
+        mpi: "openmpi",
+        options: "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxm",
+        envs: &[("ROXE_NETDEV", NETDEV)],
+    },
+    Way {
+        name: "OpenMPI over libfabric ofi_rxd",
+        mpi: "openmpi",
+        options: "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include verbs;ofi_rxd",
+        envs: &[("ROXE_NETDEV", NETDEV)],
+    },
+    Way { name: "MPICH over UCX rc_verbs", mpi: "mpich", options: "", envs: &[("UCX_TLS", "rc_v,self")] },
+    Way { name: "MPICH over UCX ud_verbs", mpi: "mpich", options: "", envs: &[("UCX_TLS", "ud_v,self")] },
+];
+
+impl Way {
+    /// OpenMPI refuses root and more ranks than processors unless it is told. Its one-sided parts
+    /// look for cards by themselves and print what they miss.
+    fn launcher(&self) -> &'static str {
+        match self.mpi {
+            "openmpi" => "--allow-run-as-root --oversubscribe --mca btl ^openib,ofi",
+            _ => "",
+        }
+    }
+
+    /// The weaknesses that it does not bear.
+    fn unbearable(&self) -> &'static str {
+        match self.options {
+            options if options.contains("ofi_rxm") => ",-limits",
+            options if options.contains("ofi_rxd") => ",-loss",
+            _ => "",
+        }
+    }
+
+    fn is_by_libfabric(&self) -> bool {
+        self.envs.iter().any(|(name, _)| *name == "ROXE_NETDEV")
+    }
+}
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   mpi: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = Vec::new();
+    for way in &WAYS {
+        for link in ["auto", "udp"] {
+            for who in ["root", "an ordinary user"] {
+                let name = format!("{}, link {link}, as {who}", way.name);
+                checks.push(Check::new(name, move || run(way, link, who == "root")));
+            }
+        }
+    }
+    report::main(checks)
+}
+
+fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
+    if let Some(program) =
+        ["mpicc", "mpirun"].map(|name| format!("{name}.{}", way.mpi)).iter().find(|p| !pair::installed(p))
+    {
+        return Verdict::Skipped(format!("{program} is not installed (tests/run installs it)"));
+    }
+    if way.mpi == "mpich" && !is_mpich_for_ucx() {
+        return Verdict::Skipped("this MPICH is not built for UCX (mpichversion)".to_owned());
+    }
+    if as_root && !link::is_root() {
+        return Verdict::Skipped("needs root".to_owned());
+    }
+    if way.is_by_libfabric()
+        && let Err(why) = netdev()
+    {
+        return Verdict::Skipped(format!("libfabric takes no loopback interface, and no other can be made: {why}"));
+    }
+    let tag = format!("mpi-{}-{link}-{as_root}", way.name.replace(' ', "-"));
+    let outcome = Compiled::new(&format!("mpicc.{}", way.mpi), "mpi/exchange.c", &[], &tag).and_then(|exchange| {
+        let place = place(way, link, as_root, &exchange)?;
+        pair::run_at(&program(way, &exchange.program), &place, LIMIT).map_err(|e| e.to_string())
+    });
+    match outcome {
+        Err(why) => Verdict::Failed(why),
+        Ok(outcome) if outcome.output.contains("roxe run: no /") => {
+            Verdict::Skipped("UCX wants /dev/infiniband, and namespaces to show it in are not allowed here".to_owned())
+        }
+        Ok(outcome) => match judge(&outcome, link) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(format!("{why}\n$ {}\n{}", outcome.command, outcome.output)),
+        },
+    }
+}
+
+/// Debian's MPICH is built for one of UCX and libfabric.
+fn is_mpich_for_ucx() -> bool {
+    let output = Command::new("mpichversion").output();
+    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("ch4:ucx"))
+}
+
+/// The interface, made when it is wanted first; the error is why there is none.
+fn netdev() -> Result<(), String> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    MADE.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()
+}
+
+fn program(way: &Way, exchange: &Path) -> Program {
+    let words = [way.launcher(), "-n", RANKS, way.options].map(str::split_whitespace).into_iter().flatten();
+    let args = words.map(str::to_owned).chain([exchange.display().to_string()]).collect();
+    Program { name: format!("mpirun.{}", way.mpi), args }
+}
+
+/// Where the ranks run: here, or as an ordinary user who can read what lies beside the program, and
+/// nothing of root.
+fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Place, String> {
+    let home = exchange.folder().display().to_string();
+    let common = [
+        ("ROXE_LINK", link),
+        ("ROXE_STATS", "on"),
+        ("UCX_NET_DEVICES", "roxe0:1"),
+        ("HOME", &home),
+        ("TMPDIR", "/tmp"),
+    ];
+    let weakest = pair::weakest(way.unbearable());
+    let weakest = weakest.iter().map(|(name, value)| (*name, value.as_str()));
+    let envs = common.into_iter().chain(way.envs.iter().copied()).chain(weakest);
+    let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    if as_root || !link::is_root() {
+        return Ok(Place { envs, ..Place::default() });
+    }
+    let copy = copy_product(exchange.folder()).map_err(|e| format!("{}: {e}", exchange.folder().display()))?;
+    let user = [format!("--reuid={USER}"), format!("--regid={USER}"), "--clear-groups".to_owned(), "--".to_owned()];
+    let run = [copy.display().to_string(), "run".to_owned(), "--".to_owned()];
+    let prefix = [String::from("setpriv")].into_iter().chain(user).chain(run).collect();
+    Ok(Place { prefix, envs, bare: true, ..Place::default() })
+}
+
+/// The program `roxe` and what it loads, in a folder that everybody may read: that of the build may
+/// be in a home.
+fn copy_product(to: &Path) -> std::io::Result<PathBuf> {
+    let roxe = build::roxe();
+    let from = roxe.parent().unwrap_or_else(|| Path::new("."));
+    for name in ["libroxe.so", "librspreload.so"] {
+        fs::copy(from.join(name), to.join(name))?;
+    }
+    let copy = to.join("roxe");
+    fs::copy(&roxe, &copy)?;
+    Ok(copy)
+}
+
+fn judge(outcome: &Outcome, link: &str) -> Result<(), String> {
+    let numbers: Vec<u64> = outcome
+        .output
+        .lines()
+        .filter(|line| line.starts_with("exchanged "))
+        .flat_map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()))
+        .collect();
+    let [_, crossed] = numbers[..] else { return Err("no rank has compared its bytes".to_owned()) };
+    let count = |name| pair::counter(&outcome.output, name);
+    let (sent, by_ring) = (count("sent_bytes"), count("sent_by_ring"));
+    match (outcome.ok, link) {
+        (false, _) => Err("it did not end well".to_owned()),
+        _ if sent < crossed => Err(format!("the ranks received {crossed} bytes, of which {sent} went through roxe")),
+        (_, "udp") if by_ring > 0 => Err(format!("{by_ring} packets did not go over udp")),
+        (_, "auto") if by_ring == 0 => Err("no packet went through shared memory".to_owned()),
+        _ => Ok(()),
+    }
+}

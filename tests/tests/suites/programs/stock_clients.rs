@@ -1,0 +1,338 @@
+//! Debian's own verbs programs, unmodified, in pairs over the loopback device.
+//!
+//! Every check starts the stock binary under `roxe run`, server and client as two processes, and
+//! reads what it prints.
+
+use roxe_tests::pair::{self, Outcome, Program};
+use roxe_tests::perftest;
+use roxe_tests::report::{self, Check, Verdict};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// No passing check takes this long, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) fn main() -> ExitCode {
+    let mut checks = listing();
+    checks.extend(start_only());
+    checks.extend(pingpongs());
+    checks.extend(perftests());
+    checks.push(Check::new("ten pairs at once: ib_send_bw", || ten_pairs("ib_send_bw")));
+    checks.push(Check::new("ten pairs at once: ib_write_lat", || ten_pairs("ib_write_lat")));
+    report::main(checks)
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(18_600);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn program(name: &str, args: &str) -> Program {
+    Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
+}
+
+fn missing(name: &str) -> Verdict {
+    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}", outcome.command, outcome.output)
+}
+
+/// Runs one program alone; it must succeed and print every one of `words`.
+fn alone(name: &'static str, args: &'static str, words: &'static [&'static str]) -> Check {
+    Check::new(format!("{name} {args}").trim_end().to_owned(), move || {
+        if !pair::installed(name) {
+            return missing(name);
+        }
+        match pair::run(&program(name, args), &[], LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(o) if !o.ok => Verdict::Failed(said(&o)),
+            Ok(o) => match words.iter().find(|w| !o.output.contains(**w)) {
+                Some(word) => Verdict::Failed(format!("no {word:?} in\n{}", said(&o))),
+                None => Verdict::Passed,
+            },
+        }
+    })
+}
+
+fn listing() -> Vec<Check> {
+    vec![
+        alone("ibv_devices", "", &["roxe0"]),
+        alone(
+            "ibv_devinfo",
+            "-v",
+            &["hca_id:\troxe0", "PORT_ACTIVE", "link_layer:\t\tEthernet", "GID[  0]:\t\t::ffff:127.0.0.1, RoCE v2"],
+        ),
+    ]
+}
+
+/// clients.md's start-only sweep: the loader resolves every symbol these need, private ones
+/// included.
+fn start_only() -> Vec<Check> {
+    const IMPORT_ALL: &str = "import importlib,pkgutil,pyverbs;names=[m.name for m in pkgutil.walk_packages(pyverbs.__path__,'pyverbs.')];\
+                              [importlib.import_module(n) for n in names];print(len(names),'modules')";
+    let mut checks = vec![alone("fi_info", "-l", &["version:"]), alone("ucx_info", "-v", &["# Version"])];
+    for tool in ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat", "raw_ethernet_bw"] {
+        checks.push(Check::new(format!("starts: {tool} --version"), move || starts(tool, "--version", "Version")));
+    }
+    checks.push(Check::new("starts: rping -h", || starts("rping", "-h", "rping -s ")));
+    for tool in ["ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime", "riostream"] {
+        checks.push(Check::new(format!("starts: {tool} -h"), move || starts(tool, "-h", "usage: ")));
+    }
+    checks.push(Check::new("starts: qperf --version", || starts("qperf", "--version", "qperf")));
+    checks.push(Check::new("starts: fio --enghelp=rdma", || starts("fio", "--enghelp=rdma", "hostname")));
+    checks.push(Check::new("imports: every pyverbs module", || {
+        let python = Program { name: "/usr/bin/python3".into(), args: vec!["-c".into(), IMPORT_ALL.into()] };
+        if !std::path::Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+            return missing("python3-pyverbs");
+        }
+        match pair::run(&python, &[], LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(o) if o.ok && o.output.contains("modules") => Verdict::Passed,
+            Ok(o) => Verdict::Failed(said(&o)),
+        }
+    }));
+    checks
+}
+
+/// A program that starts prints its own text; one whose symbols are missing prints the loader's.
+/// The exit status says nothing here: several of these end with 1 after their usage.
+fn starts(name: &str, args: &str, word: &str) -> Verdict {
+    if !pair::installed(name) {
+        return missing(name);
+    }
+    match pair::run(&program(name, args), &[], LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(o) if o.output.contains(word) && !o.output.contains("symbol lookup error") => Verdict::Passed,
+        Ok(o) => Verdict::Failed(said(&o)),
+    }
+}
+
+/// Server and client of one stock program; `judge` reads the client's output.
+fn two(tool: &str, args: &str, judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
+    two_with(tool, args, &[], judge)
+}
+
+/// The same with variables of the environment.
+fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
+    if !pair::installed(tool) {
+        return missing(tool);
+    }
+    let port = port();
+    let server = program(tool, &format!("{args} -p {port}"));
+    let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
+    // A failure that is hard to repeat shall say how many packets went which way.
+    let envs = [envs, &[("ROXE_STATS", "on")]].concat();
+    match pair::run_pair(&server, &client, port, &envs, LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
+            Some(Ok(())) => Verdict::Passed,
+            Some(Err(why)) => Verdict::Failed(format!("{why}\n{}", said(&c))),
+            None => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+        },
+    }
+}
+
+fn pingpongs() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (tool, sizes) in [
+        ("ibv_rc_pingpong", ["-s 4096", "-s 1000000 -n 200", "-m 4096 -s 65536"]),
+        ("ibv_uc_pingpong", ["-s 4096", "-s 10000", "-m 256 -s 1000"]),
+        ("ibv_ud_pingpong", ["-s 2048", "-s 1024", "-s 64"]),
+        ("ibv_srq_pingpong", ["-s 4096", "-q 4 -s 65536 -n 200", "-q 16 -s 64"]),
+    ] {
+        for size in sizes {
+            for gid in [0, 1] {
+                for events in ["", " -e"] {
+                    let args = format!("-g {gid} -c {size}{events}");
+                    checks.push(Check::new(format!("{tool} {args}"), move || two(tool, &args, iterations)));
+                }
+            }
+        }
+    }
+    for args in ["-g 0", "-g 1", "-g 0 -e", "-g 0 -o", "-g 0 -s 100000 -n 200"] {
+        // With more clients, the server sends to the queue of one by the connection of another.
+        for clients in [1, 3] {
+            checks.push(Check::new(format!("ibv_xsrq_pingpong {args} -c {clients}"), move || xsrq(args, clients)));
+        }
+    }
+    for extra in ["-N", "-t", "-N -t", "-N -e", "-o", "-o -P", "-O -P -e", "-j", "-j -N -e"] {
+        let args = format!("-g 0 -c {extra}");
+        checks.push(Check::new(format!("ibv_rc_pingpong {args}"), move || two("ibv_rc_pingpong", &args, iterations)));
+    }
+    checks
+}
+
+/// `ibv_xsrq_pingpong`: only the server is told how many clients will come.
+fn xsrq(args: &str, clients: usize) -> Verdict {
+    if !pair::installed("ibv_xsrq_pingpong") {
+        return missing("ibv_xsrq_pingpong");
+    }
+    let port = port();
+    let server = program("ibv_xsrq_pingpong", &format!("{args} -c {clients} -p {port}"));
+    let client = format!("ibv_xsrq_pingpong {args} -p {port} 127.0.0.1 &").repeat(clients);
+    let client = Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), format!("{client} wait")] };
+    let successes = |end: &Outcome| end.output.matches("success").count();
+    match pair::run_pair(&server, &client, port, &[], LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok([s, c]) if s.ok && c.ok && (successes(&s), successes(&c)) == (1, clients) => Verdict::Passed,
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+    }
+}
+
+/// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
+fn iterations(output: &str) -> Result<(), String> {
+    if output.contains("invalid data") {
+        return Err("the received bytes differ".into());
+    }
+    if output.contains("iters in") { Ok(()) } else { Err("no result line".into()) }
+}
+
+struct Tool {
+    name: &'static str,
+    services: &'static [&'static str],
+    events: bool,
+    inline: bool,
+}
+
+const BANDWIDTH: [Tool; 4] = [
+    Tool { name: "ib_send_bw", services: &["RC", "UC", "UD"], events: true, inline: true },
+    Tool { name: "ib_write_bw", services: &["RC", "UC"], events: false, inline: true },
+    Tool { name: "ib_read_bw", services: &["RC"], events: true, inline: false },
+    Tool { name: "ib_atomic_bw", services: &["RC"], events: true, inline: false },
+];
+
+const LATENCY: [Tool; 4] = [
+    Tool { name: "ib_send_lat", services: &["RC", "UC", "UD"], events: true, inline: true },
+    Tool { name: "ib_write_lat", services: &["RC", "UC"], events: false, inline: true },
+    Tool { name: "ib_read_lat", services: &["RC"], events: true, inline: false },
+    Tool { name: "ib_atomic_lat", services: &["RC"], events: true, inline: false },
+];
+
+/// The checks of perftest: every tool with the options that mean something for it.
+fn perftests() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (name, args) in variants() {
+        checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, 1))));
+    }
+    for (name, args) in for_wr_calls() {
+        checks.push(Check::new(format!("{name} {args}, by ibv_wr_*"), move || by_wr_calls(name, &args)));
+    }
+    for (tool, bandwidth) in BANDWIDTH.iter().map(|t| (t, true)).chain(LATENCY.iter().map(|t| (t, false))) {
+        for service in tool.services {
+            for options in options(tool, service, bandwidth) {
+                let args = format!("-F -c {service} {options}");
+                let name = tool.name;
+                let sizes = sizes(&options, service);
+                checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, sizes))));
+            }
+        }
+        for options in ["-x 0 -n 500", "-x 1 -n 500 -m 1024"] {
+            let (name, args) = (tool.name, format!("-F -c XRC {options}"));
+            checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, 1))));
+        }
+    }
+    checks
+}
+
+/// What a run needs at least.
+const PLAIN: &str = "-F -x 0 -n 500";
+
+/// Receives from a shared queue, memory that is registered on demand, and both with XRC.
+fn variants() -> Vec<(&'static str, String)> {
+    let mut sets = Vec::new();
+    for tool in ["ib_send_bw", "ib_send_lat"] {
+        for options in ["-c RC --use-srq", "-c UD --use-srq -s 1024", "-c XRC --use-srq", "-c XRC --use-srq --odp"] {
+            sets.push((tool, format!("{PLAIN} {options}")));
+        }
+    }
+    for options in ["-c RC --use-srq -q 4", "-c XRC --use-srq -q 4 -b"] {
+        sets.push(("ib_send_bw", format!("{PLAIN} {options}")));
+    }
+    sets.extend(
+        ["ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat"].map(|tool| (tool, format!("{PLAIN} --odp"))),
+    );
+    sets
+}
+
+/// What perftest can do by `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other
+/// services.
+fn for_wr_calls() -> Vec<(&'static str, String)> {
+    let tools = BANDWIDTH.iter().chain(&LATENCY);
+    let services = tools.flat_map(|tool| tool.services.iter().chain(&["XRC"]).map(|service| (tool.name, *service)));
+    services.map(|(tool, service)| (tool, format!("{PLAIN} -c {service} -s 8"))).collect()
+}
+
+/// As a card that perftest posts to by `ibv_wr_*` calls instead of `ibv_post_send`.
+fn by_wr_calls(name: &str, args: &str) -> Verdict {
+    two_with(name, args, &[("ROXE_VENDOR_PART_ID", "4119")], |out| figures(out, 1))
+}
+
+/// The option sets of one tool and service, each short enough for a run of all of them.
+fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
+    let atomic = tool.name.contains("atomic");
+    let mut sets = vec!["-x 0 -n 1000".to_owned(), "-x 1 -n 1000".to_owned(), "-x 0 -D 1".to_owned()];
+    if atomic {
+        sets.push("-x 0 -n 1000 -A CMP_AND_SWAP".to_owned());
+    } else {
+        // Latencies one way at a time up to 8 MB: the time is that of copying these.
+        sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 20 }));
+    }
+    // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges
+    // the bytes.
+    let mtus: &[u32] = if bandwidth { &[256, 512, 1024, 2048, 4096] } else { &[1024] };
+    for mtu in mtus {
+        let size = if service == "UD" { 200 } else { 20_000 };
+        let size = if atomic { String::new() } else { format!(" -s {size}") };
+        sets.push(format!("-x 0 -n 500 -m {mtu}{size}"));
+    }
+    if tool.events {
+        sets.push("-x 0 -n 1000 -e".to_owned());
+    }
+    if tool.inline {
+        sets.push("-x 0 -n 1000 -s 64 --inline_size 128".to_owned());
+    }
+    if bandwidth {
+        sets.push("-x 0 -n 500 -q 8".to_owned());
+        sets.push("-x 0 -n 1000 -b".to_owned());
+        sets.push("-x 0 -n 500 -q 8 -b".to_owned());
+    }
+    sets
+}
+
+/// How many result lines a run must print.
+fn sizes(options: &str, service: &str) -> usize {
+    match (options.contains("-a "), service) {
+        (true, "UD") => 12,
+        (true, _) => 23,
+        (false, _) => 1,
+    }
+}
+
+fn figures(output: &str, expected: usize) -> Result<(), String> {
+    let rows = perftest::rows(output);
+    if rows.len() != expected {
+        return Err(format!("{} result lines instead of {expected}", rows.len()));
+    }
+    match rows.iter().find(|row| !perftest::is_measured(row, output)) {
+        Some(row) => Err(format!("nothing was measured at {} bytes", row.size)),
+        None => Ok(()),
+    }
+}
+
+/// Ten servers and ten clients on one address at the same time.
+fn ten_pairs(tool: &'static str) -> Verdict {
+    if !pair::installed(tool) {
+        return missing(tool);
+    }
+    let pairs: Vec<_> =
+        (0..10).map(|_| thread::spawn(move || two(tool, "-F -x 0 -n 300 -s 4096", |out| figures(out, 1)))).collect();
+    let verdicts = pairs.into_iter().map(|p| p.join().unwrap_or_else(|_| Verdict::Failed("the thread died".into())));
+    let failed: Vec<String> =
+        verdicts.filter_map(|v| if let Verdict::Failed(why) = v { Some(why) } else { None }).collect();
+    if failed.is_empty() { Verdict::Passed } else { Verdict::Failed(failed.join("\n")) }
+}

@@ -1,0 +1,100 @@
+//! The three programs of a well-known tutorial on librdmacm ("The geek in the corner"), as
+//! `tests/clients/tutorials` makes their calls in their order: one server, a hundred clients one
+//! after the other, over both links. Each process must print its last line, although it frees
+//! everything at DISCONNECTED.
+
+use roxe_tests::cc::{self, Compiled};
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::rdmacm::local;
+use roxe_tests::report::{self, Check, Verdict};
+use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Bytes of the file: several pieces, the last one shorter.
+const FILE_BYTES: usize = 2_500_000;
+
+/// A program, how many clients, and what a process prints of its peer.
+const PROGRAMS: [(&str, usize, &str); 4] = [
+    ("basic", 100, "received: message of the"),
+    ("write", 100, "remote buffer: message of the"),
+    ("read", 100, "remote buffer: message of the"),
+    ("file", 20, "disconnected"),
+];
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   tutorials: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = Vec::new();
+    for link in ["auto", "udp"] {
+        for (program, clients, line) in PROGRAMS {
+            let name = format!("tutorial {program}, {clients} clients, link {link}");
+            checks.push(Check::new(name, move || run(link, program, clients, line)));
+        }
+    }
+    report::main(checks)
+}
+
+fn run(link: &str, program: &str, clients: usize, line: &str) -> Verdict {
+    if let Some(why) = cc::missing() {
+        return Verdict::Skipped(why);
+    }
+    let tag = format!("tutorials-{program}-{link}");
+    let compiled = Compiled::new("gcc", "tutorials/tutorials.c", &["rdmacm", "ibverbs"], &tag);
+    let ends = compiled.and_then(|compiled| exchange(link, program, clients, &compiled).map_err(|e| e.to_string()));
+    match ends {
+        Err(why) => Verdict::Failed(why),
+        Ok(ends) => match judge(link, clients, line, &ends) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => {
+                let [server, client] = &ends;
+                let last =
+                    |end: &Outcome| end.output.lines().rev().take(8).map(|l| format!("\n{l}")).collect::<String>();
+                Verdict::Failed(format!("{why}\nserver, from its end:{}\nclient:{}", last(server), last(client)))
+            }
+        },
+    }
+}
+
+/// One server and all its clients.
+fn exchange(link: &str, program: &str, clients: usize, compiled: &Compiled) -> io::Result<[Outcome; 2]> {
+    static NEXT: AtomicU16 = AtomicU16::new(19_700);
+    let port = NEXT.fetch_add(1, Ordering::Relaxed);
+    let (folder, path) = (compiled.folder().display(), compiled.program.display());
+    let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| ((at * 31) >> 5).to_le_bytes()[0]).collect();
+    fs::write(compiled.folder().join("original"), bytes)?;
+    // What is copied comes to where the server is, and must be taken away before the next client.
+    let taken = if program == "file" { "cmp original original.copy && rm original.copy" } else { "true" };
+    let shell = |script: String| Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
+    let server = shell(format!("cd {folder} && exec {path} {program} server {port} {clients}"));
+    let client = shell(format!(
+        "cd {folder} && for client in $(seq {clients}); do \
+         {path} {program} client 127.0.0.1 {port} original && {taken} || exit 1; done"
+    ));
+    let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let place = Place { envs: envs.to_vec(), ..Place::default() };
+    let ready = || local::listens(process::id(), port);
+    pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT)
+}
+
+fn judge(link: &str, clients: usize, line: &str, ends: &[Outcome; 2]) -> Result<(), String> {
+    for (who, end) in ["server", "clients"].iter().zip(ends) {
+        let printed = end.output.lines().filter(|printed| printed.starts_with(line)).count();
+        if !end.ok || printed != clients {
+            return Err(format!("{printed} of {clients} connections brought the {who} to {line:?}"));
+        }
+        let by_ring = pair::counter(&end.output, "sent_by_ring");
+        // A connection of one message each way may be over before there is a ring; a file takes
+        // long enough.
+        let is_expected = if link == "udp" { by_ring == 0 } else { by_ring > 0 || line != "disconnected" };
+        if !is_expected {
+            return Err(format!("{by_ring} packets of the {who} went through shared memory"));
+        }
+    }
+    Ok(())
+}

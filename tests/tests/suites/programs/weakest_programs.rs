@@ -1,0 +1,264 @@
+//! Stock programs on the weakest card that the standard allows (`roxe run --weakest`): those that
+//! rely on no more than verbs promise pass under every seed; those that rely on more are named here
+//! with what that is, and pass once that weakness is left out.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test suites -- weakest_programs [--all] [--seed N] [WORD...]
+//!   --all      every program under ten seeds, and rdma-core's own suite under three
+//!   --seed N   the first seed, 1 if not said
+//!   WORD...    only what has one of the WORDs in its name
+//! ```
+
+use roxe_tests::guest::link;
+use roxe_tests::matrix::Ip;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::rdmacm::list::{self, Scale};
+use roxe_tests::rdmacm::local::{self, Site, Weather};
+use roxe_tests::rdmacm::{Carrier, Ready};
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::suite::{self, Run};
+use roxe_tests::unittest::Ending;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+/// No passing check takes this long, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(120);
+const SUITE_LIMIT: Duration = Duration::from_secs(240);
+
+/// What programs take for granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReliesOn {
+    /// Nothing that the standard does not promise.
+    Nothing,
+    /// No datagram and no message of an unreliable connection is ever lost: it waits for all.
+    EveryMessage,
+    /// Inline room that it did not ask for.
+    InlineRoom,
+}
+
+impl ReliesOn {
+    /// The weakness to leave out.
+    fn left_out(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::EveryMessage => ",-loss,-receives",
+            Self::InlineRoom => ",-slots",
+        }
+    }
+}
+
+/// Programs that meet by a TCP port. docs/weakest.md names the same that rely on more.
+const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
+    ("ibv_rc_pingpong", "-g 0 -c", ReliesOn::Nothing),
+    ("ibv_rc_pingpong", "-g 0 -c -e", ReliesOn::Nothing),
+    ("ibv_rc_pingpong", "-g 0 -c -s 100000 -n 100", ReliesOn::Nothing),
+    ("ibv_srq_pingpong", "-g 0 -c", ReliesOn::Nothing),
+    ("ibv_srq_pingpong", "-g 0 -c -e", ReliesOn::Nothing),
+    ("ib_send_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_send_bw", "-x 0 -n 1000 -e", ReliesOn::Nothing),
+    ("ib_write_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_read_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_atomic_bw", "-x 0 -n 1000", ReliesOn::Nothing),
+    ("ib_send_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    // It waits for a byte of memory, and looks at nothing else of it.
+    ("ib_write_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    ("ib_read_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    ("ib_atomic_lat", "-x 0 -n 200", ReliesOn::Nothing),
+    // Its messages may be lost: it never waits for one.
+    ("ib_write_bw", "-x 0 -n 1000 -c UC", ReliesOn::Nothing),
+    ("ibv_uc_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
+    ("ibv_ud_pingpong", "-g 0 -c", ReliesOn::EveryMessage),
+    ("ib_send_bw", "-x 0 -n 1000 -c UD", ReliesOn::EveryMessage),
+    ("ib_send_bw", "-x 0 -n 1000 -c UC", ReliesOn::EveryMessage),
+    ("ib_send_lat", "-x 0 -n 200 -c UD", ReliesOn::EveryMessage),
+    ("ib_send_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
+    ("ib_write_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
+];
+
+/// Those of them that every run looks at.
+const SLICE: [&str; 7] = [
+    "ibv_rc_pingpong -g 0 -c -e",
+    "ibv_srq_pingpong -g 0 -c",
+    "ibv_ud_pingpong -g 0 -c",
+    "ib_send_bw -x 0 -n 1000 -e",
+    "ib_write_lat -x 0 -n 200",
+    "ib_read_bw -x 0 -n 1000",
+    "ib_atomic_bw -x 0 -n 1000",
+];
+
+/// The command line.
+struct Options {
+    all: bool,
+    seed: u64,
+    words: Vec<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let mut options = Self { all: false, seed: 1, words: Vec::new() };
+        let mut args = report::words();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--all" => options.all = true,
+                "--seed" => {
+                    let value = args.next().ok_or("--seed wants a value")?;
+                    options.seed = value.parse().map_err(|e| format!("--seed: {e}"))?;
+                }
+                _ => options.words.push(arg),
+            }
+        }
+        Ok(options)
+    }
+
+    fn seeds(&self, all: u64) -> std::ops::Range<u64> {
+        self.seed..self.seed + if self.all { all } else { 1 }
+    }
+}
+
+pub(crate) fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    // The suite has groups, which are for it alone.
+    if let Err(e) = if options.all { link::isolate() } else { Ok(()) } {
+        println!("FAILED   weakest: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = vec![Check::new("the seed is told, and another one without a seed", seeds_are_told)];
+    checks.push(Check::new("wrong seeds and names are explained", wrong_words_are_explained));
+    for seed in options.seeds(10) {
+        checks.extend(programs(&options, seed));
+        checks.extend(connected(&options, seed));
+    }
+    if options.all {
+        checks.extend(options.seeds(3).map(pyverbs));
+    }
+    report::run(checks, &options.words)
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(19_800);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}", outcome.command, outcome.output)
+}
+
+fn programs(options: &Options, seed: u64) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (tool, args, relies) in PROGRAMS {
+        let name = format!("{tool} {args}");
+        if options.all || !options.words.is_empty() || SLICE.contains(&&*name) {
+            let weakest = format!("{seed}{}", relies.left_out());
+            checks.push(Check::new(format!("{name}, --weakest={weakest}"), move || two(tool, args, &weakest)));
+        }
+    }
+    checks
+}
+
+/// Server and client of one stock program.
+fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
+    if !pair::installed(tool) {
+        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+    }
+    let port = port();
+    let server = Program::parse(&format!("{tool} {args} -p {port}"));
+    let client = Program::parse(&format!("{tool} {args} -p {port} 127.0.0.1"));
+    let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
+    let ready = || pair::listens(port);
+    match pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+    }
+}
+
+/// Stock programs that connect through librdmacm.
+fn connected(options: &Options, seed: u64) -> Vec<Check> {
+    const SLICE: [&str; 3] = ["rping -c -a SERVER -p PORT -C", "ucmatose -s SERVER", "rdma_client"];
+    let mut checks = Vec::new();
+    for exchange in list::all(Scale::Small) {
+        // Datagrams wait for all of them; groups have no connection.
+        let relies = match exchange.carrier {
+            Carrier::Reliable if exchange.to_string().contains("rdma_xclient") => ReliesOn::InlineRoom,
+            Carrier::Reliable => ReliesOn::Nothing,
+            Carrier::Datagrams | Carrier::Groups => ReliesOn::EveryMessage,
+        };
+        let is_here = exchange.ips.contains(&Ip::V4) && exchange.ready == Ready::Listens;
+        let name = exchange.to_string();
+        let chosen = options.all || !options.words.is_empty() || SLICE.iter().any(|part| name.contains(part));
+        if is_here && chosen {
+            let weakest = format!("{seed}{}", relies.left_out());
+            let place = Place { options: vec![format!("--weakest={weakest}")], ..Place::default() };
+            let end = local::End { place, address: "127.0.0.1".to_owned(), witness: std::process::id() };
+            let site = Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end };
+            let run = move || local::run(&site, Weather::Clean, &exchange);
+            checks.push(Check::new(format!("{name}, --weakest={weakest}"), run));
+        }
+    }
+    checks
+}
+
+/// rdma-core's own suite. Its tests of datagrams wait for every one of them.
+fn pyverbs(seed: u64) -> Check {
+    Check::new(format!("pyverbs, --weakest={seed},-loss"), move || {
+        if !suite::is_installed() {
+            return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".into());
+        }
+        if let Err(e) = suite::unpack() {
+            return Verdict::Failed(e.to_string());
+        }
+        let weakest = format!("{seed},-loss");
+        let run = Run::new(&[], &[("ROXE_WEAKEST", weakest.as_str())], SUITE_LIMIT);
+        let wrong = run.endings().iter().filter(|(_, ending)| matches!(ending, Ending::Failed(_) | Ending::Unknown));
+        let wrong: Vec<_> = wrong.map(|(test, ending)| format!("{test}: {ending:?}{}", run.traceback(test))).collect();
+        match run.check_count() {
+            Ok(()) if wrong.is_empty() => Verdict::Passed,
+            Ok(()) => Verdict::Failed(wrong.join("\n")),
+            Err(why) => Verdict::Failed(format!("{why}\n{}", wrong.join("\n"))),
+        }
+    })
+}
+
+/// What `ibv_devinfo` says under `--weakest` with this value.
+fn devinfo(option: &str) -> Result<String, Verdict> {
+    if !pair::installed("ibv_devinfo") {
+        return Err(Verdict::Skipped("ibv_devinfo is not installed (tests/run installs it)".into()));
+    }
+    let place = Place { options: vec![option.to_owned()], ..Place::default() };
+    let ran = pair::run_at(&Program::parse("ibv_devinfo -v"), &place, LIMIT);
+    ran.map(|outcome| outcome.output).map_err(|e| Verdict::Failed(e.to_string()))
+}
+
+fn seeds_are_told() -> Verdict {
+    let judge = || {
+        let (named, drawn) = (devinfo("--weakest=42")?, devinfo("--weakest")?);
+        let told =
+            |output: &str| output.lines().find(|line| line.starts_with("roxe: weakest: seed")).map(str::to_owned);
+        let is_small = named.contains("atomic_cap:\t\t\tATOMIC_HCA (1)") && named.contains("max_sge:\t\t\t6");
+        let is_drawn = told(&drawn).is_some_and(|line| line != "roxe: weakest: seed 42");
+        match told(&named).as_deref() {
+            Some("roxe: weakest: seed 42") if is_small && is_drawn => Ok(Verdict::Passed),
+            _ => Err(Verdict::Failed(format!("{named}\n{drawn}"))),
+        }
+    };
+    judge().unwrap_or_else(|verdict| verdict)
+}
+
+fn wrong_words_are_explained() -> Verdict {
+    for (option, word) in [("--weakest=42,-los", "placement, completions"), ("--weakest=4x", "4x is no seed")] {
+        match devinfo(option) {
+            Ok(output) if output.contains("wrong --weakest") && output.contains(word) => {}
+            Ok(output) => return Verdict::Failed(output),
+            Err(verdict) => return verdict,
+        }
+    }
+    Verdict::Passed
+}

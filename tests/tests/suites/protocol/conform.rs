@@ -1,0 +1,248 @@
+//! The catalogue of conformance cases on real sockets: a program of this host behind its agent,
+//! over UDP. What the loopback interface has not, IPv6 addresses for both sides and connections to
+//! the near side, is judged over a veth pair. What `roxe drill` says and leaves behind when a card
+//! does otherwise.
+//!
+//! `cargo test -p roxe-tests --test suites -- conform [--all] [WORD...]`: without `--all` only the
+//! folders of scripts that take little time, and over the veth pair only what needs it.
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::veth::{End, Veth};
+use std::io::{self, BufRead as _, BufReader};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::{fs, thread};
+
+/// Folders of `tests/conform` that hardly wait for timers.
+const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
+const SLOW: [&str; 5] = ["cm/", "requester/", "robustness/", "uc/", "ud/"];
+
+/// Scripts with cases that the loopback interface cannot have.
+const BETWEEN_HOSTS: [&str; 6] = ["cm/active", "cm/connect", "cm/private_data", "cm/stale", "ipv6", "ud/grh"];
+/// Where the agent listens that is behind the veth pair.
+const FAR: &str = "10.77.0.1";
+
+pub(crate) fn main() -> ExitCode {
+    let all = report::words().any(|word| word == "--all");
+    let veth = match link::is_root().then(world).transpose() {
+        Ok(veth) => veth,
+        Err(e) => {
+            println!("FAILED   conform: cannot make two namespaces with a link: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let slow = SLOW.into_iter().filter(|_| all);
+    let catalogue = QUICK.into_iter().chain(slow).map(|folder| {
+        Check::new(format!("conform self {folder}"), move || conforms(&["conform", "self", folder]).map(drop).into())
+    });
+    let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
+    let manager = Check::new("drill says where a connection manager does otherwise", manager);
+    let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
+    let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
+    let long = Check::new("a packet that the link does not take is no failure of the card", long);
+    let stopped = Check::new("drill goes on where it was stopped while it waits for packets", stopped);
+    let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };
+    let between = Check::new("conform over a veth pair, where nothing is unsupported", move || match &veth {
+        Some(veth) => conforms_between(veth, words),
+        None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
+    });
+    report::main(catalogue.chain([drill, manager, gone, unread, long, stopped, between]).collect())
+}
+
+/// A second network namespace, with two addresses of each family here and one there.
+fn world() -> io::Result<Veth> {
+    link::isolate()?;
+    let end = |name, mac, addresses: &[&str]| End {
+        name,
+        mac,
+        addresses: addresses.iter().map(|address| (*address).to_owned()).collect(),
+    };
+    let near = ["10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"];
+    let here = end("conform0", "02:00:00:00:77:02", &near);
+    let there = end("conform1", "02:00:00:00:77:01", &["10.77.0.1/24", "fd77::1/64"]);
+    let veth = Veth::build(&here, &there)?;
+    // For packets of 4096 bytes.
+    veth.set_mtu(&here, &there, 9000)?;
+    Ok(veth)
+}
+
+fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
+    let roxe = build::roxe().to_string_lossy().into_owned();
+    let listen = format!("{FAR}:0");
+    let prefix = veth.prefix();
+    let mut agent = Command::new(&prefix[0])
+        .args(&prefix[1..])
+        .args([&roxe, "run", "--", &roxe, "peer", "--once", "--listen", &listen])
+        .envs([("ROXE_LINK", "udp"), ("ROXE_NETDEV", "conform1")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("nsenter can be started");
+    let target = match target(&mut agent) {
+        Ok(target) => target,
+        Err(greeting) => return Verdict::Failed(greeting),
+    };
+    let words: Vec<_> = ["conform", &target].iter().chain(words).copied().collect();
+    let result = conforms(&words);
+    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    result.and_then(|sums| if sums.contains("unsupported") { Err(sums) } else { Ok(()) }).into()
+}
+
+/// An agent that is killed in the middle of the catalogue.
+fn gone() -> Verdict {
+    let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
+    let target = match target(&mut agent) {
+        Ok(target) => target,
+        Err(greeting) => return Verdict::Failed(greeting),
+    };
+    let mut conform = start(&["conform", &target, "-v", "responder/"]);
+    let mut told = lines(&mut conform);
+    let begun = told.by_ref().take(3).count();
+    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    let rest = told.count();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    let says =
+        text.contains("the agent has stopped answering in responder/") && text.contains("more cases were not run");
+    if begun == 3 && ended.status.code() == Some(1) && says {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{} after {begun} and {rest} lines\n{text}", ended.status))
+}
+
+/// What `head` does to it.
+fn unread() -> Verdict {
+    let mut conform = start(&["conform", "virtual", "-v"]);
+    let first = lines(&mut conform).next();
+    let ended = conform.wait_with_output().expect("our child");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    if first.is_some() && ended.status.success() && text.is_empty() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", ended.status))
+}
+
+fn start(words: &[&str]) -> Child {
+    let command = &mut Command::new(build::roxe());
+    command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
+}
+
+/// What to call the card of an agent, by its first line, or that line if it says something else.
+fn target(agent: &mut Child) -> Result<String, String> {
+    let greeting = lines(agent).next().unwrap_or_default();
+    match greeting.split(' ').collect::<Vec<_>>()[..] {
+        ["listening", address, "token", token] => Ok(format!("peer://{token}@{address}")),
+        _ => Err(greeting),
+    }
+}
+
+fn lines(child: &mut Child) -> impl Iterator<Item = String> {
+    BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
+}
+
+fn roxe(words: &[&str]) -> Output {
+    let output = Command::new(build::roxe()).args(words).output().expect("roxe can be started");
+    println!("{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// The last line of a catalogue in which no case failed.
+fn conforms(words: &[&str]) -> Result<String, String> {
+    let output = roxe(words);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let sums = text.lines().last().unwrap_or_default();
+    println!("{sums}");
+    if output.status.success() && sums.contains(" pass") { Ok(sums.to_owned()) } else { Err(text.into_owned()) }
+}
+
+fn drill() -> Verdict {
+    let folder = build::target_dir().join("drill");
+    fs::create_dir_all(&folder).expect("a folder");
+    let script = folder.join("wrong.drill");
+    let text = "title A count that is wrong\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=2\n";
+    fs::write(&script, text).expect("a file");
+    let captures = folder.join("captures");
+    let words = ["drill", "self", &script.to_string_lossy(), "--captures", &captures.to_string_lossy()];
+    let output = roxe(&words);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let says = text.contains(":4: expect ACK psn=100 msn=2") && text.contains("(msn is 1, not 2)");
+    let files: Vec<_> = fs::read_dir(&captures).into_iter().flatten().flatten().collect();
+    let dump = files.first().map(|file| roxe(&["dump", &file.path().to_string_lossy()]));
+    let dump = dump.map(|dump| String::from_utf8_lossy(&dump.stdout).into_owned()).unwrap_or_default();
+    fs::remove_dir_all(&folder).expect("our folder");
+    let whole = dump.contains("2 RoCEv2 packets, 0 of them bad") && dump.contains("# msn is 1, not 2");
+    if output.status.code() == Some(1) && says && whole {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
+}
+
+/// What Ctrl-Z and `fg` do to it: the system calls that wait are interrupted.
+fn stopped() -> Verdict {
+    let file = build::target_dir().join("stopped.drill");
+    fs::write(&file, "title A second without a packet\npeer qp q\nsilence 1s\n").expect("a file");
+    let mut drill = start(&["drill", "self", &file.to_string_lossy()]);
+    let stat = format!("/proc/{}/stat", drill.id());
+    while drill.try_wait().expect("our child").is_none() {
+        for (signal, state) in [(libc::SIGSTOP, 'T'), (libc::SIGCONT, 'S')] {
+            // SAFETY: our own child, not yet waited for.
+            unsafe { libc::kill(drill.id().cast_signed(), signal) };
+            // A program that has ended is a zombie until it is waited for.
+            let is_there = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
+            while !fs::read_to_string(&stat).is_ok_and(is_there) {
+                thread::yield_now();
+            }
+        }
+    }
+    let ended = drill.wait_with_output().expect("our child");
+    fs::remove_file(&file).expect("our file");
+    if ended.status.success() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{ended:?}"))
+}
+
+/// Longer than any datagram may be.
+fn long() -> Verdict {
+    let file = build::target_dir().join("long.drill");
+    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("a file");
+    let output = roxe(&["drill", "self", &file.to_string_lossy()]);
+    fs::remove_file(&file).expect("our file");
+    let text = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() && text.contains("unsupported") {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", output.status))
+}
+
+/// One message, one event and private data that are wrong, and one packet too few.
+fn manager() -> Verdict {
+    const BEGINS: &str = "title A request that is accepted otherwise\npeer listen l\npeer qp q state=RESET\n\
+                          send REQ service=l.service data=\"abc\"\n";
+    let wrong = [
+        ("peer request c of=l\npeer accept c qp=q\nexpect REP remote_id=near.id qpn=q.qpn+1", ":7:", "(qpn is "),
+        ("peer request c of=l\npeer reject c\nexpect REP remote_id=near.id", ":7:", "(another message)"),
+        ("peer request c of=l\npeer accept c qp=q", ":6:", "no packet behind the last step"),
+        ("peer request c of=l data=\"abd\"", ":5:", "private data differs from byte 2"),
+        ("peer request c of=l\npeer cm c ESTABLISHED within 50ms", ":6:", "received: nothing"),
+        ("peer quiet l for 50ms", ":5:", "CONNECT_REQUEST"),
+    ];
+    let folder = build::target_dir().join("drill-cm");
+    fs::create_dir_all(&folder).expect("a folder");
+    let file = |(number, (text, ..)): (usize, &(&str, &str, &str))| {
+        let file = folder.join(format!("{number}.drill"));
+        fs::write(&file, format!("{BEGINS}{text}\n")).expect("a file");
+        file.to_string_lossy().into_owned()
+    };
+    let files: Vec<_> = wrong.iter().enumerate().map(file).collect();
+    let words: Vec<_> = ["drill", "self"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let output = roxe(&words);
+    fs::remove_dir_all(&folder).expect("our folder");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text.split("FAIL ").filter(|part| part.contains("expected: "));
+    let is_told = |(part, (_, line, what)): (&str, &(&str, &str, &str))| part.contains(line) && part.contains(what);
+    if told.clone().count() == wrong.len() && told.zip(&wrong).all(is_told) {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}\n{text}", output.status))
+}

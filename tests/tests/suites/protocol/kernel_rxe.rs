@@ -1,0 +1,210 @@
+//! The Linux kernel's rxe as the judge: the interop matrix and Debian's stock programs, roxe here,
+//! rxe in a QEMU guest.
+//!
+//! Without arguments, as `tests/run` runs it, a few cells of every operation and condition, and two
+//! stock programs.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test suites -- kernel_rxe [--slice|--all] [--seed N] [--capture FOLDER] [WORD...]
+//!   --slice            cells of every size and path MTU, and stock programs of every kind
+//!   --all              every cell and every stock program
+//!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
+//!   --capture FOLDER   write down every packet of roxe's side and let tshark judge them
+//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'rc read' 'mtu=256'
+//! ```
+//!
+//! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a
+//! kernel.
+
+use roxe_tests::build;
+use roxe_tests::guest::{Guest, kernel::Kernel, link};
+use roxe_tests::matrix::agents::{self, Agents};
+use roxe_tests::matrix::rdmacm::{self, Meeting};
+use roxe_tests::matrix::report::{self, Count, Results};
+use roxe_tests::matrix::run::Runner;
+use roxe_tests::matrix::stock::{self, Shown, Stock};
+use roxe_tests::matrix::{Ending, Judged, capture, plan};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// The command line.
+#[derive(Default)]
+struct Options {
+    all: bool,
+    slice: bool,
+    list: bool,
+    seed: Option<u64>,
+    capture: Option<PathBuf>,
+    words: Vec<String>,
+}
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let (mut options, mut args) = (Self::default(), roxe_tests::report::words());
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{arg} wants a value"));
+            match arg.as_str() {
+                "--all" => options.all = true,
+                "--slice" => options.slice = true,
+                "--list" => options.list = true,
+                "--seed" => options.seed = Some(value()?.parse().map_err(|e| format!("--seed: {e}"))?),
+                "--capture" => options.capture = Some(value()?.into()),
+                // Options of the usual test harness that runners pass along.
+                flag if flag.starts_with('-') => {}
+                _ => options.words.push(arg),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What this run shall try.
+struct Plan {
+    groups: Vec<plan::Planned>,
+    stock: Vec<Stock>,
+    agents: Vec<Agents>,
+    rdmacm: Vec<Meeting>,
+}
+
+impl Plan {
+    fn new(options: &Options) -> Self {
+        let (groups, mut stock, mut agents, mut rdmacm) = if options.all || !options.words.is_empty() {
+            (plan::all(), stock::all(), agents::all(), rdmacm::all())
+        } else if options.slice {
+            (plan::slice(), stock::slice(), agents::slice(), rdmacm::slice())
+        } else {
+            (plan::few(), stock::few(), Vec::new(), rdmacm::few())
+        };
+        let wanted = |name: &str| options.words.iter().all(|word| name.contains(word));
+        stock.retain(|s| wanted(&s.name()));
+        agents.retain(|a| wanted(&a.name()));
+        rdmacm.retain(|m| wanted(&m.name()));
+        Self { groups: plan::only(groups, &options.words), stock, agents, rdmacm }
+    }
+
+    /// The names of all programs.
+    fn programs(&self) -> impl Iterator<Item = String> {
+        let agents = self.agents.iter().map(Agents::name);
+        self.stock.iter().map(Stock::name).chain(agents).chain(self.rdmacm.iter().map(Meeting::name))
+    }
+
+    fn list(&self) {
+        for (group, cells) in &self.groups {
+            cells.iter().for_each(|cell| println!("{group} {cell}: test"));
+        }
+        self.programs().for_each(|name| println!("{name}: test"));
+    }
+}
+
+pub(crate) fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    let plan = Plan::new(&options);
+    if options.list {
+        plan.list();
+        return ExitCode::SUCCESS;
+    }
+    if options.capture.is_some()
+        && let Err(why) = capture::available()
+    {
+        eprintln!("{why}");
+        return ExitCode::from(2);
+    }
+    // Before the namespace, in which there is no network: the kernel, and the product.
+    let kernel = match Kernel::prepare() {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped(&plan, &why.0),
+    };
+    build::roxe();
+    match link::enter().and_then(|()| run(&options, &plan, &kernel)) {
+        Ok(results) => conclude(&results),
+        Err(e) => {
+            println!("FAILED   {e}\n0 passed, 1 failed, 0 skipped");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn skipped(plan: &Plan, why: &str) -> ExitCode {
+    let mut count = plan.programs().count();
+    for (group, cells) in &plan.groups {
+        println!("skipped  {group} ({} cells): {why}", cells.len());
+        count += cells.len();
+    }
+    plan.programs().for_each(|name| println!("skipped  {name}: {why}"));
+    println!("0 passed, 0 failed, {count} skipped");
+    ExitCode::SUCCESS
+}
+
+fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
+    let start = Instant::now();
+    let seed = options.seed.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
+    println!("seed {seed} (--seed {seed} repeats it)");
+    let guest = Guest::boot(kernel)?;
+    println!("guest with Linux {} up after {:.1} s", kernel.version, start.elapsed().as_secs_f32());
+    let mut runner = Runner::new(guest, seed, options.capture.clone())?;
+    let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
+    for (group, cells) in &plan.groups {
+        let judged = runner.group(*group, cells);
+        tell_group(&judged);
+        results.groups.push(judged);
+    }
+    for stock in &plan.stock {
+        let shown = stock.run(&mut runner);
+        tell(&shown);
+        results.stock.push(shown);
+    }
+    for agents in &plan.agents {
+        let shown = agents.run(&mut runner);
+        tell(&shown);
+        results.stock.push(shown);
+    }
+    results.stock.extend(rdmacm::run(&plan.rdmacm, &mut runner, tell)?);
+    println!("took {:.0} s", start.elapsed().as_secs_f32());
+    Ok(results)
+}
+
+fn tell_group(judged: &Judged) {
+    let count = Count::of(judged.tried.iter().map(|t| &t.ending));
+    let cells = judged.tried.len();
+    println!("{}: {} of {cells} cells passed in {:.1} s", judged.group, count.passed, judged.seconds);
+    for t in &judged.tried {
+        print!("{}", report::exception(&format!("{} {}", judged.group, t.cell), &t.ending));
+    }
+    print!("{}", of_capture(judged.capture.as_ref()));
+}
+
+/// Tells how a program ended, in one piece: others may end at the same time.
+fn tell(shown: &Shown) {
+    let ending = match shown.ending {
+        Ending::Passed if shown.tries == 1 => format!("ok       {} ({:.1} s)\n", shown.name, shown.seconds),
+        Ending::Passed => format!("ok       {} ({:.1} s, {} tries)\n", shown.name, shown.seconds, shown.tries),
+        _ => report::exception(&shown.name, &shown.ending),
+    };
+    print!("{ending}{}", of_capture(shown.capture.as_ref()));
+}
+
+fn of_capture(capture: Option<&capture::Verdict>) -> String {
+    let Some(v) = capture else { return String::new() };
+    let head = format!("         {} packets, tshark objects to {}\n", v.packets, v.bad);
+    v.examples.lines().fold(head, |text, line| format!("{text}         | {line}\n"))
+}
+
+fn conclude(results: &Results) -> ExitCode {
+    println!("{}", results.table());
+    let folder = build::target_dir().join("interop");
+    match results.write(&folder) {
+        Ok(()) => println!("result: {}/matrix.txt, matrix.json, matrix.xml (JUnit)", folder.display()),
+        Err(e) => println!("cannot write {}: {e}", folder.display()),
+    }
+    print!("{}", results.summary());
+    if results.good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,203 @@
+//! Environments that lack something: a pair of programs works there, or says in one line what is
+//! missing and what to do.
+//!
+//! Most of these environments take root to make.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use std::net::UdpSocket;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+use std::{env, io};
+
+mod chroot;
+mod seccomp;
+
+const LIMIT: Duration = Duration::from_secs(40);
+/// The first word behind the name of this suite when its process is to become another program, with
+/// the system calls that a container has.
+const CONTAINED: &str = "--contained";
+/// A number that belongs to no user.
+const NOBODYS_UID: &str = "47911";
+
+/// What the pair does.
+#[derive(Clone, Copy)]
+enum Expects {
+    Works,
+    /// It ends, and one line says these words.
+    Says(&'static [&'static str]),
+}
+
+/// A command that leads into an environment, and what the pair does there.
+struct Environment {
+    name: &'static str,
+    prefix: Vec<String>,
+    expects: Expects,
+    /// Some systems forbid ordinary users to make this.
+    takes_leave: bool,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let args: Vec<String> = report::words().collect();
+    if let [first, command @ ..] = &args[..]
+        && first == CONTAINED
+    {
+        println!("{}", seccomp::become_contained(command));
+        return ExitCode::FAILURE;
+    }
+    if let Err(e) = link::isolate() {
+        println!("FAILED   environment: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
+    checks.push(Check::new("port 4791 is taken by a program that does not share it: says so", foreign_port));
+    checks.extend(chroot::checks());
+    report::main(checks)
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A mount namespace in which `script` has run.
+fn mounted(script: &str) -> Vec<String> {
+    let script = format!("set -e; unset XDG_RUNTIME_DIR; {script}; exec \"$@\"");
+    ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
+}
+
+/// Makes these folders read-only.
+fn read_only(folders: &str) -> Vec<String> {
+    mounted(&format!("for i in {folders}; do mount --bind $i $i; mount -o remount,ro,bind $i; done"))
+}
+
+/// Root of a user namespace that an ordinary user makes, where root of the host has taken the names
+/// of its own folders in the places for everybody.
+fn root_of_another() -> Vec<String> {
+    let folder = "/run/roxe-test-environment";
+    let mut prefix = mounted(&format!(
+        "for i in tmp dev/shm; do mkdir -p {folder}/$i; chmod 1777 {folder}/$i; mkdir -p -m 700 {folder}/$i/roxe-0; \
+         mount --bind {folder}/$i /$i; done"
+    ));
+    let user = format!("setpriv --reuid {NOBODYS_UID} --regid {NOBODYS_UID} --clear-groups");
+    prefix.extend(words(&format!("{user} unshare --user --map-root-user")));
+    prefix
+}
+
+/// What a container of Docker has of the rights of root.
+const RIGHTS: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,\
+                      +sys_chroot,+mknod,+audit_write,+setfcap";
+
+fn environments() -> Vec<Environment> {
+    let this = env::current_exe().unwrap_or_default().display().to_string();
+    let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, takes_leave: false };
+    let says = |name, prefix, said| Environment { name, prefix, expects: Expects::Says(said), takes_leave: false };
+    vec![
+        works("a user namespace, as its root", words("unshare --user --map-root-user")),
+        Environment {
+            takes_leave: true,
+            ..works("a user namespace, as its root, where root has left its folders", root_of_another())
+        },
+        works("a user namespace that knows the own user only", words("unshare --user --map-current-user")),
+        works("no /proc", mounted("mount -t tmpfs none /proc")),
+        works("a read-only root, and a /tmp that cannot be written", read_only("/ /tmp")),
+        works("20 open files", words("prlimit --nofile=20")),
+        works("files of 100 KB at most", words("prlimit --fsize=102400")),
+        works("no memory may be locked", words("prlimit --memlock=0")),
+        works("no HOME", words("env -u HOME -u XDG_RUNTIME_DIR")),
+        works("a container's system calls and rights", {
+            let mut prefix = words(&format!("setpriv --bounding-set {RIGHTS}"));
+            prefix.extend([this, "environment".to_owned(), CONTAINED.to_owned()]);
+            prefix
+        }),
+        says("nothing can be written", read_only("/ /tmp /run /dev/shm"), &["XDG_RUNTIME_DIR"]),
+        says("10 open files", words("prlimit --nofile=10"), &["Too many open files", "ulimit -n"]),
+        says("a network namespace with its lo down", words("unshare --net"), &["lo", "ip link set lo up"]),
+        says(
+            "no threads",
+            words(&format!(
+                "prlimit --nproc=1 setpriv --reuid {NOBODYS_UID} --regid {NOBODYS_UID} --clear-groups env -u XDG_RUNTIME_DIR"
+            )),
+            &["cannot start the background thread", "ulimit -u"],
+        ),
+    ]
+}
+
+fn check(environment: Environment) -> Check {
+    let what = match environment.expects {
+        Expects::Works => "works",
+        Expects::Says(_) => "says so",
+    };
+    Check::new(format!("{}: {what}", environment.name), move || {
+        let first = environment.prefix.first().map_or("", String::as_str);
+        if !link::is_root() {
+            return Verdict::Skipped("takes root".to_owned());
+        }
+        if let Some(missing) = [first, "ibv_rc_pingpong"].into_iter().find(|tool| !pair::installed(tool)) {
+            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        }
+        if environment.takes_leave && !leads_there(&environment.prefix) {
+            return Verdict::Skipped("the system does not let an ordinary user do this".to_owned());
+        }
+        let place = Place { prefix: environment.prefix.clone(), ..Place::default() };
+        match run(&place) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(outcomes) => judge(&outcomes, environment.expects),
+        }
+    })
+}
+
+/// Whether any program can be run so.
+fn leads_there(prefix: &[String]) -> bool {
+    let [program, args @ ..] = prefix else { return true };
+    Command::new(program).args(args).arg("true").status().is_ok_and(|status| status.success())
+}
+
+fn run(place: &Place) -> io::Result<[Outcome; 2]> {
+    static PORT: AtomicU16 = AtomicU16::new(18_900);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    let program = |server: &str| Program {
+        name: "ibv_rc_pingpong".to_owned(),
+        args: words(&format!("-g 0 -n 100 -p {port} {server}")),
+    };
+    let programs = [program(""), program("127.0.0.1")];
+    pair::run_pair_at(
+        programs.each_ref().map(|program| (program, place)),
+        &port.to_string(),
+        || pair::listens(port),
+        LIMIT,
+    )
+}
+
+fn judge(outcomes: &[Outcome; 2], expects: Expects) -> Verdict {
+    let all =
+        || outcomes.iter().map(|outcome| format!("$ {}\n{}\n", outcome.command, outcome.output)).collect::<String>();
+    let good = match expects {
+        Expects::Works => outcomes.iter().all(|outcome| outcome.ok),
+        Expects::Says(words) => {
+            outcomes.iter().all(|outcome| !outcome.ok) && outcomes.iter().any(|end| tells(end, words))
+        }
+    };
+    if good { Verdict::Passed } else { Verdict::Failed(all()) }
+}
+
+/// Whether one line of ours has all the words.
+fn tells(outcome: &Outcome, words: &[&str]) -> bool {
+    let mut lines = outcome.output.lines().filter(|line| line.starts_with("roxe"));
+    lines.any(|line| words.iter().all(|word| line.contains(word)))
+}
+
+fn foreign_port() -> Verdict {
+    if !link::is_root() {
+        return Verdict::Skipped("takes root, for a network of its own".to_owned());
+    }
+    if !pair::installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
+    }
+    let taken = UdpSocket::bind("127.0.0.1:4791");
+    match taken.and_then(|_socket| run(&Place::default())) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(outcomes) => judge(&outcomes, Expects::Says(&["UDP port 4791 of 127.0.0.1", "ROXE_NETDEV"])),
+    }
+}

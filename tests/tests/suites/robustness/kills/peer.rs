@@ -1,0 +1,173 @@
+//! A process of a pair: this very program, started again. It obeys one command per line of its
+//! standard input, answers each with one line, and ends with its input. The test's side of that is
+//! here as well. Touches processes and signals.
+
+use super::load::{End, Load, Phase, Progress};
+use roxe::Context;
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The argument of a process that is a peer.
+pub(crate) const ROLE: &str = "--peer";
+/// Longer than any answer takes.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How often a peer looks at its load.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The program of a peer.
+pub(crate) fn obey() -> Result<(), Box<dyn Error>> {
+    let context = Context::open_first()?;
+    let mut peer = Obeying { context, end: None, load: None };
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = peer.obey(&words).unwrap_or_else(|e| format!("error: {e}"));
+        println!("{answer}");
+    }
+    Ok(())
+}
+
+struct Obeying {
+    context: Context,
+    end: Option<End>,
+    load: Option<Load>,
+}
+
+impl Obeying {
+    fn obey(&mut self, words: &[&str]) -> Result<String, Box<dyn Error>> {
+        let (command, words) = words.split_first().ok_or("no command")?;
+        match (*command, self.load.as_ref()) {
+            ("open", _) => Ok(self.end.insert(End::new(&self.context)?).describe()),
+            ("start", _) => {
+                self.load = Some(self.end.take().ok_or("not open")?.start(words)?);
+                Ok("started".to_owned())
+            }
+            ("quiet", Some(load)) => {
+                load.enter(Phase::Quiet);
+                Ok(wait_until(load, words, Progress::is_drained)?.to_string())
+            }
+            ("working", Some(load)) => Ok(wait_until(load, words, |progress| progress.completed > 0)?.to_string()),
+            ("failed", Some(load)) => Ok(wait_until(load, words, |_| false)?.to_string()),
+            ("close", Some(_)) => Ok(self.load.take().ok_or("no load")?.close().to_string()),
+            ("census", _) => Ok(census()?),
+            (other, _) => Err(format!("cannot {other} now").into()),
+        }
+    }
+}
+
+/// The progress when it is as wanted, or broken, or after as many milliseconds as `words` say.
+fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -> Result<Progress, Box<dyn Error>> {
+    let limit = Duration::from_millis(words.first().ok_or("no limit")?.parse()?);
+    let begun = Instant::now();
+    loop {
+        let progress = load.progress();
+        if wanted(&progress) || progress.is_broken() || begun.elapsed() > limit {
+            return Ok(progress);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// What this process holds: descriptors, rings, threads.
+fn census() -> std::io::Result<String> {
+    let count = |folder: &str| Ok::<_, std::io::Error>(fs::read_dir(folder)?.count());
+    let rings = fs::read_to_string("/proc/self/maps")?.lines().filter(|line| line.contains("memfd:roxe")).count();
+    Ok(format!("{} {rings} {}", count("/proc/self/fd")?, count("/proc/self/task")?))
+}
+
+/// A peer, seen from the test.
+pub(crate) struct Peer {
+    child: Child,
+    input: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Peer {
+    /// Starts one whose names lie in `runtime`.
+    pub(crate) fn start(link: &str, runtime: &Path) -> Result<Self, String> {
+        let start = || {
+            Command::new(std::env::current_exe()?)
+                .args(["kills", ROLE])
+                .envs([("ROXE_LINK", link), ("ROXE_NETDEV", "lo")])
+                .env("XDG_RUNTIME_DIR", runtime)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+        };
+        let mut child = start().map_err(|e| format!("cannot start a peer: {e}"))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("a peer has no output")?);
+        let (tell, answers) = mpsc::channel();
+        // Ends with the peer's output.
+        thread::spawn(move || {
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
+        Ok(Self { child, input, answers })
+    }
+
+    /// What it answers to `line`.
+    pub(crate) fn ask(&mut self, line: &str) -> Result<String, String> {
+        let input = self.input.as_mut().ok_or("its input is closed")?;
+        writeln!(input, "{line}").map_err(|e| format!("{line}: {e}"))?;
+        let word = line.split(' ').next().unwrap_or_default();
+        match self.answers.recv_timeout(ANSWER) {
+            Ok(answer) if answer.starts_with("error: ") => Err(format!("{word}: {answer}")),
+            Ok(answer) => Ok(answer),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("no answer to {word} in {ANSWER:?}")),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(format!("{word}: the process has ended")),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+    }
+
+    /// Stops it, and returns when all its threads stand still.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: our own child; a stop is not its end, which is still to be waited for.
+        unsafe { libc::waitpid(self.child.id().cast_signed(), &raw mut status, libc::WUNTRACED) };
+    }
+
+    /// Kills it, and returns when nothing of it is left.
+    pub(crate) fn kill(mut self) -> Result<(), String> {
+        self.signal(libc::SIGKILL);
+        self.child.wait().map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Lets it end by itself.
+    pub(crate) fn end(mut self) -> Result<(), String> {
+        self.input = None;
+        match self.child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("a peer ended with {}", other.map_or_else(|e| e.to_string(), told))),
+        }
+    }
+
+    /// How long its threads have been ready to run, all together, without a processor to run on.
+    pub(crate) fn waited(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
+        let waited = |file: String| fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse::<u64>().ok();
+        let each = tasks.filter_map(|task| waited(format!("{}/schedstat", task.path().display())));
+        Duration::from_nanos(each.sum())
+    }
+}
+
+fn told(status: ExitStatus) -> String {
+    status.to_string()
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

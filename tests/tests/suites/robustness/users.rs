@@ -1,0 +1,256 @@
+//! Programs as their authors check them: under valgrind, and built with the sanitizers of gcc. With
+//! the link of one host and with sockets, they hear of no mistake that is not theirs, and still of
+//! their own.
+
+use roxe_tests::cc::{self, Compiled};
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::rdmacm::judge::lost_its_race;
+use roxe_tests::rdmacm::local;
+use roxe_tests::report::{self, Check, Verdict};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+use std::{env, fs, process};
+
+const LIMIT: Duration = Duration::from_secs(240);
+/// Values of `ROXE_LINK`.
+const LINKS: [&str; 2] = ["auto", "udp"];
+/// How valgrind says that it has seen something. The other tools say it so by themselves.
+const VALGRIND: [&str; 3] = ["valgrind", "-q", "--error-exitcode=9"];
+/// Messages of `tests/clients/users` in each direction.
+const ROUNDS: &str = "100";
+/// The same under valgrind.
+const ROUNDS_VALGRIND: &str = "5";
+
+/// What a pair of programs is told, and how the server shows that it waits for its client.
+struct Pair {
+    server: &'static str,
+    client: &'static str,
+    waits: fn(u16) -> bool,
+}
+
+/// The pairs that run under valgrind. Perftest sends bytes that it has not written over its own TCP
+/// connection, which is not ours to judge: [`THEIRS`].
+const PAIRS: [Pair; 4] = [
+    Pair {
+        server: "ibv_rc_pingpong -g 0 -n 50 -p PORT",
+        client: "ibv_rc_pingpong -g 0 -n 50 -p PORT 127.0.0.1",
+        waits: pair::listens,
+    },
+    Pair {
+        server: "ib_write_bw -F -n 20 -s 4096 -p PORT",
+        client: "ib_write_bw -F -n 20 -s 4096 -p PORT 127.0.0.1",
+        waits: pair::listens,
+    },
+    Pair {
+        server: "rping -s -a 127.0.0.1 -p PORT -C 3",
+        client: "rping -c -a 127.0.0.1 -p PORT -C 3",
+        waits: is_bound,
+    },
+    Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", waits: is_bound },
+];
+
+/// Suppressions of our own test, behind those that `roxe run` passes: they show that the user's
+/// stay in force. The second is rping's race with itself ([`lost_its_race`]): its thread for events
+/// looks for their channel in what the main thread has freed.
+const THEIRS: &str = "\
+{
+   bytes of perftest that it has not written
+   Memcheck:Param
+   write(buf)
+   ...
+   obj:*/bin/ib_*
+}
+{
+   where rping finds its channel
+   Memcheck:Addr8
+   obj:*/bin/rping
+   fun:start_thread
+}
+";
+
+fn is_bound(port: u16) -> bool {
+    local::listens(process::id(), port)
+}
+
+pub(crate) fn main() -> ExitCode {
+    // Nobody else's packets, and nobody else on the ports.
+    if let Err(e) = link::isolate() {
+        println!("FAILED   users: {e}");
+        return ExitCode::FAILURE;
+    }
+    let mut checks = Vec::new();
+    for link in LINKS {
+        checks.extend(PAIRS.iter().map(|pair| under_valgrind(pair, link)));
+        checks.extend([
+            own(link, &Built { tool: Tool::Valgrind, mistake: "", options: &[] }, Hears::Nothing),
+            own(link, &Built { tool: Tool::Address, mistake: "", options: &[] }, Hears::Nothing),
+            own(link, &Built { tool: Tool::Address, mistake: "unmapped", options: &[] }, Hears::Nothing),
+            own(link, &Built { tool: Tool::Thread, mistake: "", options: &[] }, Hears::Nothing),
+            own(link, &Built { tool: Tool::Thread, mistake: "unmapped", options: &[] }, Hears::Nothing),
+        ]);
+    }
+    checks.extend([
+        own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--preload"] }, Hears::Nothing),
+        own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Hears::Nothing),
+        // What goes out is not known to be the card's program's mistake: padding is sent by
+        // everybody.
+        own("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Hears::Nothing),
+        own("udp", &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] }, Hears::Of("Invalid read")),
+        own(
+            "auto",
+            &Built { tool: Tool::Valgrind, mistake: "use-after-free", options: &[] },
+            Hears::Of("Invalid read"),
+        ),
+        own("auto", &Built { tool: Tool::Valgrind, mistake: "leak", options: &[] }, Hears::Of("definitely lost")),
+        own(
+            "auto",
+            &Built { tool: Tool::Address, mistake: "use-after-free", options: &[] },
+            Hears::Of("heap-use-after-free"),
+        ),
+        own("auto", &Built { tool: Tool::Address, mistake: "leak", options: &[] }, Hears::Of("LeakSanitizer")),
+        own(
+            "auto",
+            &Built { tool: Tool::Thread, mistake: "race", options: &[] },
+            Hears::Of("ThreadSanitizer: data race"),
+        ),
+    ]);
+    report::main(checks)
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(18_200);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// One of the pairs of Debian's programs.
+fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
+    let tool = pair.server.split(' ').next().unwrap_or_default();
+    Check::new(format!("valgrind, link {link}: {tool}"), move || {
+        if let Some(missing) = ["valgrind", tool].into_iter().find(|tool| !pair::installed(tool)) {
+            return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+        }
+        let folder = scratch(&format!("valgrind-{tool}-{link}"));
+        let verdict = judge_pair(pair, link, &folder).unwrap_or_else(|e| Verdict::Failed(e.to_string()));
+        // A folder that stays behind harms nobody.
+        let _ = fs::remove_dir_all(&folder);
+        verdict
+    })
+}
+
+fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict> {
+    let (port, theirs) = (port(), folder.join("theirs.supp"));
+    fs::write(&theirs, THEIRS)?;
+    let place = Place {
+        envs: vec![
+            ("ROXE_LINK".to_owned(), link.to_owned()),
+            ("VALGRIND_OPTS".to_owned(), format!("--suppressions={}", theirs.display())),
+        ],
+        ..Place::default()
+    };
+    let program =
+        |line: &str| Program::parse(&format!("{} {}", VALGRIND.join(" "), line.replace("PORT", &port.to_string())));
+    let (server, client) = (program(pair.server), program(pair.client));
+    let both = [(&server, &place), (&client, &place)];
+    let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
+    let ended = |outcome: &Outcome| outcome.ok || lost_its_race(outcome);
+    let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
+    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(said).collect())))
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}\n", outcome.command, outcome.output)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tool {
+    Valgrind,
+    Address,
+    Thread,
+}
+
+impl Tool {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Valgrind => "valgrind",
+            Self::Address => "address",
+            Self::Thread => "thread",
+        }
+    }
+}
+
+/// Our own program, and how it is run.
+struct Built {
+    tool: Tool,
+    /// What the program is told to do wrong; empty: nothing.
+    mistake: &'static str,
+    /// Of `roxe run`.
+    options: &'static [&'static str],
+}
+
+/// What a tool has to say.
+enum Hears {
+    Nothing,
+    Of(&'static str),
+}
+
+fn own(link: &'static str, &Built { tool, mistake, options }: &Built, hears: Hears) -> Check {
+    let words: Vec<&str> = [tool.name(), mistake].into_iter().chain(options.iter().copied()).collect();
+    let name = format!("{}, link {link}: users", words.join(" ").trim());
+    Check::new(name.split_whitespace().collect::<Vec<_>>().join(" "), move || {
+        if let Some(why) = cc::missing() {
+            return Verdict::Skipped(why);
+        }
+        if tool == Tool::Valgrind && !pair::installed("valgrind") {
+            return Verdict::Skipped("valgrind is not installed (tests/run installs it)".to_owned());
+        }
+        match compile(tool, &format!("users-{}-{link}-{}", tool.name(), words.concat())) {
+            Ok(compiled) => judge(&compiled.program, tool, mistake, options, link, &hears),
+            Err(why) => why,
+        }
+    })
+}
+
+fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str, hears: &Hears) -> Verdict {
+    let program = program.display().to_string();
+    let line: Vec<&str> = match tool {
+        Tool::Valgrind => {
+            let leaks = ["--leak-check=full", "--errors-for-leak-kinds=definite,possible"];
+            VALGRIND.into_iter().chain(leaks).chain([program.as_str(), ROUNDS_VALGRIND, mistake]).collect()
+        }
+        Tool::Address | Tool::Thread => vec![&program, ROUNDS, mistake],
+    };
+    let (name, args) = (line[0].to_owned(), line[1..].iter().map(|word| (*word).to_owned()).collect());
+    let place = Place {
+        envs: vec![("ROXE_LINK".to_owned(), link.to_owned())],
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        ..Place::default()
+    };
+    match (pair::run_at(&Program { name, args }, &place, LIMIT), hears) {
+        (Err(e), _) => Verdict::Failed(e.to_string()),
+        (Ok(outcome), Hears::Nothing) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
+        (Ok(outcome), Hears::Of(what)) if !outcome.ok && outcome.output.contains(what) => Verdict::Passed,
+        (Ok(outcome), _) => Verdict::Failed(said(&outcome)),
+    }
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = env::temp_dir().join(format!("roxe-users-{name}-{}", process::id()));
+    // If that fails, so does what is done in it.
+    let _ = fs::create_dir_all(&folder);
+    folder
+}
+
+fn compile(tool: Tool, tag: &str) -> Result<Compiled, Verdict> {
+    let sanitize = format!("-fsanitize={}", tool.name());
+    let flags: &[&str] = if tool == Tool::Valgrind { &["-g"] } else { &["-g", &sanitize] };
+    Compiled::with_flags("gcc", flags, "users/users.c", &["ibverbs"], tag).map_err(|text| {
+        if text.contains("cannot find") {
+            return Verdict::Skipped(format!("gcc has no runtime for {sanitize} here"));
+        }
+        Verdict::Failed(text)
+    })
+}

@@ -1,0 +1,138 @@
+//! docs/beginners.md shows what roxe says to the mistakes of a first program: each command of the
+//! page is run, and has to print what stands behind it, but for numbers and the breaks of lines.
+//!
+//! `cargo test -p roxe-tests --test suites -- beginners [--write] [WORD...]`: `--write` puts what
+//! is printed now into the page.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::{cc, misuse};
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/beginners.md");
+/// What a block of the page begins with, and what ends it.
+const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
+/// Columns of the page.
+const COLUMNS: usize = 96;
+/// Where the values of a report begin.
+const VALUES: usize = 19;
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   beginners: {e}");
+        return ExitCode::FAILURE;
+    }
+    let page = fs::read_to_string(PAGE).unwrap_or_default();
+    let blocks: Vec<(String, String)> = blocks(&page).map(|(line, said)| (line.to_owned(), said.to_owned())).collect();
+    if report::words().any(|arg| arg == "--write") {
+        return write(page, &blocks);
+    }
+    let enough = Check::new("the page has ten mistakes", {
+        let count = blocks.len();
+        move || if count == 10 { Verdict::Passed } else { Verdict::Failed(format!("it has {count}")) }
+    });
+    let checks = blocks.into_iter().map(|(line, said)| Check::new(line.clone(), move || judge(&line, &said)));
+    report::main(checks.chain([enough]).collect())
+}
+
+/// The commands of the page, behind `roxe run`, and what they print.
+fn blocks(page: &str) -> impl Iterator<Item = (&str, &str)> {
+    page.split(FENCES[0]).skip(1).filter_map(|rest| {
+        let block = rest.split(FENCES[1]).next()?;
+        Some(block.split_once('\n').unwrap_or((block, "")))
+    })
+}
+
+fn judge(line: &str, said: &str) -> Verdict {
+    if let Some(why) = cc::missing() {
+        return Verdict::Skipped(why);
+    }
+    if line.contains("mtu-over-port") && !link::is_root() {
+        return Verdict::Skipped("takes root, for an interface with short packets".to_owned());
+    }
+    match run(line) {
+        Ok(now) if !now.is_empty() && words(&now) == words(said) => Verdict::Passed,
+        Ok(now) => Verdict::Failed(format!("the page says\n{said}\nand now it is\n{now}")),
+        Err(why) => Verdict::Failed(why),
+    }
+}
+
+/// What roxe says.
+fn run(line: &str) -> Result<String, String> {
+    let (options, program) = line.split_once(" -- ./misuse ").ok_or("no command of the page")?;
+    let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };
+    let place = Place { options: options.split(' ').map(str::to_owned).collect(), ..Place::default() };
+    let output = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?.output;
+    Ok(said(&output))
+}
+
+/// The lines of roxe: without those of the program, and without the last events of a queue pair,
+/// whose number depends on the time.
+fn said(output: &str) -> String {
+    let is_roxes = |line: &&str| line.starts_with("roxe:") || line.starts_with("    ");
+    let is_event = |line: &str| line.get(VALUES..).is_some_and(|value| value.contains(" ms  "));
+    let lines = output.lines().filter(is_roxes).filter(|line| !is_event(line));
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/misuse/");
+    lines.map(|line| line.replace(folder, "")).collect::<Vec<_>>().join("\n")
+}
+
+/// The words of a text, with every number the same.
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(without_numbers).collect()
+}
+
+fn without_numbers(word: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = word;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
+        plain.push_str(&rest[..at]);
+        plain.push('#');
+        let digits = rest[at..].trim_start_matches("0x");
+        rest = digits.trim_start_matches(|c: char| c.is_ascii_hexdigit());
+    }
+    plain + rest
+}
+
+/// Puts what is printed now into the page.
+fn write(mut page: String, blocks: &[(String, String)]) -> ExitCode {
+    for (line, before) in blocks {
+        let now = match run(line) {
+            Ok(now) => now.lines().map(broken).collect::<Vec<_>>().join("\n"),
+            Err(why) => {
+                println!("FAILED   {line}: {why}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let before = if before.is_empty() { line.clone() } else { format!("{line}\n{before}") };
+        page = page.replace(&before, &format!("{line}\n{now}"));
+    }
+    match fs::write(Path::new(PAGE), page) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            println!("FAILED   {PAGE}: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A line in lines of the page.
+fn broken(line: &str) -> String {
+    let indent = if line.starts_with(' ') { VALUES } else { 2 };
+    let (mut text, mut column) = (String::new(), 0);
+    for word in line.split_inclusive(' ') {
+        if column + word.trim_end().len() > COLUMNS && column > indent {
+            text.truncate(text.trim_end().len());
+            text.push('\n');
+            text.push_str(&" ".repeat(indent));
+            column = indent;
+        }
+        text.push_str(word);
+        column += word.len();
+    }
+    text
+}

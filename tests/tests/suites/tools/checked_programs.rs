@@ -1,0 +1,234 @@
+//! Programs of the field under the checker (`roxe run --check`): no report of an error, but for the
+//! mistakes that were found in their source. Each of those is named in [`KNOWN`] and [`PROVOKED`],
+//! with the reason; docs/checker.md lists them for people. `misuse` has more programs that are
+//! right.
+//!
+//! ```text
+//! cargo test -p roxe-tests --test suites -- checked_programs [--all] [WORD...]
+//!   --all      the tests of this folder that start programs, all of them, on both links
+//!   WORD...    only what has one of the WORDs in its name
+//! ```
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::matrix::Ip;
+use roxe_tests::pair::{self, Place, Program};
+use roxe_tests::rdmacm::list::{self, Scale};
+use roxe_tests::rdmacm::local::{self, End, Site, Weather};
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::suite::{self, Run};
+use roxe_tests::unittest::Ending;
+use serde_json::Value;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, id};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SUITE_LIMIT: Duration = Duration::from_secs(240);
+
+/// Mistakes of programs: the rule, a word of the calls that the report names, and what the source
+/// does.
+const KNOWN: [(&str, &str, &str); 11] = [
+    ("acked-too-many", "fio+", "engines/rdma.c:410, 684 acknowledge completions, not events"),
+    ("destroy-order", "fio+", "engines/rdma.c:1010 destroys the queue before the queue pair"),
+    ("destroy-order", "qperf+", "src/rdma.c:1611, 1940: domain before region; the accepted id stays"),
+    ("memory-gone-in-flight", "qperf+", "src/rdma.c:1940 destroys the id that listens, not the accepted one"),
+    ("destroy-order", "cmtime+", "cmtime.c:107: rdma_create_qp writes the queue into attributes used again"),
+    ("inline-over-grant", "rdma_xclient+", "rdma_xclient.c:65 sends inline without having asked for room"),
+    ("buffer-changed-in-flight", "rping+", "rping.c:1060, 1076 fill send_buf before a SEND has completed"),
+    ("buffer-changed-in-flight", "put_zcopy", "ucp_tests.cc:574 writes into the buffer of the PUT before"),
+    ("memory-gone-in-flight", "rc_pingpong_split", "rc_pingpong_split.rs:122: the region is dropped first"),
+    ("memory-gone-in-flight", "rrddmma_loopback", "loopback.rs polls one of two completions"),
+    ("memory-gone-in-flight", "python", "base.py: of two local players the region is collected first"),
+];
+
+/// Tests of rdma-core's suite that break a rule on purpose, and expect what comes of it.
+const PROVOKED: [(&str, &str); 10] = [
+    ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_mr_access"),
+    ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_qp_access"),
+    ("access-missing", "test_mr.MRTest.test_mr_rereg_access_bad_flow"),
+    ("access-missing", "test_qpex.QpExTestCase.test_qp_ex_rc_bind_mw"),
+    ("key-of-other-pd", "test_mr.MRTest.test_mr_rereg_pd"),
+    ("key-out-of-range", "test_mr.MRTest.test_mr_rereg_addr"),
+    ("key-stale", "test_mr.MWTest.test_invalidate_mw_type1"),
+    ("key-stale", "test_mr.MWTest.test_mw_type2_invalidate_dealloc"),
+    ("key-stale", "test_mr.MWTest.test_mw_type2_invalidate_local"),
+    ("key-stale", "test_mr.MWTest.test_mw_type2_invalidate_remote"),
+];
+
+/// Of the programs that connect through librdmacm those that every run looks at: a server that
+/// goes on when clients have gone, datagrams, groups, small messages.
+const SLICE: [&str; 4] = [", 20 clients", "ucmatose -s SERVER -c 4 -C 4", "udaddy -s SERVER -c 4 -C 4", "rdma_client"];
+
+/// UCX, which posts receives that reach into the next element of its pool.
+const UCX: &str = "ucx_perftest -t tag_lat -n 200 -s 8";
+
+/// The tests that start programs, in this folder.
+const SUITES: [&str; 8] =
+    ["stock_clients", "rdmacm_clients", "rsockets", "middleware", "field_programs", "crates", "tutorials", "mpi"];
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   checked_programs: {e}");
+        return ExitCode::FAILURE;
+    }
+    let words: Vec<String> = report::words().collect();
+    let all = words.iter().any(|word| word == "--all");
+    let links = if all { &["auto", "udp"][..] } else { &["auto"] };
+    let mut checks = Vec::new();
+    for link in links {
+        for name in SLICE {
+            checks.push(Check::new(format!("{name}, link {link}"), move || connected(name, link)));
+        }
+        checks.push(Check::new(format!("{UCX}, link {link}"), move || ucx(link)));
+        checks.push(Check::new(format!("pyverbs, link {link}"), move || pyverbs(link)));
+        for name in SUITES.iter().filter(|_| all) {
+            checks.push(Check::new(format!("all of {name}, link {link}"), move || all_of(name, link)));
+        }
+    }
+    report::run(checks, &words)
+}
+
+/// A file of reports that programs of every user may write to; it goes with this.
+struct Reports(PathBuf);
+
+impl Reports {
+    fn new() -> std::io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let count = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = std::env::temp_dir().join(format!("roxe-checked-{}-{count}.jsonl", id()));
+        File::create(&file)?;
+        fs::set_permissions(&file, Permissions::from_mode(0o666))?;
+        Ok(Self(file))
+    }
+
+    /// What turns the checker on, with this file.
+    fn envs(&self, link: &str) -> Vec<(String, String)> {
+        let file = self.0.display().to_string();
+        let envs = [("ROXE_CHECK", "warn"), ("ROXE_CHECK_REPORT", &file), ("ROXE_LINK", link)];
+        envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+    }
+
+    /// Reports of errors that are in no list, one a line; `provoked`: rules that may be broken.
+    fn unknown(&self, provoked: &[&str]) -> Result<(), String> {
+        let text = fs::read_to_string(&self.0).map_err(|e| e.to_string())?;
+        let is_new = |line: &&str| {
+            let report: Value = serde_json::from_str(line).unwrap_or_default();
+            let calls = report["stacks"].to_string();
+            let is_known = KNOWN.iter().any(|(rule, word, _)| report["rule"] == *rule && calls.contains(word));
+            report["severity"] != "warning" && provoked.iter().all(|rule| report["rule"] != *rule) && !is_known
+        };
+        let new: Vec<&str> = text.lines().filter(is_new).collect();
+        if new.is_empty() { Ok(()) } else { Err(new.join("\n")) }
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        // A file that stays behind harms nobody.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs `work` with reports, and judges what it ended with and what was reported.
+fn judged(provoked: &[&str], work: impl FnOnce(&Reports) -> Verdict) -> Verdict {
+    let reports = match Reports::new() {
+        Ok(reports) => reports,
+        Err(e) => return Verdict::Failed(e.to_string()),
+    };
+    match (work(&reports), reports.unknown(provoked)) {
+        (Verdict::Passed, Err(new)) => Verdict::Failed(new),
+        (verdict, _) => verdict,
+    }
+}
+
+/// Programs that connect through librdmacm.
+fn connected(name: &str, link: &str) -> Verdict {
+    let exchange = list::all(Scale::Small).into_iter().find(|exchange| exchange.to_string().contains(name));
+    let Some(exchange) = exchange else { return Verdict::Failed(format!("there is no {name}")) };
+    judged(&[], |reports| {
+        let place = Place { envs: reports.envs(link), ..Place::default() };
+        let end = End { place, address: "127.0.0.1".to_owned(), witness: id() };
+        local::run(&Site { name: "lo", ip: Ip::V4, server: end.clone(), client: end }, Weather::Clean, &exchange)
+    })
+}
+
+/// UCX over a queue pair of datagrams: not even a warning that it changes its receives.
+fn ucx(link: &str) -> Verdict {
+    const PORT: u16 = 18_290;
+    if !pair::installed("ucx_perftest") {
+        return Verdict::Skipped("ucx_perftest is not installed (tests/run installs it)".to_owned());
+    }
+    judged(&[], |reports| {
+        let mut envs = reports.envs(link);
+        envs.extend([("UCX_TLS", "ud_v"), ("UCX_NET_DEVICES", "roxe0:1")].map(|(n, v)| (n.to_owned(), v.to_owned())));
+        let place = Place { envs, ..Place::default() };
+        let server = Program::parse(&format!("{UCX} -p {PORT}"));
+        let client = Program::parse(&format!("{UCX} -p {PORT} 127.0.0.1"));
+        let both = [(&server, &place), (&client, &place)];
+        match pair::run_pair_at(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => {
+                Verdict::Skipped("UCX wants /dev/infiniband, which cannot be shown here".to_owned())
+            }
+            Ok(ends) => {
+                let text = fs::read_to_string(&reports.0).unwrap_or_default();
+                let good = ends.iter().all(|end| end.ok) && !text.contains("receive-changed-early");
+                if good { Verdict::Passed } else { Verdict::Failed(ends.map(|end| end.output).join("\n") + &text) }
+            }
+        }
+    })
+}
+
+/// rdma-core's own suite: what breaks no rule on purpose, then the rest.
+fn pyverbs(link: &str) -> Verdict {
+    if !suite::is_installed() {
+        return Verdict::Skipped("python3-pyverbs is not installed (tests/run installs it)".to_owned());
+    }
+    if let Err(e) = suite::unpack() {
+        return Verdict::Failed(e.to_string());
+    }
+    let (provoking, quiet): (Vec<String>, Vec<String>) =
+        suite::names().into_iter().partition(|test| PROVOKED.iter().any(|(_, provoking)| test == provoking));
+    let run = |tests: &[String], provoked: &[&str]| {
+        judged(provoked, |reports| {
+            let envs = reports.envs(link);
+            let envs: Vec<_> = envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            let run = Run::new(tests, &envs, SUITE_LIMIT);
+            let failed = |ending: &Ending| matches!(ending, Ending::Failed(_) | Ending::Unknown);
+            match run.endings().iter().find(|(_, ending)| failed(ending)) {
+                Some((test, ending)) => Verdict::Failed(format!("{test}: {ending:?}{}", run.traceback(test))),
+                None if run.endings().is_empty() => Verdict::Failed(run.tail()),
+                None => Verdict::Passed,
+            }
+        })
+    };
+    let rules = PROVOKED.map(|(rule, _)| rule);
+    match run(&quiet, &[]) {
+        Verdict::Passed => run(&provoking, &rules),
+        verdict => verdict,
+    }
+}
+
+/// A test of this folder with everything that it starts under the checker. The checker refuses what
+/// `rdma_xclient` sends, as cards do that grant no more than is asked for.
+fn all_of(name: &str, link: &str) -> Verdict {
+    judged(&[], |reports| {
+        let cargo = Command::new(env!("CARGO"))
+            .args(["test", "--quiet", "--workspace", "--test", name])
+            .envs(reports.envs(link))
+            .env("ROXE_BIN", build::roxe())
+            .output();
+        let output = match cargo {
+            Ok(output) => {
+                String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+            }
+            Err(e) => return Verdict::Failed(e.to_string()),
+        };
+        let failed = output.lines().filter(|line| line.starts_with("FAILED") && !line.contains("rdma_xclient"));
+        if failed.count() == 0 && output.contains(" passed, ") { Verdict::Passed } else { Verdict::Failed(output) }
+    })
+}

@@ -1,0 +1,503 @@
+//! Faults and captures as a person uses them: stock programs under `ROXE_FAULTS` and
+//! `ROXE_CAPTURE`, and tshark as the judge of what was recorded.
+
+use roxe_tests::pair::{self, Outcome, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::{build, perftest, tshark};
+use roxe_transport::fault::Rules;
+use roxe_wire::capture::{Direction, frames, ip_packet, write_interface, write_packet, write_section};
+use roxe_wire::capture::{Frame, Outgoing};
+use roxe_wire::opcode::Service;
+use roxe_wire::{Header, NetHeader, Opcode, Operation, Packet, icrc};
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) fn main() -> ExitCode {
+    let mut checks = spoiled();
+    checks.push(Check::new("the same seed makes the same decisions, another seed others", same_seed));
+    checks.push(Check::new("two processes that are given one name write two files", one_name));
+    checks.push(Check::new("killed processes leave whole captures", killed));
+    checks.push(Check::new("bad rules and bad files are explained", explained));
+    checks.push(Check::new("tshark finds fault with what is wrong", tshark_complains));
+    checks.push(Check::new("tshark reads every kind of packet as we do", tshark_agrees));
+    report::main(checks)
+}
+
+type Judged = Result<(), String>;
+
+/// A folder of its own for a check, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let name = format!("roxe-faults-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap_or_else(|e| panic!("cannot make {}: {e}", path.display()));
+        Self(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The files in it.
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// One packet of a capture.
+struct Seen {
+    direction: Direction,
+    comment: String,
+    net: NetHeader,
+    bytes: Vec<u8>,
+}
+
+impl Seen {
+    fn new(frame: &Frame<'_>) -> Result<Self, String> {
+        let ip = ip_packet(frame.link, frame.data).ok_or("a frame without IP")?;
+        let (net, payload) = NetHeader::parse_ip(ip).map_err(|e| e.to_string())?;
+        let direction = frame.direction.ok_or("a frame without direction")?;
+        if !frame.comment.starts_with("qp 0x") {
+            return Err(format!("comment {:?}", frame.comment));
+        }
+        Ok(Self { direction, comment: frame.comment.to_owned(), net, bytes: payload.to_vec() })
+    }
+
+    /// The ICRC is right, or the comment says why it is not. Damage on arrival is that of the other
+    /// side's rules.
+    fn check(&self) -> Judged {
+        let damaged = match self.direction {
+            Direction::Outbound => self.comment.contains("corrupted"),
+            Direction::Inbound => self.comment.contains("icrc wrong") || self.comment.contains("malformed"),
+        };
+        if icrc::verify(&self.net, &self.bytes) == damaged {
+            return Err(format!("ICRC right: {}; comment {:?}", !damaged, self.comment));
+        }
+        Ok(())
+    }
+}
+
+/// The packets of a capture, each as it must be.
+fn read(file: &Path) -> Result<Vec<Seen>, String> {
+    let at = |what: &dyn std::fmt::Display| format!("{}: {what}", file.display());
+    let bytes = fs::read(file).map_err(|e| at(&e))?;
+    let mut packets = Vec::new();
+    for frame in frames(&bytes).map_err(|e| at(&e))? {
+        let packet = Seen::new(&frame.map_err(|e| at(&e))?).map_err(|e| at(&e))?;
+        packet.check().map_err(|e| at(&format_args!("packet {}: {e}", packets.len() + 1)))?;
+        packets.push(packet);
+    }
+    Ok(packets)
+}
+
+/// tshark has nothing against a capture and reads the same in it; without tshark nobody asks.
+fn please_tshark(file: &Path) -> Judged {
+    if !tshark::installed() {
+        return Ok(());
+    }
+    match tshark::complaints(file)?.as_slice() {
+        [] => tshark::compare(file).map(drop),
+        [first, ..] => Err(format!("{}: tshark: {first}", file.display())),
+    }
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(18_300);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn program(name: &str, args: &str) -> Program {
+    Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() }
+}
+
+/// A server, its client, and the port where they meet.
+fn both(tool: &str, args: &str) -> (Program, Program, u16) {
+    let port = port();
+    let server = program(tool, &format!("{args} -p {port}"));
+    let client = program(tool, &format!("{args} -p {port} 127.0.0.1"));
+    (server, client, port)
+}
+
+fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> Result<[Outcome; 2], String> {
+    let (server, client, port) = both(tool, args);
+    pair::run_pair(&server, &client, port, envs, limit).map_err(|e| e.to_string())
+}
+
+fn said(outcome: &Outcome) -> String {
+    format!("$ {}\n{}", outcome.command, outcome.output)
+}
+
+/// Programs that must succeed whatever the rules do to them, and the words of a comment that say
+/// what was done.
+fn spoiled() -> Vec<Check> {
+    let rc = "-g 0 -c -n 200";
+    let mut checks = Vec::new();
+    for (tool, args, rules, effects) in [
+        ("ibv_rc_pingpong", rc, "drop 3% op=REQUEST", &["dropped"][..]),
+        ("ibv_rc_pingpong", rc, "duplicate 5%", &["duplicated", "copy"]),
+        ("ibv_rc_pingpong", rc, "reorder 3% by=500us", &["delayed"]),
+        ("ibv_rc_pingpong", rc, "delay 2% by=100us..1ms tx", &["delayed"]),
+        ("ibv_rc_pingpong", rc, "corrupt payload 2%; corrupt header 1% op=REQUEST", &["corrupted"]),
+        ("ibv_rc_pingpong", rc, "corrupt icrc rx op=SEND_LAST nth=3,5", &["corrupted"]),
+        ("ibv_rc_pingpong", rc, "ecn 20%", &["marked CE"]),
+        ("ibv_rc_pingpong", rc, "rnr msg=5..7 times=3", &["no receive"]),
+        ("ibv_rc_pingpong", rc, "nak psn_sequence 3%; nak 0x21 2%; cnp 5%", &["forged", "behind a forged packet"]),
+        (
+            "ibv_rc_pingpong",
+            "-g 1 -c -n 200",
+            "drop 2% op=REQUEST; duplicate 3%; ecn 5%",
+            &["dropped", "copy", "marked CE"],
+        ),
+        ("ibv_srq_pingpong", "-g 0 -c -n 200 -q 4", "drop 2% op=REQUEST; duplicate 2%", &["dropped", "copy"]),
+        ("ibv_ud_pingpong", "-g 0 -c -n 200 -s 1024", "reorder 3% by=200us; ecn 5%", &["delayed", "marked CE"]),
+        ("ibv_uc_pingpong", "-g 0 -c -n 200 -s 1000", "reorder 3% by=200us", &["delayed"]),
+    ] {
+        checks.push(spoil(tool, args, rules, effects, iterations));
+    }
+    let all = "drop 1%; duplicate 1%; reorder 2%; corrupt payload 0.5%";
+    for tool in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"] {
+        let size = if tool == "ib_atomic_bw" { "" } else { "-s 20000" };
+        checks.push(spoil(
+            tool,
+            &format!("-F -x 0 -n 300 -u 18 {size}"),
+            all,
+            &["dropped", "copy", "delayed"],
+            figures,
+        ));
+    }
+    checks.push(spoil("ib_send_bw", "-F -x 0 -n 1000 -c UD -s 1000", "duplicate 3%", &["copy"], figures));
+    checks
+}
+
+/// The pingpongs end with "N iters in S seconds"; with `-c` they print what differs.
+fn iterations(output: &str) -> Judged {
+    if output.contains("invalid data") {
+        return Err("the received bytes differ".into());
+    }
+    if output.contains("iters in") { Ok(()) } else { Err("no result line".into()) }
+}
+
+fn figures(output: &str) -> Judged {
+    if perftest::rows(output).is_empty() { Err("no result line".into()) } else { Ok(()) }
+}
+
+fn spoil(
+    tool: &'static str,
+    args: &str,
+    rules: &'static str,
+    effects: &'static [&'static str],
+    judge: fn(&str) -> Judged,
+) -> Check {
+    let args = args.trim().to_owned();
+    Check::new(format!("{tool} {args} under '{rules}'"), move || {
+        if !pair::installed(tool) {
+            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+        }
+        survive(tool, &args, rules, effects, judge).into()
+    })
+}
+
+fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str) -> Judged) -> Judged {
+    let scratch = Scratch::new();
+    let capture = scratch.join("%p.pcapng");
+    let rules = format!("seed=1; {rules}").parse::<Rules>().map_err(|e| e.to_string())?.to_string();
+    let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
+    let [server, client] = run_pair(tool, args, &envs, LIMIT)?;
+    if !server.ok || !client.ok {
+        return Err(format!("{}\n{}", said(&server), said(&client)));
+    }
+    // What is told at the end may follow a line that the program has not ended.
+    let output = client.output.replace("roxe: ", "\nroxe: ");
+    judge(&output).map_err(|why| format!("{why}\n{}", said(&client)))?;
+    for outcome in [&server, &client] {
+        if !outcome.output.contains(&format!("roxe: faults: {rules}\n")) || !outcome.output.contains(" faults\n") {
+            return Err(format!("the rules or what they did are not told\n{}", said(outcome)));
+        }
+    }
+    check_files(&scratch.files(), effects)
+}
+
+/// Two files without fault, in which every effect is named.
+fn check_files(files: &[PathBuf], effects: &[&str]) -> Judged {
+    if files.len() != 2 {
+        return Err(format!("captures: {files:?}"));
+    }
+    let (mut comments, mut directions) = (Vec::new(), Vec::new());
+    for file in files {
+        let packets = read(file)?;
+        if packets.is_empty() {
+            return Err(format!("{}: no packet", file.display()));
+        }
+        directions.extend(packets.iter().map(|packet| packet.direction));
+        comments.extend(packets.into_iter().map(|packet| packet.comment));
+        please_tshark(file)?;
+    }
+    if ![Direction::Inbound, Direction::Outbound].iter().all(|direction| directions.contains(direction)) {
+        return Err("all packets went one way".into());
+    }
+    match effects.iter().find(|effect| !comments.iter().any(|comment| comment.contains(**effect))) {
+        Some(effect) => Err(format!("no packet is {effect:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Which of its packets each process marked, in order.
+fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
+    let scratch = Scratch::new();
+    let (capture, rules) = (scratch.join("%p.pcapng"), format!("seed={seed}; ecn tx 20%"));
+    let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
+    let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
+    if !server.ok || !client.ok {
+        return Err(format!("{}\n{}", said(&server), said(&client)));
+    }
+    let marked = |packets: Vec<Seen>| {
+        let sent = packets.into_iter().filter(|packet| packet.direction == Direction::Outbound);
+        sent.map(|packet| packet.comment.contains("marked CE")).collect()
+    };
+    scratch.files().iter().map(|file| read(file).map(marked)).collect()
+}
+
+/// How many packets a run takes depends on time, because acknowledgements do; nothing else differs.
+fn same_seed() -> Verdict {
+    if !pair::installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+    }
+    let agree = |a: &[bool], b: &[bool]| a.iter().zip(b).all(|(a, b)| a == b);
+    let compare = || {
+        let (first, again, other) = (decisions(7)?, decisions(7)?, decisions(8)?);
+        let [one, ..] = first.as_slice() else { return Err("no capture".to_owned()) };
+        if one.len() < 150 || !one.contains(&true) {
+            return Err(format!("{} packets, or none of them marked", one.len()));
+        }
+        if !first.iter().chain(&again).all(|run| agree(run, one)) {
+            return Err("the same seed decided differently".into());
+        }
+        if other.iter().all(|run| agree(run, one)) { Err("another seed decided alike".into()) } else { Ok(()) }
+    };
+    compare().into()
+}
+
+fn one_name() -> Verdict {
+    if !pair::installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+    }
+    let share = || {
+        let scratch = Scratch::new();
+        let capture = scratch.join("both.pcapng");
+        let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
+        let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -n 100", &envs, LIMIT)?;
+        let (first, second) =
+            if client.output.contains("another process writes") { (server, client) } else { (client, server) };
+        if first.output.contains("another process writes") || !second.output.contains("another process writes") {
+            return Err(format!("{}\n{}", said(&first), said(&second)));
+        }
+        let files = scratch.files();
+        if !files.contains(&capture) {
+            return Err(format!("captures: {files:?}"));
+        }
+        check_files(&files, &[])
+    };
+    share().into()
+}
+
+/// Bytes of a capture with ten thousand packets, which tshark reads in a second.
+const SOME: u64 = 2 << 20;
+
+/// Bytes of the smallest page.
+const PAGE: usize = 4096;
+
+/// Both are still at it when each has captured something.
+fn killed() -> Verdict {
+    if !pair::installed("ib_send_bw") {
+        return Verdict::Skipped("ib_send_bw is not installed (see the README's test command)".into());
+    }
+    let kill = || {
+        let scratch = Scratch::new();
+        let capture = scratch.join("%p.pcapng");
+        let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
+        let has_some = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= SOME);
+        let enough = || scratch.files().iter().filter(|file| has_some(file)).count() == 2;
+        let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
+        let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
+        if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
+            return Err(format!("not killed in the middle\n{}\n{}", said(&ends[0]), said(&ends[1])));
+        }
+        scratch.files().iter().try_for_each(|file| drop_cut_block(file))?;
+        check_files(&scratch.files(), &[])
+    };
+    kill().into()
+}
+
+/// The kernel ends the write of a process that is being killed at the end of a page, here once in
+/// some hundred times. Takes what such a cut has left of a block out of the file; another cut is an
+/// error.
+fn drop_cut_block(path: &Path) -> Result<(), String> {
+    let bytes = fs::read(path).map_err(|e| e.to_string())?;
+    let len =
+        |at: usize| bytes.get(at + 4..at + 8).and_then(|len| Some(u32::from_le_bytes(len.try_into().ok()?) as usize));
+    let mut whole = 0;
+    while let Some(next) = len(whole).map(|len| whole + len).filter(|next| (whole + 1..=bytes.len()).contains(next)) {
+        whole = next;
+    }
+    if whole == bytes.len() {
+        return Ok(());
+    }
+    if !bytes.len().is_multiple_of(PAGE) {
+        return Err(format!("{}: {whole} of {} bytes are whole blocks", path.display(), bytes.len()));
+    }
+    let file = fs::File::options().write(true).open(path);
+    file.and_then(|file| file.set_len(whole as u64)).map_err(|e| e.to_string())
+}
+
+fn explained() -> Verdict {
+    let fails = |envs: &[(&str, &str)], words: &[&str]| {
+        let outcome = pair::run(&program("ibv_devinfo", ""), envs, LIMIT).map_err(|e| e.to_string())?;
+        let silent = words.iter().find(|word| !outcome.output.contains(**word));
+        match silent {
+            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", said(&outcome))),
+            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", said(&outcome))),
+            None => Ok(()),
+        }
+    };
+    let explain = || {
+        if pair::installed("ibv_devinfo") {
+            fails(&[("ROXE_FAULTS", "lose 3%")], &["roxe: ROXE_FAULTS=lose 3% is not understood"])?;
+            fails(&[("ROXE_FAULTS", "@/nonexistent/rules")], &["cannot read the file /nonexistent/rules"])?;
+            let file = "/nonexistent/a.pcapng";
+            fails(
+                &[("ROXE_CAPTURE", file)],
+                &["roxe: cannot write the capture file /nonexistent/a.pcapng (ROXE_CAPTURE)"],
+            )?;
+        }
+        let refused = Command::new(build::roxe()).args(["run", "--faults", "drop 200%", "--", "true"]).output();
+        let refused = refused.map_err(|e| e.to_string())?;
+        let text = String::from_utf8_lossy(&refused.stderr);
+        if refused.status.code() != Some(125) || !text.contains("200%") {
+            return Err(format!("roxe run --faults: {:?} {text}", refused.status));
+        }
+        Ok(())
+    };
+    explain().into()
+}
+
+fn no_tshark() -> Verdict {
+    Verdict::Skipped("tshark is not installed (see the README's test command)".into())
+}
+
+/// A capture of these packets, sent one way over IPv4 and the other way over IPv6.
+fn capture_of(packets: &[Vec<u8>]) -> Vec<u8> {
+    let v4 = |last| Ipv4Addr::new(10, 0, 0, last).into();
+    let v6 = |last| std::net::IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)).into();
+    let mut file = Vec::new();
+    write_section(&mut file, "roxe-tests");
+    write_interface(&mut file, "roxe0");
+    for (number, bytes) in (0u64..).zip(packets) {
+        for (src, dst, ident) in [(v4(1), v4(2), number as u16), (v6(2), v6(1), 0)] {
+            let net = NetHeader { src, dst, src_port: 0xc012, traffic_class: 2, hop_limit: 64, flow_label: 0, ident };
+            let mut payload = bytes.clone();
+            icrc::seal(&net, &mut payload);
+            let comment = format!("qp 0x11 packet {number}");
+            let packet = Outgoing {
+                interface: 0,
+                timestamp_ns: 1_700_000_000_000_000_000 + number,
+                direction: Direction::Outbound,
+                net,
+                payload: &payload,
+                comment: &comment,
+            };
+            write_packet(&mut file, &packet);
+        }
+    }
+    file
+}
+
+/// A packet of every opcode that a device of ours can send, every header field different.
+fn every_kind() -> Vec<Vec<u8>> {
+    let filler: Vec<u8> = (0..120u32).map(|n| (n * 37 + 11) as u8).collect();
+    let packet = |opcode: u8| {
+        Opcode::from_u8(opcode).filter(|opcode| is_known_to_tshark(*opcode))?;
+        let mut bytes = filler.clone();
+        // The BTH: opcode, all flags but a pad, the default partition, a PSN with the request for
+        // an acknowledgement.
+        bytes[..4].copy_from_slice(&[opcode, 0xc0, 0xff, 0xff]);
+        bytes[4] = 0;
+        bytes[8] |= 0x80;
+        let whole = (16..bytes.len()).rev().find_map(|len| Packet::parse(bytes.get(..len)?).ok())?;
+        Some(emit(&whole.header, whole.payload))
+    };
+    (0..=u8::MAX).filter_map(packet).collect()
+}
+
+/// Debian's tshark is older than two operations and knows no XRC; no client here sends them.
+fn is_known_to_tshark(opcode: Opcode) -> bool {
+    opcode.service() != Service::Xrc && !matches!(opcode.operation(), Operation::Flush | Operation::AtomicWrite)
+}
+
+fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let covered = header.padded_len(payload.len());
+    let mut bytes = vec![0; covered + icrc::LEN];
+    if let Some(room) = header.emit(payload.len(), &mut bytes[..covered]) {
+        room.copy_from_slice(payload);
+    }
+    bytes
+}
+
+/// The judge is awake: it sees a header checksum and a UDP checksum that are wrong.
+fn tshark_complains() -> Verdict {
+    if !tshark::installed() {
+        return no_tshark();
+    }
+    let complain = || {
+        let scratch = Scratch::new();
+        let good = capture_of(&every_kind()[..1]);
+        let find = |bytes: &[u8]| good.windows(bytes.len()).position(|window| window == bytes).ok_or("no address");
+        // The byte in front of the source address of IPv4 ends the checksum; port 4791 begins 4
+        // bytes before that of UDP.
+        let v4 = find(&[10, 0, 0, 1, 10, 0, 0, 2])? - 1;
+        let v6 = find(&Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets())? + 16 + 7;
+        for (what, at) in [("IPv4 header", v4), ("UDP over IPv6", v6)] {
+            let (mut bad, file) = (good.clone(), scratch.join("bad.pcapng"));
+            bad[at] ^= 1;
+            fs::write(&file, bad).map_err(|e| e.to_string())?;
+            if tshark::complaints(&file)?.len() != 1 {
+                return Err(format!("a wrong checksum of the {what} goes unnoticed"));
+            }
+        }
+        Ok(())
+    };
+    complain().into()
+}
+
+fn tshark_agrees() -> Verdict {
+    if !tshark::installed() {
+        return no_tshark();
+    }
+    let agree = || {
+        let (scratch, kinds) = (Scratch::new(), every_kind());
+        let file = scratch.join("kinds.pcapng");
+        fs::write(&file, capture_of(&kinds)).map_err(|e| e.to_string())?;
+        please_tshark(&file)?;
+        match tshark::compare(&file)? {
+            compared if kinds.len() >= 38 && compared == 2 * kinds.len() => Ok(()),
+            compared => Err(format!("{} kinds, {compared} packets compared", kinds.len())),
+        }
+    };
+    agree().into()
+}

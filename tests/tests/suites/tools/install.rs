@@ -1,0 +1,168 @@
+//! roxe as people install it: the program alone, which carries its libraries, away from the folder
+//! that it was built in and with an empty environment.
+//!
+//! `cargo test -p roxe-tests --test suites -- install [--all] [WORD...]`; with `--all` also by
+//! `cargo install`, which builds everything once more.
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::pair::installed;
+use roxe_tests::report::{self, Check, Verdict};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
+
+mod recipes;
+
+/// A pair under `roxe run`, as people type it; the client tries until the server is there.
+const PAIR: &str = "roxe run -- ibv_rc_pingpong -g 0 -p 18950 >server & for i in $(seq 500); do \
+                    roxe run -- ibv_rc_pingpong -g 0 -p 18950 localhost 2>client && break; done; wait";
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   install: {e}");
+        return ExitCode::FAILURE;
+    }
+    let args: Vec<String> = report::words().collect();
+    let mut checks = vec![
+        Check::new("install: the program alone does the demo and runs a pair", || alone("pair", works)),
+        Check::new("install: a library that somebody changed is not used", || alone("changed", replaces_changed)),
+        Check::new("install: without HOME, and where its cache may not be run from", || alone("noexec", avoids_noexec)),
+        Check::new("install: env and install-lib lead programs to roxe without roxe run", || alone("env", leads)),
+        Check::new("install: doctor fails where programs would, and says what to do", || alone("doctor", diagnoses)),
+        Check::new("install: the action for GitHub leads the programs of a job to roxe", recipes::github),
+        Check::new("install: the template for GitLab leads the programs of a job to roxe", recipes::gitlab),
+    ];
+    if args.iter().any(|arg| arg == "--all") {
+        checks.push(Check::new("install: by cargo install", by_cargo));
+    }
+    report::run(checks, &args)
+}
+
+/// A folder with the program in `bin`, and an empty `home`; removed in the end.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("roxe-install-{}-{name}", std::process::id()));
+        for folder in ["bin", "home", "work"] {
+            fs::create_dir_all(root.join(folder)).expect("the temporary folder can be written");
+        }
+        Self(root)
+    }
+
+    /// Runs a script in an empty folder with nothing in its environment but PATH and HOME.
+    fn run(&self, script: &str) -> Output {
+        let path = format!("{}:/usr/bin:/bin:/usr/sbin:/sbin", self.0.join("bin").display());
+        let mut command = Command::new("timeout");
+        command.args(["120", "sh", "-ec", script]).current_dir(self.0.join("work")).stdin(Stdio::null());
+        command.env_clear().env("PATH", path).env("HOME", self.0.join("home"));
+        command.output().expect("timeout can be started")
+    }
+
+    fn libraries(&self) -> PathBuf {
+        let cache = self.0.join("home/.cache/roxe");
+        fs::read_dir(cache).ok().and_then(|mut found| found.next()?.ok()).map(|entry| entry.path()).unwrap_or_default()
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn said(output: &Output) -> String {
+    format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn all_good(outputs: &[(bool, Output)]) -> Verdict {
+    let wrong: String = outputs.iter().filter(|(good, _)| !good).map(|(_, output)| said(output)).collect();
+    if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong) }
+}
+
+fn alone(name: &str, check: fn(&Root) -> Verdict) -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
+    }
+    let root = Root::new(name);
+    fs::copy(build::roxe(), root.0.join("bin/roxe")).expect("the program can be copied");
+    check(&root)
+}
+
+fn is_private(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o777 == 0o700)
+}
+
+fn works(root: &Root) -> Verdict {
+    let (demo, pair) = (root.run("roxe demo send"), root.run(PAIR));
+    let private = is_private(&root.libraries());
+    all_good(&[(demo.status.success(), demo), (pair.status.success() && private, pair)])
+}
+
+fn replaces_changed(root: &Root) -> Verdict {
+    let devices = "roxe run -- ibv_devices | grep roxe0";
+    let first = root.run(devices);
+    let library = root.libraries().join("libroxe.so");
+    let right = fs::read(&library).unwrap_or_default();
+    fs::write(&library, b"planted").expect("the library is there");
+    let second = root.run(devices);
+    let good = fs::read(&library).is_ok_and(|now| now == right && now.len() > 100_000);
+    fs::set_permissions(root.libraries(), fs::Permissions::from_mode(0o777)).expect("the folder is ours");
+    // Somebody else could write there now: the folder of last resort takes its place.
+    let third = root.run(&format!("{devices}; roxe run -- sh -c 'readlink -f $LD_LIBRARY_PATH/libibverbs.so.1'"));
+    let elsewhere = !String::from_utf8_lossy(&third.stdout).contains(&*root.libraries().to_string_lossy());
+    all_good(&[
+        (first.status.success(), first),
+        (second.status.success() && good, second),
+        (third.status.success() && elsewhere, third),
+    ])
+}
+
+fn avoids_noexec(root: &Root) -> Verdict {
+    if !link::is_root() {
+        return Verdict::Skipped("takes root, to mount".to_owned());
+    }
+    let homeless = root.run("unset HOME; roxe run -- ibv_devices | grep roxe0");
+    let mounted = "mount -t tmpfs -o noexec none \"$HOME\"; roxe run -- ibv_devices | grep roxe0";
+    let noexec = root.run(&format!("unshare --mount sh -ec '{mounted}'"));
+    all_good(&[(homeless.status.success(), homeless), (noexec.status.success(), noexec)])
+}
+
+fn leads(root: &Root) -> Verdict {
+    let shell = "eval \"$(roxe env)\"; ibv_devices | grep roxe0";
+    let folder = "roxe install-lib lib; LD_LIBRARY_PATH=lib ibv_devices | grep roxe0";
+    // What a configured CMake project leaves for ctest; TEST_INCLUDE_FILES adds the first line.
+    let ctest = "roxe env --format cmake >roxe.cmake; printf 'include(roxe.cmake)\nadd_test(devices ibv_devices)\n' \
+                 >CTestTestfile.cmake; ctest --verbose | grep roxe0";
+    let json = "roxe env --check=cq-overrun --format json | grep '\"ROXE_CHECK\": \"cq-overrun\"'";
+    let pages = "roxe generate-docs pages; grep -q netdev pages/roxe-run.1 pages/roxe.bash pages/_roxe pages/roxe.fish";
+    let mut scripts = vec![shell, folder, json, pages];
+    scripts.extend(Some(ctest).filter(|_| installed("ctest")));
+    let outputs = scripts.iter().map(|script| root.run(script));
+    all_good(&outputs.map(|output| (output.status.success(), output)).collect::<Vec<_>>())
+}
+
+fn diagnoses(root: &Root) -> Verdict {
+    let well = root.run("roxe doctor && roxe doctor --json | grep -c '\"grade\": \"ok\"'");
+    if !link::is_root() {
+        return Verdict::Skipped("takes root, for a network without an interface".to_owned());
+    }
+    let ill = root.run("unshare --net roxe doctor");
+    let told = String::from_utf8_lossy(&ill.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
+    let said = told && String::from_utf8_lossy(&ill.stdout).contains("ip link set lo up");
+    all_good(&[(well.status.success(), well), (said && !ill.status.success(), ill)])
+}
+
+fn by_cargo() -> Verdict {
+    let root = Root::new("cargo");
+    let cli = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verbs-api/cli");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["install", "--quiet", "--offline", "--locked", "--path"]).arg(cli).arg("--root").arg(&root.0);
+    let built = cargo.output().expect("cargo can be started");
+    if !built.status.success() {
+        return Verdict::Failed(said(&built));
+    }
+    works(&root)
+}

@@ -1,0 +1,355 @@
+//! `roxe run --trace`: the time lines of stock programs hold what docs/trace.md says, in the format
+//! that viewers read.
+
+use roxe_tests::pair::{self, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use serde_json::Value;
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+type Judged = Result<(), String>;
+/// A name, and what judges the trace with a link.
+type Claim = (&'static str, fn(&str) -> Judged);
+
+pub(crate) fn main() -> ExitCode {
+    let checks: [Claim; 8] = [
+        ("both ends of a ping-pong stand on one clock", ping_pong),
+        ("each of several queue pairs has tracks of its own", several),
+        ("what the connection manager says is there", connection),
+        ("lost packets are seen to be sent again", loss),
+        ("a wait for a peer that is not ready is seen", not_ready),
+        ("an error ends in the error state", error),
+        ("each process writes its own file if its name asks for that", own_files),
+        ("a killed process leaves what it did", killed),
+    ];
+    let check = |(name, judge): Claim, link: &'static str| {
+        Check::new(format!("{name}, link {link}"), move || match judge(link) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(why),
+        })
+    };
+    report::main(checks.into_iter().flat_map(|it| ["auto", "udp"].map(|link| check(it, link))).collect())
+}
+
+/// A folder of its own for a check, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let name = format!("roxe-trace-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap_or_else(|e| panic!("cannot make {}: {e}", path.display()));
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A port no other check of this run uses.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(18_700);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The trace of a server and its client, which end well.
+fn traced(line: &str, link: &str, faults: &str) -> Result<Trace, String> {
+    let scratch = Scratch::new();
+    let file = scratch.file("both.json");
+    run_pair(line, &[("ROXE_LINK", link), ("ROXE_FAULTS", faults), ("ROXE_TRACE", &file)])?;
+    Trace::read(Path::new(&file), true)
+}
+
+fn run_pair(line: &str, envs: &[(&str, &str)]) -> Judged {
+    let port = port();
+    let line = format!("{line} -p {port}");
+    let (server, client) = (Program::parse(&line), Program::parse(&format!("{line} 127.0.0.1")));
+    let outcomes = pair::run_pair(&server, &client, port, envs, LIMIT).map_err(|e| e.to_string())?;
+    match outcomes.iter().find(|outcome| !outcome.ok) {
+        Some(outcome) => Err(format!("$ {}\n{}", outcome.command, outcome.output)),
+        None => Ok(()),
+    }
+}
+
+/// A file of events that keeps the rules of the format.
+struct Trace(Vec<Value>);
+
+impl Trace {
+    /// Reads a file; `is_whole`: its processes ended by themselves, so all that began has ended.
+    fn read(file: &Path, is_whole: bool) -> Result<Self, String> {
+        let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        // Viewers take a comma behind the last event, and no bracket behind that.
+        let inside = text.strip_suffix(",\n").ok_or("the file does not end with a whole line")?;
+        let events: Vec<Value> = serde_json::from_str(&format!("{inside}]")).map_err(|e| e.to_string())?;
+        let trace = Self(events);
+        trace.slices(is_whole)?;
+        trace.asyncs(is_whole)?;
+        trace.names()?;
+        Ok(trace)
+    }
+
+    /// Slices of a track are in order, and each ends.
+    fn slices(&self, is_whole: bool) -> Judged {
+        let mut tracks: HashMap<(u64, u64), (f64, i64)> = HashMap::new();
+        for event in self.0.iter().filter(|event| matches!(word(event, "ph"), "B" | "E")) {
+            let (last, depth) = tracks.entry(track(event)).or_default();
+            if time(event) < *last {
+                return Err(format!("this comes before the one before it: {event}"));
+            }
+            *last = time(event);
+            *depth += if word(event, "ph") == "B" { 1 } else { -1 };
+            if *depth < 0 {
+                return Err(format!("nothing ends here: {event}"));
+            }
+        }
+        match tracks.iter().find(|(_, (_, depth))| is_whole && *depth != 0) {
+            Some((track, (_, depth))) => Err(format!("{depth} slices of track {track:?} do not end")),
+            None => Ok(()),
+        }
+    }
+
+    /// Each request begins once and ends once, later.
+    fn asyncs(&self, is_whole: bool) -> Judged {
+        let mut open: HashMap<(u64, &str), &Value> = HashMap::new();
+        let mut all = BTreeSet::new();
+        for event in self.0.iter().filter(|event| matches!(word(event, "ph"), "b" | "e")) {
+            // An `id` of its own would take the slice away from its process.
+            let local = event["id2"]["local"].as_str().filter(|_| event.get("id").is_none());
+            let id = (track(event).0, local.ok_or_else(|| format!("is not the process's own: {event}"))?);
+            if word(event, "ph") == "b" {
+                open.insert(id, event);
+                if !all.insert(id) {
+                    return Err(format!("begins twice: {event}"));
+                }
+                continue;
+            }
+            let begun = open.remove(&id).ok_or_else(|| format!("did not begin: {event}"))?;
+            if time(begun) > time(event) || word(begun, "name") != word(event, "name") {
+                return Err(format!("{begun} does not end with {event}"));
+            }
+        }
+        match open.values().next().filter(|_| is_whole) {
+            Some(event) => Err(format!("does not end: {event}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Each track and its process have a name, and send requests of one name are of one queue pair:
+    /// viewers put them on one track.
+    fn names(&self) -> Judged {
+        let of = |name: &str| self.named("M", name).map(track).collect::<BTreeSet<_>>();
+        let (threads, processes) = (of("thread_name"), of("process_name").into_iter().map(|(pid, _)| pid));
+        let processes: BTreeSet<_> = processes.collect();
+        let mut requests = HashMap::new();
+        for event in &self.0 {
+            let track = track(event);
+            if !threads.contains(&track) || !processes.contains(&track.0) {
+                return Err(format!("on a track without a name: {event}"));
+            }
+            let is_request = matches!(word(event, "ph"), "b" | "e");
+            if is_request && *requests.entry((track.0, word(event, "name"))).or_insert(track) != track {
+                return Err(format!("has the name of a request of another queue pair: {event}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Events of this phase whose name begins so.
+    fn named<'a>(&'a self, phase: &'a str, name: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.0.iter().filter(move |event| word(event, "ph") == phase && word(event, "name").starts_with(name))
+    }
+
+    /// Of that there are at least so many.
+    fn wants(&self, least: usize, phase: &str, name: &str) -> Judged {
+        let count = self.named(phase, name).count();
+        if count >= least { Ok(()) } else { Err(format!("{count} instead of {least} events {phase} {name}")) }
+    }
+
+    fn processes(&self) -> BTreeSet<u64> {
+        self.0.iter().map(|event| track(event).0).collect()
+    }
+
+    /// Both processes have this.
+    fn both(&self, phase: &str, name: &str) -> Judged {
+        let have: BTreeSet<_> = self.named(phase, name).map(|event| track(event).0).collect();
+        if have.len() == 2 { Ok(()) } else { Err(format!("{have:?} have events {phase} {name}, not two processes")) }
+    }
+
+    /// The names of queue pairs.
+    fn tracks(&self) -> BTreeSet<&str> {
+        let names = self.named("M", "thread_name").filter_map(|event| event["args"]["name"].as_str());
+        names.filter(|name| name.starts_with("QP")).collect()
+    }
+}
+
+fn word<'a>(event: &'a Value, key: &str) -> &'a str {
+    event[key].as_str().unwrap_or_default()
+}
+
+fn track(event: &Value) -> (u64, u64) {
+    let number = |key: &str| event[key].as_u64().unwrap_or_default();
+    (number("pid"), number("tid"))
+}
+
+fn time(event: &Value) -> f64 {
+    event["ts"].as_f64().unwrap_or(f64::NAN)
+}
+
+fn ping_pong(link: &str) -> Judged {
+    let trace = traced("ibv_rc_pingpong -g 0 -n 20", link, "")?;
+    trace.both("M", "process_name")?;
+    if trace.named("M", "process_name").any(|event| event["args"]["name"] != "ibv_rc_pingpong") {
+        return Err("a process has another name".to_owned());
+    }
+    for state in ["RESET", "INIT", "RTR", "RTS"] {
+        trace.both("B", state)?;
+    }
+    // Each names the other.
+    let names: Vec<Vec<&str>> = trace.tracks().iter().map(|name| name.split_whitespace().collect()).collect();
+    let is_peer = |a: &[&str], b: &[&str]| a.len() == 5 && b.len() == 5 && a[1] == b[4] && a[4] == b[1];
+    if !names.iter().all(|a| a.len() < 5 || names.iter().any(|b| is_peer(a, b))) {
+        return Err(format!("{names:?} are not peers"));
+    }
+    trace.wants(40, "b", "SEND")?;
+    trace.wants(40, "i", "receive completed")?;
+    let done = trace.named("e", "SEND").filter(|event| event["args"]["status"] == "success").count();
+    if done != 40 {
+        return Err(format!("{done} SENDs instead of 40 succeeded"));
+    }
+    // What one end sends the other receives, later.
+    for sent in trace.named("i", "→ RC SEND_FIRST") {
+        let psn = |event: &Value| event["args"]["psn"].as_u64();
+        let is_it = |event: &&Value| track(event).0 != track(sent).0 && psn(event) == psn(sent);
+        let received = trace.named("i", "← RC SEND_FIRST").find(is_it);
+        if received.is_none_or(|received| time(received) < time(sent)) {
+            return Err(format!("{sent} came as {received:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn several(link: &str) -> Judged {
+    let trace = traced("ib_write_bw -q 3 -n 20 -s 1024", link, "")?;
+    let requests: BTreeSet<_> = trace.named("b", "RDMA WRITE").map(|event| word(event, "name")).collect();
+    if requests.len() == 3 && trace.tracks().len() >= 6 {
+        return Ok(());
+    }
+    Err(format!("queue pairs {:?} have requests {requests:?}", trace.tracks()))
+}
+
+fn connection(link: &str) -> Judged {
+    let (scratch, port) = (Scratch::new(), port());
+    let file = scratch.file("both.json");
+    let server = Program::parse(&format!("rping -s -a 127.0.0.1 -p {port} -C 3"));
+    let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
+    let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
+    // Nobody can see from outside that it listens; its client asks again.
+    let [server, client] =
+        pair::run_client(&server, &client, &envs, |_| Path::new(&file).exists(), LIMIT).map_err(|e| e.to_string())?;
+    if !client.ok {
+        return Err(format!("{}\n{}", server.output, client.output));
+    }
+    let trace = Trace::read(Path::new(&file), false)?;
+    for message in ["CM REQ", "CM REP", "CM RTU"] {
+        trace.wants(1, "i", &format!("→ {message}"))?;
+        trace.wants(1, "i", &format!("← {message}"))?;
+    }
+    trace.both("i", "Established")?;
+    for event in ["AddrResolved", "RouteResolved", "ConnectRequest", "Disconnected"] {
+        trace.wants(1, "i", event)?;
+    }
+    Ok(())
+}
+
+fn loss(link: &str) -> Judged {
+    let trace = traced("ib_write_bw -n 100 -s 16384", link, "seed=1; drop 3%")?;
+    trace.wants(100, "b", "RDMA WRITE")?;
+    let again = trace.0.iter().filter(|event| word(event, "cat") == "retransmission");
+    let again = again.filter(|event| word(event, "name").contains(" again")).count();
+    let dropped = trace.0.iter().filter(|event| word(event, "name").contains("rule 1: drop 3%: dropped")).count();
+    let repeated =
+        trace.named("e", "RDMA WRITE").filter_map(|event| event["args"]["retransmitted"].as_u64()).sum::<u64>();
+    let told = trace.0.iter().filter(|event| word(event, "cat") == "retry").count();
+    if [again, dropped, usize::try_from(repeated).unwrap_or(0), told].contains(&0) {
+        return Err(format!("{again} sent again, {dropped} dropped, {repeated} counted, {told} reasons"));
+    }
+    Ok(())
+}
+
+fn not_ready(link: &str) -> Judged {
+    let trace = traced("ibv_rc_pingpong -g 0 -n 20", link, "rnr rx msg=3 times=2")?;
+    trace.wants(1, "i", "→ RNR NAK")?;
+    trace.wants(1, "i", "RNR NAK received")?;
+    trace.wants(1, "B", "RNR wait")
+}
+
+/// Nothing arrives, so that all retries are in vain.
+fn error(link: &str) -> Judged {
+    let (scratch, port) = (Scratch::new(), port());
+    let file = scratch.file("both.json");
+    let line = format!("ibv_rc_pingpong -g 0 -p {port}");
+    let (server, client) = (Program::parse(&line), Program::parse(&format!("{line} 127.0.0.1")));
+    let envs = [("ROXE_LINK", link), ("ROXE_FAULTS", "drop rx"), ("ROXE_TRACE", &*file)];
+    let limit = Duration::from_secs(20);
+    let [_, client] = pair::run_pair(&server, &client, port, &envs, limit).map_err(|e| e.to_string())?;
+    if client.ok {
+        return Err("it did not fail".to_owned());
+    }
+    let trace = Trace::read(Path::new(&file), false)?;
+    trace.wants(7, "i", "timeout")?;
+    trace.wants(1, "B", "ERR")?;
+    match trace.named("e", "SEND").any(|event| event["args"]["status"] == "transport retry counter exceeded") {
+        true => Ok(()),
+        false => Err("no SEND ends with its status".to_owned()),
+    }
+}
+
+fn own_files(link: &str) -> Judged {
+    let scratch = Scratch::new();
+    run_pair("ibv_rc_pingpong -g 0 -n 5", &[("ROXE_LINK", link), ("ROXE_TRACE", &scratch.file("%p.json"))])?;
+    let files: Vec<_> = fs::read_dir(&scratch.0).into_iter().flatten().flatten().collect();
+    for file in &files {
+        let processes = Trace::read(&file.path(), true)?.processes();
+        let own = processes.iter().map(|pid| format!("{pid}.json"));
+        if !own.eq([file.file_name().to_string_lossy().into_owned()]) {
+            return Err(format!("{:?} holds {processes:?}", file.file_name()));
+        }
+    }
+    if files.len() == 2 { Ok(()) } else { Err(format!("{files:?}")) }
+}
+
+/// The server serves until it is killed.
+fn killed(link: &str) -> Judged {
+    let (scratch, port) = (Scratch::new(), port());
+    let file = scratch.file("both.json");
+    let server = Program::parse(&format!("rping -s -P -a 127.0.0.1 -p {port}"));
+    let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
+    let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
+    let first = OnceCell::new();
+    // One client before, whose messages have to be in the file while the server still runs.
+    let is_written = |_: &str| {
+        Path::new(&file).exists()
+            && *first.get_or_init(|| pair::run(&client, &envs, LIMIT).is_ok_and(|outcome| outcome.ok))
+            && Trace::read(Path::new(&file), false).is_ok_and(|trace| trace.both("i", "← RC SEND_ONLY").is_ok())
+    };
+    let outcomes = pair::run_client(&server, &client, &envs, is_written, LIMIT).map_err(|e| e.to_string())?;
+    match outcomes.iter().find(|outcome| !outcome.ok) {
+        Some(outcome) => Err(format!("{}\n{}", outcome.command, outcome.output)),
+        None => Trace::read(Path::new(&file), false)?.wants(2, "B", "RTS"),
+    }
+}

@@ -1,0 +1,411 @@
+//! The `/sys/class/infiniband` and `/dev/infiniband` of `roxe run`, read as programs read them: by
+//! the shell, by perftest.
+//!
+//! As root, without rights (in a user namespace), inside another `roxe run`, and where namespaces
+//! are not to be had. The system's own folders must look the same before and after. As root all of
+//! it happens in a network namespace of its own.
+
+use roxe_tests::build;
+use roxe_tests::guest::link;
+use roxe_tests::pair::installed;
+use roxe_tests::report::{self, Check, Verdict};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Output, Stdio};
+
+/// What a program must see of the loopback device.
+const LOOK: &str = r#"
+cd /sys/class/infiniband/roxe0 || exit 1
+cat node_type node_guid fw_ver ports/1/state ports/1/phys_state ports/1/link_layer ports/1/rate ports/1/pkeys/0
+cat ports/1/gids/0 ports/1/gid_attrs/types/0 ports/1/gid_attrs/ndevs/0 ports/1/counters/port_xmit_data
+ls device/net
+cat /sys/class/infiniband_verbs/abi_version /sys/class/infiniband_verbs/roxe0/ibdev
+test -c /dev/infiniband/roxe0 -a -r /dev/infiniband/roxe0 -a -w /dev/infiniband/roxe0 && echo node
+cat /sys/class/net/lo/ifindex; echo gone >/dev/null && echo null; : </dev/zero && echo zero; test -d /dev/pts && echo pts
+"#;
+
+/// What [`LOOK`] prints.
+const SEEN: &str = "1: CA
+0272:6f78:6500:0001
+0.1.0
+4: ACTIVE
+5: LinkUp
+Ethernet
+100 Gb/sec (4X EDR)
+0xffff
+0000:0000:0000:0000:0000:ffff:7f00:0001
+RoCE v2
+lo
+0
+lo
+6
+roxe0
+node
+1
+null
+zero
+pts
+";
+
+/// Without any right, even to the user's own groups: a number that Debian gives to nobody.
+const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
+/// The user that stands for all who are not mapped in a user namespace.
+const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+
+pub(crate) fn main() -> ExitCode {
+    if let Err(e) = link::isolate() {
+        println!("FAILED   view: {e}");
+        return ExitCode::FAILURE;
+    }
+    report::main(vec![
+        Check::new("view: root sees a card", || as_root(&|prefix| sees(prefix, &[]))),
+        Check::new("view: other users see a card", || without_rights(&|prefix| sees(prefix, &[]))),
+        Check::new("view: inside another one, as root", || as_root(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: inside another one", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: user and group stay", || without_rights(&keeps_user)),
+        Check::new("view: the system's own folders stay as they are", leaves_the_system_alone),
+        Check::new("view: a device with the name, the GIDs and the limits of a card", looks_like_a_card),
+        Check::new("view: switched off", switched_off),
+        Check::new("view: where namespaces are forbidden the program starts without", forbidden),
+        Check::new("view: the overflow user has a card and no view", || as_root(&overflow_user)),
+        Check::new("view: who has some of the rights of root keeps them", || as_root(&keeps_rights)),
+        Check::new("view: programs that change their user start without", || without_rights(&set_user)),
+        Check::new("counters: the files of a run are the sum of its processes", sum_of_processes),
+        Check::new("counters: files move while programs run", moves_while_running),
+        Check::new("counters: what killed processes have counted is printed", killed_are_printed),
+        Check::new("counters: perftest --report-counters", perftest_reports),
+        Check::new("counters: losses have theirs", losses_are_counted),
+    ])
+}
+
+fn roxe() -> &'static str {
+    use std::sync::OnceLock;
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| build::roxe().to_string_lossy().into_owned())
+}
+
+fn is_root() -> bool {
+    // SAFETY: takes no pointers.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Runs a command to its end, at most half a minute; `words` come before `rest`.
+fn run(words: &[&str], rest: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["30"]).args(words).args(rest).stdin(Stdio::null());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROXE_") && name != "ROXE_LIB") {
+        command.env_remove(name);
+    }
+    command.output().unwrap_or_else(|e| panic!("cannot start timeout: {e}"))
+}
+
+/// Runs `script` under `roxe run`, which the words of `prefix` start.
+fn under_roxe(prefix: &[&str], script: &str) -> Output {
+    run(prefix, &[roxe(), "run", "--", "sh", "-c", script])
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn said(output: &Output) -> String {
+    format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// Passed if standard output is `expected` and nothing else was said.
+fn exactly(output: &Output, expected: &str) -> Verdict {
+    if output.status.success() && text(&output.stdout) == expected && output.stderr.is_empty() {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("not what a program should see:\n{}", said(output)))
+}
+
+fn as_root(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
+    if is_root() { check(&[]) } else { Verdict::Skipped("not root".into()) }
+}
+
+/// Runs `check` with what takes the rights of root away, if there are any.
+fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
+    let prefix: &[&str] = if is_root() { &UNPRIVILEGED } else { &[] };
+    if !run(prefix, &[roxe(), "--version"]).status.success() {
+        return Verdict::Skipped(format!("user 54321 may not execute {}", roxe()));
+    }
+    let unshare = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "x", "/sys/class"];
+    if !run(prefix, &unshare).status.success() {
+        return Verdict::Skipped("user namespaces are not allowed here".into());
+    }
+    check(prefix)
+}
+
+/// A program that `between` starts sees a card, all of it.
+fn sees(prefix: &[&str], between: &[&str]) -> Verdict {
+    let program: Vec<&str> = [&[roxe(), "run", "--"], between, &["sh", "-c", LOOK]].concat();
+    exactly(&run(prefix, &program), SEEN)
+}
+
+fn keeps_user(prefix: &[&str]) -> Verdict {
+    let script = "id -u; id -g; touch /sys/class/net/new 2>&-; grep CapEff /proc/self/status";
+    let expected = run(prefix, &["sh", "-c", script]);
+    exactly(&under_roxe(prefix, script), &text(&expected.stdout))
+}
+
+/// The mounts of this process, and what lies where the views are made.
+fn system() -> (String, Vec<PathBuf>) {
+    let entries = ["/sys/class", "/dev"].iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    let mut entries: Vec<_> = entries.map(|entry| entry.path()).collect();
+    entries.sort();
+    (fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), entries)
+}
+
+fn leaves_the_system_alone() -> Verdict {
+    let before = system();
+    let output = under_roxe(&[], "ls /sys/class/infiniband /dev/infiniband");
+    if before == system() {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("mounts or folders of the system changed\n{}", said(&output)))
+    }
+}
+
+/// As tutorials want it: `-d mlx5_0 -g 3`, also inside another view of that name, and with the
+/// limits of a card. Those of Mellanox have that order of GIDs by themselves.
+fn looks_like_a_card() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    for (layout, profile, limits) in [
+        ("ROXE_GID_LAYOUT=mellanox", "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "),
+        ("ROXE_DEVICE_NAME=mlx5_0", "cx5", " vendor_part_id: 4119 max_sge_rd: 30 "),
+    ] {
+        if let failed @ Verdict::Failed(_) = looks_like(layout, profile, limits) {
+            return failed;
+        }
+    }
+    Verdict::Passed
+}
+
+fn looks_like(layout: &str, profile: &str, limits: &str) -> Verdict {
+    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", layout, roxe(), "run", "--profile", profile, "--"];
+    let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
+                 ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
+    let script = pingpong("-d mlx5_0 -g 3", files);
+    let seen = format!("mlx5_0\nIB/RoCE v1\nRoCE v2\nmlx5_0\n{limits}");
+    for between in [&[][..], &[roxe(), "run", "--"]] {
+        let output = run(&card, &[between, &["sh", "-c", &script]].concat());
+        if text(&output.stdout) != seen {
+            return Verdict::Failed(said(&output));
+        }
+    }
+    Verdict::Passed
+}
+
+fn switched_off() -> Verdict {
+    let script = "test -e /sys/class/infiniband/roxe0 || test -e /dev/infiniband/roxe0 || echo nothing";
+    for words in [&[roxe(), "run", "--no-view", "--"], &["env", "ROXE_VIEW=off", roxe(), "run"] as &[&str]] {
+        if let failed @ Verdict::Failed(_) = exactly(&run(words, &["sh", "-c", script]), "nothing\n") {
+            return failed;
+        }
+    }
+    Verdict::Passed
+}
+
+/// A user namespace that allows no further ones, and in it a process without the right to mount.
+fn forbidden() -> Verdict {
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && \
+                  exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
+    let inside = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"];
+    if !run(&inside, &["true"]).status.success() {
+        return Verdict::Skipped("user namespaces are not allowed here, so that they cannot be forbidden".into());
+    }
+    let output = run(&inside, &[roxe(), "run", "--", "sh", "-c", "echo started; exit 7"]);
+    let why = text(&output.stderr);
+    let told = why.lines().count() == 1 && why.contains("/sys/class/infiniband") && why.contains("user namespace");
+    if output.status.code() == Some(7) && text(&output.stdout) == "started\n" && told {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("it should start, and say one line why it sees no card\n{}", said(&output)))
+    }
+}
+
+/// Some of the rights of root, which would be lost in a user namespace.
+fn keeps_rights(_: &[&str]) -> Verdict {
+    let some = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"];
+    let script = "grep CapEff /proc/self/status";
+    let output = run(&some, &[roxe(), "run", "--", "sh", "-c", script]);
+    let why = text(&output.stderr);
+    if why.lines().count() == 1 && why.contains("rights") && output.stdout == run(&some, &["sh", "-c", script]).stdout {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(said(&output))
+    }
+}
+
+/// In a user namespace the bit would have no effect.
+fn set_user(prefix: &[&str]) -> Verdict {
+    let program = std::env::temp_dir().join(format!("roxe-set-user-{}", std::process::id()));
+    let made =
+        fs::copy("/bin/true", &program).and_then(|_| fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)));
+    let output = run(prefix, &[roxe(), "run", "--", &program.to_string_lossy()]);
+    let _ = fs::remove_file(&program);
+    let why = text(&output.stderr);
+    let told = |words: &[&str]| why.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    let both = told(&["no /sys/class/infiniband", "gains rights"]) && told(&["may not use roxe", "gains rights"]);
+    if made.is_ok() && output.status.success() && why.lines().count() == 2 && both {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("{made:?} {}", said(&output)))
+    }
+}
+
+/// Server and client of a pingpong in one view, then what `after` does.
+fn pingpong(options: &str, after: &str) -> String {
+    format!(
+        "ibv_rc_pingpong {options} >/dev/null & \
+         until ibv_rc_pingpong {options} 127.0.0.1 >/dev/null; do kill -0 $! || exit 1; done; wait; {after}"
+    )
+}
+
+/// In a user namespace nobody could be told from this user, so its programs start without one, and
+/// their card works.
+fn overflow_user(_: &[&str]) -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
+    }
+    let output = run(&OVERFLOW, &[roxe(), "run", "--", "sh", "-c", &pingpong("-g 0", "echo ended")]);
+    let why = text(&output.stderr);
+    let told = why.lines().any(|line| line.contains("its user stands for all others"));
+    if output.status.success() && text(&output.stdout) == "ended\n" && told {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(said(&output))
+    }
+}
+
+fn sum_of_processes() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let files = "cd /sys/class/infiniband/roxe0/ports/1; cat hw_counters/sent_pkts counters/port_xmit_packets \
+                 hw_counters/rcvd_pkts counters/port_rcv_data";
+    let script = pingpong("-g 0 -n 100 -s 100000", files);
+    let output = run(&[roxe(), "run", "--stats", "--"], &["sh", "-c", &script]);
+    let printed = |name| sum_printed(&text(&output.stderr), name);
+    let sent = printed("sent_packets");
+    // The two processes were counted apart, and each was cut to whole words.
+    let words = printed("received_bytes") / 4;
+    let Some([pkts, packets, received, data]) = numbers(&output) else {
+        return Verdict::Failed(said(&output));
+    };
+    let same = pkts == sent && packets == sent && received == printed("received_packets");
+    if sent > 200 && same && (words.saturating_sub(1)..=words).contains(&data) {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("the files do not show the sums\n{}", said(&output)))
+    }
+}
+
+/// The sum of what `--stats` printed as `name`.
+fn sum_printed(stderr: &str, name: &str) -> u64 {
+    let values =
+        stderr.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok());
+    values.sum()
+}
+
+fn numbers<const N: usize>(output: &Output) -> Option<[u64; N]> {
+    let lines: Vec<u64> = text(&output.stdout).lines().filter_map(|line| line.trim().parse().ok()).collect();
+    lines.try_into().ok()
+}
+
+fn missing(name: &str) -> Verdict {
+    Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
+}
+
+/// A client that would go on for long is stopped as soon as its counters have moved twice.
+fn moves_while_running() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
+        (until ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&1; do :; done) &
+        cd /sys/class/infiniband/roxe0/ports/1/hw_counters
+        until [ $(cat sent_pkts) -gt 0 ]; do :; done
+        first=$(cat sent_pkts)
+        until [ $(cat sent_pkts) -gt $first ]; do :; done
+        kill -0 $server && echo moved
+        trap '' TERM; kill 0; wait";
+    let output = under_roxe(&["setsid", "--wait"], script);
+    if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(said(&output)) }
+}
+
+/// Two programs that would go on for long are ended by signals when both have written down that
+/// they have sent something: on a busy machine one may have done so 1,000 packets before the other.
+fn killed_are_printed() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let script = "ibv_rc_pingpong -g 0 -n 100000000 >/dev/null & server=$!
+        client() { exec ibv_rc_pingpong -g 0 -n 100000000 127.0.0.1 >/dev/null 2>&3; }
+        counted() { grep -q ' sent_packets=' $ROXE_STATS_FILES/$1-roxe0; }
+        exec 3>&2 2>/dev/null
+        client & client=$!
+        cd /sys/class/infiniband/roxe0/ports/1/hw_counters
+        until [ $(cat sent_pkts) -gt 1000 ] && counted $server && counted $client; do
+            kill -0 $client || { client & client=$!; }
+        done
+        kill -TERM $server; kill -KILL $client; wait; cat sent_pkts; echo $server; echo $client";
+    let output = run(&[roxe(), "run", "--stats", "--"], &["sh", "-c", script]);
+    let Some([sent, server, client]) = numbers(&output) else { return Verdict::Failed(said(&output)) };
+    let stderr = text(&output.stderr);
+    let printed = |pid: u64| stderr.lines().find(|line| line.contains(&format!("(process {pid}, killed")));
+    let both = [server, client].map(|pid| printed(pid).map_or(0, |line| sum_printed(line, "sent_packets")));
+    // The line of a process is written just before the files that all of them add to.
+    if both.iter().all(|sent| *sent > 0) && both.iter().sum::<u64>() >= sent {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("{both:?} of {sent}\n{}", said(&output)))
+    }
+}
+
+fn perftest_reports() -> Verdict {
+    if !installed("ib_write_bw") {
+        return missing("ib_write_bw");
+    }
+    let options = "-F -x 0 -n 2000 -s 65536 -p 18590";
+    let names = "counters/port_xmit_data,hw_counters/sent_pkts,hw_counters/out_of_sequence";
+    let script = format!(
+        "ib_write_bw {options} >/dev/null & until grep -q :489E /proc/net/tcp; do kill -0 $! || exit 1; done; \
+         ib_write_bw {options} --report-counters={names} 127.0.0.1; status=$?; wait; exit $status"
+    );
+    let output = under_roxe(&[], &script);
+    let stdout = text(&output.stdout);
+    let value = |name: &str| -> Option<u64> {
+        let line = stdout.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
+        line?.trim().parse().ok()
+    };
+    let (data, packets) = (value("counters/port_xmit_data"), value("hw_counters/sent_pkts"));
+    let all = data.is_some_and(|words| words > 0) && packets.is_some_and(|count| count > 0);
+    if output.status.success() && all && value("hw_counters/out_of_sequence").is_some() {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("no counters\n{}", said(&output)))
+    }
+}
+
+fn losses_are_counted() -> Verdict {
+    if !installed("ibv_rc_pingpong") {
+        return missing("ibv_rc_pingpong");
+    }
+    let files = "cd /sys/class/infiniband/roxe0/ports/1/hw_counters; cat out_of_sequence packet_seq_err rnr_nak_retry_err send_rnr_err";
+    // Nothing is lost in the end: who has all that it waits for ends at once, and nobody would
+    // repeat its last acknowledgement.
+    let rules = "seed=7; drop 3% times=60; rnr rx msg=3 times=2";
+    let script = pingpong("-g 0 -n 100 -s 20000", files);
+    let output = run(&[roxe(), "run", "--faults", rules, "--"], &["sh", "-c", &script]);
+    match numbers::<4>(&output) {
+        Some([gaps, naks, rnr_naks, refusals]) if gaps > 0 && naks > 0 && rnr_naks > 0 && refusals >= rnr_naks => {
+            Verdict::Passed
+        }
+        _ => Verdict::Failed(format!("losses were not counted\n{}", said(&output))),
+    }
+}

@@ -1,0 +1,123 @@
+//! Debian's `ibv_asyncwatch` tells what becomes of the port while its interface changes.
+//!
+//! The interface is one of a network namespace: this program starts itself again inside. Where no
+//! namespace can be made, or the stock program is missing, the check is skipped.
+
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::{build, pair};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+/// Set inside the namespace.
+const INSIDE: &str = "ROXE_TEST_INSIDE";
+/// Longer than any event takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What the namespace needs. The link is there some time after both ends were told to be up.
+const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
+                    ip link set x1 up && ip link set x0 up && \
+                    until [ $(ip -o link | grep -c ' state UP') = 2 ]; do :; done";
+/// What is done to the interface, and what is printed for it.
+const STEPS: [(&str, &str); 7] = [
+    ("ip link set x0 down", "IBV_EVENT_PORT_ERR (10), port 1"),
+    ("ip link set x0 up", "IBV_EVENT_PORT_ACTIVE (9), port 1"),
+    ("ip addr add 10.77.0.2/24 dev x0", "IBV_EVENT_GID_CHANGE (18), port 1"),
+    ("ip link set x1 down", "IBV_EVENT_PORT_ERR (10), port 1"),
+    ("ip link set x1 up", "IBV_EVENT_PORT_ACTIVE (9), port 1"),
+    ("ip addr del 10.77.0.2/24 dev x0", "IBV_EVENT_GID_CHANGE (18), port 1"),
+    ("ip link del x0", "IBV_EVENT_DEVICE_FATAL (8)"),
+];
+
+pub(crate) fn main() -> ExitCode {
+    if std::env::var_os(INSIDE).is_none() {
+        return report::main(vec![Check::new("ibv_asyncwatch -d roxe0", outside)]);
+    }
+    match inside() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            println!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `script` as root of a network namespace of its own.
+fn in_namespace(script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "--", "sh", "-c", script]);
+    command
+}
+
+fn outside() -> Verdict {
+    if !pair::installed("ibv_asyncwatch") {
+        return Verdict::Skipped("ibv_asyncwatch is not installed (see the README's test command)".into());
+    }
+    if !in_namespace(MAKE).output().is_ok_and(|made| made.status.success()) {
+        return Verdict::Skipped("no network namespace with two interfaces can be made here".into());
+    }
+    let mut command = in_namespace(&format!("{MAKE} && exec \"$0\" asyncwatch"));
+    command.arg(std::env::current_exe().unwrap_or_default());
+    command.env(INSIDE, "1").env("ROXE_BIN", build::roxe()).env("ROXE_NETDEV", "x0");
+    match command.output() {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ended) if ended.status.success() => Verdict::Passed,
+        Ok(ended) => Verdict::Failed(String::from_utf8_lossy(&ended.stdout).into_owned()),
+    }
+}
+
+/// The watching program; ended when dropped.
+struct Watcher {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watcher {
+    fn start() -> std::io::Result<Self> {
+        let mut command = Command::new(build::roxe());
+        command.args(["run", "--", "ibv_asyncwatch", "-d", "roxe0"]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let (teller, lines) = channel();
+        if let Some(output) = child.stdout.take() {
+            thread::spawn(move || {
+                let all = BufReader::new(output).lines().map_while(Result::ok);
+                let _ = all.map(|line| teller.send(line)).find(Result::is_err);
+            });
+        }
+        Ok(Self { child, lines })
+    }
+
+    /// Waits for a line with `text`; others that come before are passed over.
+    fn expect(&self, text: &str) -> Result<(), String> {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(text) => return Ok(()),
+                Ok(_) => {}
+                Err(e) => return Err(format!("ibv_asyncwatch does not print {text:?}: {e}")),
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing left to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn inside() -> Result<(), String> {
+    let watcher = Watcher::start().map_err(|e| e.to_string())?;
+    watcher.expect("async event FD")?;
+    for (step, text) in STEPS {
+        let words: Vec<_> = step.split(' ').collect();
+        let done = Command::new(words[0]).args(&words[1..]).status().is_ok_and(|status| status.success());
+        if !done {
+            return Err(format!("{step} fails"));
+        }
+        watcher.expect(text).map_err(|why| format!("after {step}: {why}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! The programs in `tests/clients/cancel`: threads that are cancelled while they post, poll, sleep
+//! and make objects end whole, and others go on, with the link of one host and with sockets; a
+//! process whose first thread ends before the others ends with the last of them.
+
+use roxe_tests::cc::{self, Compiled};
+use roxe_tests::pair::{self, Program};
+use roxe_tests::report::{self, Check, Verdict};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+const ROUNDS: &str = "300";
+
+pub(crate) fn main() -> ExitCode {
+    let cells = ["auto", "udp"].map(|link| ["spins", "waits", "makes"].map(|work| (link, work)));
+    let cells = cells.concat().into_iter();
+    let cancelled =
+        cells.map(|(link, work)| check(format!("cancelled where it {work}, link {link}"), "cancel", link, work));
+    let ended = ["first", "later"].map(|opener| {
+        check(
+            format!("the process ends though main has left by pthread_exit, opened {opener}"),
+            "main_ends",
+            "auto",
+            opener,
+        )
+    });
+    report::main(cancelled.chain(ended).collect())
+}
+
+fn check(name: String, program: &'static str, link: &'static str, work: &'static str) -> Check {
+    Check::new(name, move || {
+        if let Some(why) = cc::missing() {
+            return Verdict::Skipped(why);
+        }
+        let source = format!("cancel/{program}.c");
+        let compiled = Compiled::new("gcc", &source, &["ibverbs", "pthread"], &format!("{program}-{link}-{work}"));
+        compiled.map_or_else(Verdict::Failed, |compiled| judge(&compiled.program, link, work))
+    })
+}
+
+fn judge(program: &Path, link: &str, work: &str) -> Verdict {
+    let args = vec![work.to_owned(), ROUNDS.to_owned()];
+    match pair::run(
+        &Program { name: program.display().to_string(), args },
+        &[("ROXE_LINK", link), ("ROXE_NETDEV", "lo")],
+        LIMIT,
+    ) {
+        Ok(outcome) if outcome.ok => Verdict::Passed,
+        Ok(outcome) => Verdict::Failed(outcome.output),
+        Err(e) => Verdict::Failed(e.to_string()),
+    }
+}

@@ -1,0 +1,177 @@
+//! Perftest's `raw_ethernet_*`, unmodified, between two network namespaces that a veth pair joins.
+//! Root only.
+
+use roxe_tests::guest::link;
+use roxe_tests::pair::{self, Outcome, Place, Program};
+use roxe_tests::perftest;
+use roxe_tests::report::{self, Check, Verdict};
+use roxe_tests::veth::{End, Veth};
+use std::fs;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(40);
+/// Both ends of the link: interface, MAC, address.
+const HERE: [&str; 3] = ["x0", "02:00:00:00:00:0a", "10.79.0.1"];
+const THERE: [&str; 3] = ["x1", "02:00:00:00:00:0b", "10.79.0.2"];
+/// Frames that the receiver of a bandwidth test waits for, and that the sender sends: nothing but
+/// the receiver's buffer holds them, so some may be lost.
+const WANTED: u32 = 1000;
+const SENT: u32 = 20_000;
+
+pub(crate) fn main() -> ExitCode {
+    if !link::is_root() {
+        return report::main(vec![Check::new("raw_ethernet", || Verdict::Skipped("not root".into()))]);
+    }
+    if let Err(e) = link::isolate() {
+        println!("FAILED   raw_ethernet: {e}");
+        return ExitCode::FAILURE;
+    }
+    let world = match World::build() {
+        Ok(world) => Arc::new(world),
+        Err(e) => {
+            println!("FAILED   raw_ethernet: cannot make two namespaces with a link: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut checks = Vec::new();
+    for outwards in [true, false] {
+        checks.extend(bandwidth(&world, outwards));
+        checks.extend(latency(&world, outwards));
+    }
+    checks.push(flow_rate());
+    report::main(checks)
+}
+
+/// The two ends of the link.
+struct World(Veth);
+
+impl World {
+    fn build() -> io::Result<Self> {
+        let end = |[name, mac, address]: [&'static str; 3]| End { name, mac, addresses: vec![format!("{address}/24")] };
+        Veth::build(&end(HERE), &end(THERE)).map(Self)
+    }
+
+    fn place(&self, end: [&str; 3]) -> Place {
+        let prefix = if end == THERE { self.0.prefix() } else { Vec::new() };
+        Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Place::default() }
+    }
+
+    /// Whether some process at `end` receives frames of all protocols (column 4 of the table of
+    /// packet sockets).
+    fn listens(&self, end: [&str; 3]) -> bool {
+        let pid = if end == THERE { self.0.keeper() } else { std::process::id() };
+        let table = fs::read_to_string(format!("/proc/{pid}/net/packet")).unwrap_or_default();
+        table.lines().any(|line| line.split_whitespace().nth(3) == Some("0003"))
+    }
+
+    /// Runs `tool` as server and as client at the two ends; `judge` reads both outputs.
+    fn run(&self, tool: &str, outwards: bool, args: [&str; 2], judge: fn(&Outcome) -> Result<(), String>) -> Verdict {
+        if !pair::installed(tool) {
+            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+        }
+        let [to, from] = if outwards { [THERE, HERE] } else { [HERE, THERE] };
+        let program = |role: &str, own: [&str; 3], peer: [&str; 3], args: &str| {
+            let line = format!("-d roxe0 --{role} -B {} -E {} {}", own[1], peer[1], addressed(args, to, from));
+            Program { name: tool.to_owned(), args: line.split_whitespace().map(str::to_owned).collect() }
+        };
+        let (server, client) = (program("server", to, from, args[0]), program("client", from, to, args[1]));
+        let ends = [(&server, &self.place(to)), (&client, &self.place(from))];
+        match pair::run_pair_at(ends, "raw", || self.listens(to), LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(outcomes) => match outcomes.iter().find_map(|end| complaint(end, judge)) {
+                Some(why) => Verdict::Failed(why),
+                None => Verdict::Passed,
+            },
+        }
+    }
+}
+
+/// The words TO and FROM are the addresses of server and client.
+fn addressed(args: &str, to: [&str; 3], from: [&str; 3]) -> String {
+    args.replace("TO", to[2]).replace("FROM", from[2])
+}
+
+fn complaint(end: &Outcome, judge: fn(&Outcome) -> Result<(), String>) -> Option<String> {
+    let judged = if end.ok { judge(end) } else { Err("it failed".to_owned()) };
+    judged.err().map(|why| format!("{why}\n$ {}\n{}", end.command, end.output))
+}
+
+/// One line of figures, and something in them.
+fn figures(end: &Outcome) -> Result<(), String> {
+    match perftest::rows(&end.output).as_slice() {
+        [row] if perftest::is_measured(row, &end.output) => Ok(()),
+        rows => Err(format!("{} result lines, or nothing measured", rows.len())),
+    }
+}
+
+fn arrow(outwards: bool) -> &'static str {
+    if outwards { "here to there" } else { "there to here" }
+}
+
+/// What both ends are told, what the server alone, what the client alone. Left out is
+/// `--raw_mcast`, whose server receives everything and then destroys a flow that it has never made.
+fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
+    const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
+    let cases = [
+        ("-s 64", "", ""),
+        ("-s 1500", "", ""),
+        ("-s 1024", "", "-l 16"),
+        ("-s 64", "", "-I 128"),
+        ("-s 512 --use-srq", "", ""),
+        ("-s 512 --vlan_en", "", ""),
+        ("-s 512 -J TO -j FROM", "", ""),
+        (&*format!("-s 512 {UDP}"), "", ""),
+        (&*format!("-s 512 --tcp {UDP}"), "", ""),
+        (&*format!("-s 512 --flows 4 {UDP}"), "", ""),
+        ("-s 512 --raw_ipv6 -J fd79::2 -j fd79::1 -K 5678 -k 1234", "", ""),
+        ("-s 512", "--promiscuous", ""),
+        ("-s 512", "--sniffer", ""),
+    ];
+    let check = |(both, server, client): (&str, &str, &str)| {
+        let (world, tool) = (Arc::clone(world), "raw_ethernet_bw");
+        let name = format!("{tool} {both} {server}{client}");
+        let args = [format!("{both} -n {WANTED} {server}"), format!("{both} -n {SENT} {client}")];
+        Check::new(format!("{} ({})", name.trim_end(), arrow(outwards)), move || {
+            world.run(tool, outwards, [&args[0], &args[1]], figures)
+        })
+    };
+    cases.into_iter().map(check).collect()
+}
+
+/// One frame at a time, so none is lost.
+fn latency(world: &Arc<World>, outwards: bool) -> Vec<Check> {
+    let check = |args: &'static str| {
+        let world = Arc::clone(world);
+        Check::new(format!("raw_ethernet_lat {args} ({})", arrow(outwards)), move || {
+            world.run("raw_ethernet_lat", outwards, [args, args], figures)
+        })
+    };
+    ["-s 64 -n 500", "-s 1500 -n 500", "-s 512 -n 500 -J TO -j FROM"].map(check).into()
+}
+
+/// How fast flows are made.
+fn flow_rate() -> Check {
+    Check::new("raw_ethernet_fs_rate -n 200", || {
+        let tool = "raw_ethernet_fs_rate";
+        if !pair::installed(tool) {
+            return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
+        }
+        let args = format!("-d roxe0 --server -B {} -E {} -n 200", HERE[1], THERE[1]);
+        let program = Program { name: tool.into(), args: args.split_whitespace().map(str::to_owned).collect() };
+        match pair::run(&program, &[("ROXE_NETDEV", HERE[0])], LIMIT) {
+            Err(e) => Verdict::Failed(e.to_string()),
+            Ok(end) => {
+                complaint(
+                    &end,
+                    |end| {
+                        if end.output.contains("fps[flow per sec]") { Ok(()) } else { Err("no result".into()) }
+                    },
+                )
+                .map_or(Verdict::Passed, Verdict::Failed)
+            }
+        }
+    })
+}

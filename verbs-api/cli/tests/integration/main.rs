@@ -1,0 +1,7 @@
+//! The program `roxe`, started as its users start it.
+
+mod dump;
+mod peer;
+mod program;
+mod top;
+mod trust;

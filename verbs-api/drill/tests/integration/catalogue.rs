@@ -1,0 +1,54 @@
+//! The catalogue of conformance cases: the list is that of the folder, every script can be read,
+//! and roxe's own transport does what they say.
+
+use roxe_drill::conform::{self, Progress};
+use roxe_drill::{Deviations, VirtualCard};
+use std::path::{Path, PathBuf};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/conform");
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of scripts") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { files(&path, found) } else { found.push(path) }
+    }
+}
+
+#[test]
+fn the_list_is_the_folder() {
+    let mut found = Vec::new();
+    files(Path::new(FOLDER), &mut found);
+    let name = |path: &PathBuf| Some(path.strip_prefix(FOLDER).ok()?.to_str()?.strip_suffix(".drill")?.to_owned());
+    let mut names: Vec<_> = found.iter().filter_map(name).collect();
+    names.sort();
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    let listed: Vec<_> = scripts.iter().map(|script| script.name().to_owned()).collect();
+    assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
+}
+
+#[test]
+fn every_script_cites_clauses_that_exist() {
+    let clauses = include_str!("../../../../tests/clauses.txt");
+    for script in conform::catalogue(&[]).expect("scripts that can be read") {
+        assert!(!script.clauses().is_empty(), "{} cites no clause", script.name());
+        for clause in script.clauses() {
+            let line = format!("\n{clause} (");
+            assert!(clauses.contains(&line), "{} cites {clause}, which tests/clauses.txt lacks", script.name());
+        }
+    }
+}
+
+#[test]
+fn roxe_does_what_every_case_says() {
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    let mut failures = Vec::new();
+    let report = conform::run(&scripts, &mut VirtualCard::default(), &Deviations::default(), |progress| {
+        if let Progress::Ended(tried) = progress
+            && let Some(failure) = tried.outcome.verdict.failure()
+        {
+            failures.push(format!("{}: {}\n{failure}", tried.name(), tried.outcome.verdict.word()));
+        }
+    });
+    println!("{} scripts, {} cases, {} passed", scripts.len(), report.tried.len(), report.count("pass"));
+    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), report.tried.len(), failures.join("\n\n"));
+}

@@ -1,0 +1,5 @@
+//! Conformance cases and the fuzzer, judged without a card.
+
+mod catalogue;
+mod fuzz;
+mod messages;

@@ -1,0 +1,17 @@
+//! The example of 60 lines, as a test: what the documentation tells a newcomer is enough.
+
+#[allow(dead_code)] // Its `main` is for the command line.
+#[path = "../../examples/shared_counter.rs"]
+mod example;
+
+use roxe::cm::Listener;
+
+#[test]
+fn clients_draw_every_number_once() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().to_string();
+    let server = std::thread::spawn(move || example::serve(&listener, 2));
+    assert_eq!(example::draw(&address, 3).unwrap(), [0, 1, 2]);
+    assert_eq!(example::draw(&address, 2).unwrap(), [3, 4]);
+    server.join().unwrap().unwrap();
+}

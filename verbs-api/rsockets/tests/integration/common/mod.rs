@@ -1,0 +1,63 @@
+//! What the tests of sockets share.
+
+use roxe_rsockets::{PollFd, Socket, accept, close, find, open, poll};
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// How long a test waits for what must come.
+pub(crate) const PATIENCE_MS: i32 = 20_000;
+
+/// A socket that is closed at the end.
+#[derive(Debug)]
+pub(crate) struct Sock(Arc<Socket>);
+
+impl Sock {
+    pub(crate) fn open(domain: i32, kind: i32) -> Self {
+        Self::of(open(domain, kind, 0).unwrap())
+    }
+
+    fn of(fd: i32) -> Self {
+        Self(find(fd).unwrap())
+    }
+
+    pub(crate) fn accept(&self) -> io::Result<(Self, SocketAddr)> {
+        accept(self.fd()).map(|(fd, peer)| (Self::of(fd), peer))
+    }
+
+    /// Waits for events, and says which came; none after the patience is over.
+    pub(crate) fn poll(&self, events: i16) -> i16 {
+        let mut fds = [PollFd { fd: self.fd(), events, revents: 0 }];
+        poll(&mut fds, PATIENCE_MS).unwrap();
+        fds[0].revents
+    }
+}
+
+impl Deref for Sock {
+    type Target = Arc<Socket>;
+
+    fn deref(&self) -> &Arc<Socket> {
+        &self.0
+    }
+}
+
+impl Drop for Sock {
+    fn drop(&mut self) {
+        let _ = close(self.fd());
+    }
+}
+
+/// The errno of what must fail.
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+/// Whether this machine has IPv6 on its loopback interface; says so if not.
+pub(crate) fn has_ipv6() -> bool {
+    let has = std::net::UdpSocket::bind("[::1]:0").is_ok();
+    if !has {
+        eprintln!("skipped: the loopback interface has no IPv6 address");
+    }
+    has
+}
