@@ -1,7 +1,7 @@
 //! Builds the product once for the tests that start programs.
 //!
-//! In the profile `quick`: optimised as what is released, but not at link time, which would take half
-//! of the time. Benchmarks take what is released; `ROXE_TEST_PROFILE` in the environment names
+//! In the profile `quick`: optimised as what is released, but not at link time, which would take
+//! half of the time. Benchmarks take what is released; `ROXE_TEST_PROFILE` in the environment names
 //! another profile.
 
 use std::fs::{self, DirBuilder};

@@ -1,5 +1,5 @@
-//! Which cells there are: all of them, a slice, a few for every change, or those whose name contains
-//! some words.
+//! Which cells there are: all of them, a slice, a few for every change, or those whose name
+//! contains some words.
 
 use super::{Cell, Condition, Direction, Group, Ip, Service};
 

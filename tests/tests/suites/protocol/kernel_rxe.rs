@@ -5,7 +5,7 @@
 //! stock programs.
 //!
 //! ```text
-//! cargo test -p roxe-tests --test suites -- kernel_rxe [--slice|--all] [--seed N] [--capture FOLDER] [WORD...]
+//! kernel_rxe [--slice|--all] [--seed N] [--capture FOLDER] [WORD...]
 //!   --slice            cells of every size and path MTU, and stock programs of every kind
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)

@@ -6,7 +6,7 @@
 //! it happens in a network namespace of its own.
 //!
 //! ```text
-//! cargo test -p roxe-tests --test suites -- pyverbs [--repeat N] [--faults RULES] [--seed N] [WORD...]
+//! pyverbs [--repeat N] [--faults RULES] [--seed N] [WORD...]
 //!   --repeat N        each of the two runs N times, the bad network with another seed each time
 //!   --faults RULES    what is bad about the network, instead of [`BAD`]; '' leaves that run out
 //!   --seed N          the first seed of the random rules, 1 if not said
