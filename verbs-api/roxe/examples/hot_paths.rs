@@ -3,8 +3,8 @@
 //!
 //! Both queue pairs live in this process and one thread does everything, so that every run walks
 //! the same way. WARM_UP messages go first; [`mark`] is called before and after the COUNTED ones,
-//! which tells `tests/tests/suites/speed/instructions.rs` what they cost. MANY is the number of pairs
-//! of queue pairs, or of memory regions, on the paths that go round them.
+//! which tells `tests/tests/suites/speed/instructions.rs` what they cost. MANY is the number of
+//! pairs of queue pairs, or of memory regions, on the paths that go round them.
 
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,
