@@ -27,6 +27,11 @@ pub fn roxe() -> PathBuf {
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
 }
 
+/// Whether the program has been built before, if maybe from older sources.
+pub fn is_there() -> bool {
+    std::env::var_os("ROXE_BIN").is_some() || built("roxe").exists()
+}
+
 /// The folder Cargo builds into; what tests keep between runs and leave for people to read goes
 /// there too.
 pub fn target_dir() -> PathBuf {

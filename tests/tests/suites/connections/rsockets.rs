@@ -2,7 +2,6 @@
 //! know nothing of RDMA, whose sockets `roxe run --rsocket` (or rdma-core's own shim) carries over
 //! it.
 
-use roxe_tests::guest::link;
 use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -24,13 +23,6 @@ const ADDRESS: &str = "127.0.0.1";
 const LOSS: &str = "seed=5; drop tx 3%";
 
 pub(crate) fn main() -> ExitCode {
-    // Ports and counters of our own, where that is allowed.
-    if link::is_root()
-        && let Err(e) = link::isolate()
-    {
-        println!("FAILED   rsockets: cannot make a network namespace: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = streams();
     checks.extend(copies());
     checks.extend(unaware());

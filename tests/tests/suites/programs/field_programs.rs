@@ -1,7 +1,6 @@
 //! Programs of the field that measure or move data, unmodified, over both links: qperf, fio and
 //! dapl's dapltest, as Debian has them. Each connects through librdmacm.
 
-use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -47,10 +46,6 @@ const FIO_BYTES: u64 = 8 << 20;
 const FIO_BLOCK: u64 = 64 << 10;
 
 pub(crate) fn main() -> ExitCode {
-    if let Err(e) = link::isolate() {
-        println!("FAILED   field_programs: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = Vec::new();
     for link in ["auto", "udp"] {
         for test in QPERF {

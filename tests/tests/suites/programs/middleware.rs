@@ -77,10 +77,6 @@ const NETDEV: &str = "fabric0";
 const ADDRESS: &str = "10.88.0.1";
 
 pub(crate) fn main() -> ExitCode {
-    if let Err(e) = link::isolate() {
-        println!("FAILED   middleware: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = vec![Check::new("ucx_info -d lists rc_verbs and ud_verbs on roxe0:1", lists_transports)];
     for (transport, tls) in [("rc_verbs", "rc_v"), ("ud_verbs", "ud_v")] {
         for (test, count, size) in UCP {

@@ -4,7 +4,6 @@
 //! everything at DISCONNECTED.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -26,10 +25,6 @@ const PROGRAMS: [(&str, usize, &str); 4] = [
 ];
 
 pub(crate) fn main() -> ExitCode {
-    if let Err(e) = link::isolate() {
-        println!("FAILED   tutorials: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = Vec::new();
     for link in ["auto", "udp"] {
         for (program, clients, line) in PROGRAMS {

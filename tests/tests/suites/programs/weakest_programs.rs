@@ -9,7 +9,6 @@
 //!   WORD...    only what has one of the WORDs in its name
 //! ```
 
-use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::list::{self, Scale};
@@ -124,11 +123,6 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // The suite has groups, which are for it alone.
-    if let Err(e) = if options.all { link::isolate() } else { Ok(()) } {
-        println!("FAILED   weakest: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = vec![Check::new("the seed is told, and another one without a seed", seeds_are_told)];
     checks.push(Check::new("wrong seeds and names are explained", wrong_words_are_explained));
     for seed in options.seeds(10) {

@@ -52,7 +52,6 @@ pub(crate) fn main() -> ExitCode {
 
 /// A second network namespace, with two addresses of each family here and one there.
 fn world() -> io::Result<Veth> {
-    link::isolate()?;
     let end = |name, mac, addresses: &[&str]| End {
         name,
         mac,

@@ -3,7 +3,6 @@
 //! their own.
 
 use roxe_tests::cc::{self, Compiled};
-use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::judge::lost_its_race;
 use roxe_tests::rdmacm::local;
@@ -76,11 +75,6 @@ fn is_bound(port: u16) -> bool {
 }
 
 pub(crate) fn main() -> ExitCode {
-    // Nobody else's packets, and nobody else on the ports.
-    if let Err(e) = link::isolate() {
-        println!("FAILED   users: {e}");
-        return ExitCode::FAILURE;
-    }
     let mut checks = Vec::new();
     for link in LINKS {
         checks.extend(PAIRS.iter().map(|pair| under_valgrind(pair, link)));

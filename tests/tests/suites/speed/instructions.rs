@@ -10,7 +10,6 @@
 //! regions; these need no file.
 
 use roxe_tests::build;
-use roxe_tests::guest::link;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
@@ -66,11 +65,6 @@ enum Threads {
 }
 
 pub(crate) fn main() -> ExitCode {
-    // Nobody else's packets.
-    if let Err(e) = link::isolate() {
-        println!("FAILED   instructions: {e}");
-        return ExitCode::FAILURE;
-    }
     if report::words().any(|word| word == "--write") {
         return write();
     }

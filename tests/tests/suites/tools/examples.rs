@@ -3,7 +3,6 @@
 //! system's programs to find. What a block shows below its commands is not compared.
 
 use roxe_tests::build;
-use roxe_tests::guest::link;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
@@ -43,10 +42,6 @@ const PLACES: &[(&str, &str)] = &[
 const STAYS: &[&str] = &["roxe peer", "roxe top"];
 
 pub(crate) fn main() -> ExitCode {
-    if let Err(e) = link::isolate() {
-        println!("FAILED   examples: {e}");
-        return ExitCode::FAILURE;
-    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut checks = Vec::new();
     for page in PAGES {

@@ -6,7 +6,6 @@
 //! it happens in a network namespace of its own.
 
 use roxe_tests::build;
-use roxe_tests::guest::link;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
@@ -54,10 +53,6 @@ const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "-
 const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
 pub(crate) fn main() -> ExitCode {
-    if let Err(e) = link::isolate() {
-        println!("FAILED   view: {e}");
-        return ExitCode::FAILURE;
-    }
     report::main(vec![
         Check::new("view: root sees a card", || as_root(&|prefix| sees(prefix, &[]))),
         Check::new("view: other users see a card", || without_rights(&|prefix| sees(prefix, &[]))),

@@ -53,7 +53,7 @@ pub(crate) fn main() -> ExitCode {
         })]);
     }
     let prepared = Options::read(report::words()).and_then(|options| {
-        link::isolate().and_then(|()| suite::unpack()).map_err(|e| e.to_string())?;
+        suite::unpack().map_err(|e| e.to_string())?;
         Ok(options)
     });
     match prepared {
