@@ -1,0 +1,26 @@
+//! `tests/run` leaves no suite out.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Names of the modules below `tests/tests/suites`, each of which is a suite.
+fn suites() -> BTreeSet<String> {
+    let groups = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suites")).expect("the suites");
+    let folders = groups.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_dir());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).expect("a group"));
+    let files = files.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
+    files.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect()
+}
+
+#[test]
+fn run_names_every_suite() {
+    let script = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/run")).expect("tests/run");
+    let lists = script.lines().filter(|line| !line.starts_with('#'));
+    let words: BTreeSet<&str> =
+        lists.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
+    let suites = suites();
+    assert!(suites.len() > 20, "{suites:?}");
+    let left_out: Vec<_> = suites.iter().filter(|suite| !words.contains(suite.as_str())).collect();
+    assert!(left_out.is_empty(), "no lane of tests/run has {left_out:?}");
+}
