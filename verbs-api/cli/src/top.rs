@@ -118,11 +118,21 @@ fn table(before: &Look, now: &Look, seconds: f64) -> Table {
         let rest = ["", "", state, "", ""].map(str::to_owned);
         table.row(head.into_iter().chain(rest).chain(packets).chain(bytes));
         for qp in &process.qps {
-            let old = old.qps.iter().find(|old| old.text("qpn") == qp.text("qpn")).unwrap_or(qp);
-            table.row([String::new(), String::new()].into_iter().chain(cells(old, qp, seconds)));
+            let cells = match old.qps.iter().find(|old| old.text("qpn") == qp.text("qpn")) {
+                Some(old) if is_same_connection(old, qp) => cells(old, qp, seconds),
+                _ => cells(qp, qp, 0.0),
+            };
+            table.row([String::new(), String::new()].into_iter().chain(cells));
         }
     }
     table
+}
+
+/// Whether the numbers of two looks at a queue pair can be compared: connecting sets its PSNs.
+fn is_same_connection(old: &Qp, qp: &Qp) -> bool {
+    let is_same = |name| old.text(name) == qp.text(name);
+    let was_connected = !["RESET", "INIT", "RTR"].contains(&old.text("state"));
+    is_same("peer") && is_same("address") && (is_same("state") || was_connected)
 }
 
 fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
@@ -215,6 +225,26 @@ mod tests {
         assert_eq!(lines[1], ["4294967295", "roxe0", "lo", "0", "0", "2.0", "0"]);
         let expected = "0x11 0x12 10.0.0.1 RC RTS 10 5.0 0 0 1.0 0 2 3/64 3 4/5 RetryExcErr";
         assert_eq!(lines[2].join(" "), expected);
+    }
+
+    #[test]
+    fn queue_pair_that_was_connected_between_looks_has_no_rates() {
+        let qp = |state: &str, peer: &str, psn: u32| {
+            look(
+                0,
+                &format!("qp qpn=0x11 service=RC state={state} peer={peer} address=10.0.0.1 sent_psn={psn} error=-"),
+            )
+        };
+        let connected = qp("RTS", "0x12", 7_000_020);
+        let rates = |before: &Look| -> Vec<f64> {
+            let text = table(before, &connected, 1.0).to_string();
+            let words = text.lines().nth(2).unwrap().split_whitespace();
+            words.filter_map(|word| word.parse().ok()).filter(|rate| *rate > 0.0).collect()
+        };
+        assert_eq!(rates(&qp("RTS", "0x12", 7_000_000)), [20.0]);
+        for before in [qp("INIT", "0x12", 0), qp("RTR", "0x12", 0), qp("RTS", "0x13", 5)] {
+            assert_eq!(rates(&before), [0.0; 0]);
+        }
     }
 
     #[test]
