@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn files_outside_of_the_root_have_a_whole_path() {
         let outside = root().join("../other/x.c");
-        let expected = format!("file://{}", plain(&outside).display());
+        let expected = format!("file://{}", uri(&plain(&outside)));
         assert_eq!(artifact(&outside), json!({"uri": expected}));
         let inside = root().join("build/../src/y.c");
         assert_eq!(artifact(&inside), json!({"uri": "src/y.c", "uriBaseId": "%SRCROOT%"}));
