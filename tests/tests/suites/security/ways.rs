@@ -192,7 +192,8 @@ impl Programs {
     fn run(&self, prefix: &[&str], script: &str) -> Output {
         let mut command = Command::new("timeout");
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
-        let mut all = String::new();
+        // A folder of its own: `roxe run` looks there whether the program has opened a device.
+        let mut all = "export XDG_RUNTIME_DIR=$(mktemp -d); trap 'rm -rf \"$XDG_RUNTIME_DIR\"' EXIT; ".to_owned();
         let system = system_library().unwrap_or_default();
         let names = [
             "roxe", "idle", "holds", "module", "linked", "opened", "static", "plain", "runpath", "rpath", "script",
