@@ -151,9 +151,10 @@ impl Programs {
     fn make(&self) -> Result<(), String> {
         let io = |error: std::io::Error| error.to_string();
         let system = system_library().ok_or("the system has no libibverbs.so.1")?;
-        for folder in ["lib", "env/bin", "env/lib/python3.11/site-packages/x.libs"] {
+        for folder in ["runtime", "lib", "env/bin", "env/lib/python3.11/site-packages/x.libs"] {
             fs::create_dir_all(self.at(folder)).map_err(io)?;
         }
+        fs::set_permissions(self.at("runtime"), fs::Permissions::from_mode(0o1777)).map_err(io)?;
         for copy in ["lib/libibverbs.so.1", HASHED] {
             fs::copy(&system, self.at(copy)).map_err(io)?;
         }
@@ -192,8 +193,9 @@ impl Programs {
     fn run(&self, prefix: &[&str], script: &str) -> Output {
         let mut command = Command::new("timeout");
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
-        // A folder of its own: `roxe run` looks there whether the program has opened a device.
-        let mut all = "export XDG_RUNTIME_DIR=$(mktemp -d); trap 'rm -rf \"$XDG_RUNTIME_DIR\"' EXIT; ".to_owned();
+        // A folder of its own, as `roxe run` looks there whether the program has opened a device; it
+        // stays until the end, as to remove it looks like a process that lists devices.
+        let mut all = format!("export XDG_RUNTIME_DIR=$(mktemp -d {}/XXXXXX); ", self.at("runtime").display());
         let system = system_library().unwrap_or_default();
         let names = [
             "roxe", "idle", "holds", "module", "linked", "opened", "static", "plain", "runpath", "rpath", "script",
