@@ -193,9 +193,15 @@ impl Programs {
     fn run(&self, prefix: &[&str], script: &str) -> Output {
         let mut command = Command::new("timeout");
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
-        // A folder of its own, as `roxe run` looks there whether the program has opened a device; it
-        // stays until the end, as to remove it looks like a process that lists devices.
-        let mut all = format!("export XDG_RUNTIME_DIR=$(mktemp -d {}/XXXXXX); ", self.at("runtime").display());
+        // A runtime folder for each, as `roxe run` looks there whether the program has opened a
+        // device, and a library of this suite, as it asks whether another process has the library.
+        // Both stay until the end: to remove a folder looks like a process that lists devices.
+        let runtime = self.at("runtime");
+        let mut all = format!(
+            "export XDG_RUNTIME_DIR=$(mktemp -d {0}/XXXXXX) XDG_CACHE_HOME={0}/cache-$(id -u); mkdir -p -m 700 \
+             $XDG_CACHE_HOME; ",
+            runtime.display()
+        );
         let system = system_library().unwrap_or_default();
         let names = [
             "roxe", "idle", "holds", "module", "linked", "opened", "static", "plain", "runpath", "rpath", "script",
