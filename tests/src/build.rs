@@ -60,6 +60,16 @@ pub fn shared_dir() -> PathBuf {
     FOLDER.get_or_init(|| make().unwrap_or_else(|e| panic!("no folder for programs in /var/tmp: {e}"))).clone()
 }
 
+/// The sources by a path that has no blank, for command lines that are split at blanks: a link in
+/// [`shared_dir`].
+pub fn sources() -> PathBuf {
+    let link = shared_dir().join("sources");
+    match workspace().canonicalize().and_then(|sources| std::os::unix::fs::symlink(sources, &link)) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => panic!("no link to the sources in /var/tmp: {e}"),
+        _ => link,
+    }
+}
+
 fn own_uid() -> io::Result<u32> {
     fs::metadata("/proc/self").map(|meta| meta.uid())
 }

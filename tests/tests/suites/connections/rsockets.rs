@@ -2,6 +2,7 @@
 //! know nothing of RDMA, whose sockets `roxe run --rsocket` (or rdma-core's own shim) carries over
 //! it.
 
+use roxe_tests::build;
 use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -290,7 +291,7 @@ fn copy(size: usize) -> Verdict {
 
 /// Where the Python programs lie.
 fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/sockets/sockets.py")
+    build::sources().join("tests/clients/sockets/sockets.py")
 }
 
 /// Programs that know nothing of RDMA, in all the ways in which programs wait for sockets.
@@ -355,7 +356,7 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         return missing(client_shim);
     }
     let work = || {
-        let (port, folder) = (port(), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        let (port, folder) = (port(), build::sources());
         let url = format!("http://{ADDRESS}:{port}/LICENSE-APACHE");
         let server = format!("{PYTHON} -m http.server --bind {ADDRESS} --directory {} {port}", folder.display());
         let client = if by_rdma { format!("curl -sS {url}") } else { format!("wget -q -O - {url}") };
