@@ -93,7 +93,7 @@ fn run(script: &str) -> Verdict {
     }
     let scratch = Scratch::new();
     let bin = build::roxe();
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tests = build::sources().join("tests");
     let own = bin.parent().expect("a program lies in a folder").display();
     let mut shell = Command::new("timeout");
     shell.args(["60", "sh", "-ec", &patient(script)]).current_dir(&scratch.0).stdin(Stdio::null()).env_clear();
