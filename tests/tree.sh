@@ -38,3 +38,10 @@ pub fn mutant(number: u32) -> bool {
 }
 END
 }
+
+# Files that differ from a commit, or nothing and status 1 if it is not known here.
+changed_since() {
+    git rev-parse --quiet --verify "$1^{commit}" >/dev/null 2>&1 || return 1
+    git diff --name-only "$1" --
+    git ls-files --others --exclude-standard
+}

@@ -7,7 +7,7 @@
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -27,7 +27,7 @@ pub fn roxe() -> PathBuf {
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
 }
 
-/// Whether the program has been built before, if maybe from older sources.
+/// Returns true if a build of the program exists, which may be older than the sources.
 pub fn is_there() -> bool {
     std::env::var_os("ROXE_BIN").is_some() || built("roxe").exists()
 }
@@ -64,10 +64,11 @@ pub fn shared_dir() -> PathBuf {
 /// [`shared_dir`].
 pub fn sources() -> PathBuf {
     let link = shared_dir().join("sources");
-    match workspace().canonicalize().and_then(|sources| std::os::unix::fs::symlink(sources, &link)) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => panic!("no link to the sources in /var/tmp: {e}"),
-        _ => link,
-    }
+    // Another checkout may build into the same folder: its link is replaced.
+    let fresh = link.with_extension(format!("{}.new", std::process::id()));
+    let made = workspace().canonicalize().and_then(|sources| symlink(sources, &fresh));
+    made.and_then(|()| fs::rename(&fresh, &link)).unwrap_or_else(|e| panic!("{}: {e}", link.display()));
+    link
 }
 
 fn own_uid() -> io::Result<u32> {

@@ -77,7 +77,7 @@ struct Suite {
     group: &'static str,
     name: &'static str,
     main: fn() -> ExitCode,
-    /// Whether it has a network namespace of its own from its beginning, as root.
+    /// True if [`run`] moves the suite into a network namespace of its own, which takes root.
     is_alone: bool,
 }
 
@@ -92,7 +92,7 @@ macro_rules! suites {
     };
 }
 
-/// Those that are not alone fetch something first, or are started again by themselves.
+/// Suites with `false` fetch files first, or start their own program again.
 const SUITES: &[Suite] = suites![
     protocol::conform true,
     protocol::kernel_rxe false,

@@ -128,7 +128,8 @@ fn table(before: &Look, now: &Look, seconds: f64) -> Table {
     table
 }
 
-/// Whether the numbers of two looks at a queue pair can be compared: connecting sets its PSNs.
+/// Returns true if rates can be computed from two looks at a queue pair: connecting it in between
+/// sets new PSNs.
 fn is_same_connection(old: &Qp, qp: &Qp) -> bool {
     let is_same = |name| old.text(name) == qp.text(name);
     let was_connected = !["RESET", "INIT", "RTR"].contains(&old.text("state"));

@@ -123,8 +123,8 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
     assert!((0..4).all(|id| write(id).is_ok()));
 }
 
-/// What a peer reaches through windows is told by `tests/tests/integration/cases`; here are both
-/// ends in one process, for the compiler's checkers, which run this file.
+/// `tests/tests/integration/cases` tests windows between processes. This test has both ends in one
+/// process, because the sanitizers run this file.
 // clause: WINDOW-TYPE-2
 #[test]
 fn a_window_is_opened_written_through_and_closed_for_every_message() {

@@ -11,7 +11,7 @@ use roxe::{
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// What [`super::arms`] finds the answers by, as the test harness writes to the same pipe.
+/// Prefix of answers. [`super::arms`] needs it, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "agent: ";
 /// A completion or an event that has not come by then does not come.
 const PATIENCE: Duration = Duration::from_secs(20);

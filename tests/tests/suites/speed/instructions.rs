@@ -5,8 +5,8 @@
 //! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows
 //! up here. Counted is what the thread of the program executes, not the kernel, nor the background
 //! thread, which only lends a hand: the walk of `verbs-api/roxe/examples/hot_paths.rs` between its
-//! two marks. Who made a path longer on purpose, or shorter, writes the file anew with
-//! `--write`. On some paths a message must cost the same with few and with many queue pairs or
+//! two marks. `--write` writes the file anew, for a change that makes a path longer on purpose, or
+//! shorter. On some paths a message must cost the same with few and with many queue pairs or
 //! regions; these need no file.
 
 use roxe_tests::build;
