@@ -49,7 +49,7 @@ fn peer() {
 fn open_and_close(time: Duration) -> u64 {
     let (start, mut times) = (Instant::now(), 0);
     while start.elapsed() < time {
-        let node = Node::open();
+        let node = Node::open_small();
         let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Rc)).collect();
         drop((qps, node));
         times += 1;
@@ -62,7 +62,7 @@ fn open_and_close(time: Duration) -> u64 {
 fn write_within_the_process(time: Duration) -> u64 {
     let (start, mut times) = (Instant::now(), 0);
     while start.elapsed() < time {
-        let (a, b) = (Node::open(), Node::open());
+        let (a, b) = (Node::open_small(), Node::open_small());
         let gid = a.context.gid(1, 0).unwrap();
         let qps: Vec<_> = (0..PAIRS).map(|_| (a.qp(Service::Rc), b.qp(Service::Rc))).collect();
         for (qa, qb) in &qps {

@@ -59,11 +59,23 @@ impl Node {
 
     /// The same with a context and a completion queue that are there.
     pub(crate) fn open_in(context: Arc<Context>, cq: Arc<Cq>) -> Self {
+        Self::open_with_buffer(context, cq, LEN)
+    }
+
+    /// Opens the loopback device with a buffer of one page, for tests that open it thousands of
+    /// times: the buffer is never freed.
+    pub(crate) fn open_small() -> Self {
+        let context = devices().unwrap().first().expect("a device").open().unwrap();
+        let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
+        Self::open_with_buffer(context, cq, 4096)
+    }
+
+    fn open_with_buffer(context: Arc<Context>, cq: Arc<Cq>, len: usize) -> Self {
         let pd = context.alloc_pd().unwrap();
-        let memory = Box::leak(vec![0u8; LEN].into_boxed_slice()).as_mut_ptr();
+        let memory = Box::leak(vec![0u8; len].into_boxed_slice()).as_mut_ptr();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         // SAFETY: leaked memory that is accessed through raw pointers only.
-        let mr = unsafe { pd.reg_mr(memory as u64, LEN as u64, memory as u64, all) }.unwrap();
+        let mr = unsafe { pd.reg_mr(memory as u64, len as u64, memory as u64, all) }.unwrap();
         Self { context, pd, cq, mr, memory }
     }
 
