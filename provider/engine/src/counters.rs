@@ -3,11 +3,13 @@
 //!
 //! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
 
+use roxe_base::lock::{Mutex, rank};
 use roxe_transport::cm::Ignored;
 use roxe_transport::qp::{CongestionCounts, DropReason, RetryCounts};
 use roxe_wire::cm::MadError;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// One number that only grows.
 #[derive(Debug, Default)]
@@ -37,22 +39,36 @@ impl Counter {
     }
 }
 
-impl Clone for Counter {
-    fn clone(&self) -> Self {
-        Self(AtomicU64::new(self.get()))
+/// What was handed to one ring. Only the holder of the ring's lock counts here, so that a small
+/// message pays for no locked addition.
+#[derive(Debug, Default)]
+pub(crate) struct SentByRing {
+    packets: Counter,
+    bytes: Counter,
+}
+
+impl SentByRing {
+    /// Counts packets and their bytes. The caller holds the lock of the ring.
+    #[inline]
+    pub(crate) fn count(&self, packets: u64, bytes: u64) {
+        self.packets.add_alone(packets);
+        self.bytes.add_alone(bytes);
     }
 }
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $visibility:vis $name:ident,)+) => {
-        /// All counters of an engine, on cache lines of its own. A copy counts no more.
-        #[derive(Clone, Debug, Default)]
+        /// All counters of an engine, on cache lines of its own.
+        #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct Counters {
             $($(#[doc = $doc])+ $visibility $name: Counter,)+
             drops: [Counter; DropReason::ALL.len()],
             ignored: [Counter; Ignored::ALL.len()],
             bad_mads: [Counter; MadError::ALL.len()],
+            /// What went through rings, which is in no counter above but that of a ring that is
+            /// gone.
+            rings: Mutex<rank::RingCounts, Vec<Arc<SentByRing>>>,
         }
 
         impl Counters {
@@ -154,6 +170,15 @@ counters! {
     send_rnr_err,
 }
 
+impl Clone for Counters {
+    /// What was counted so far; the copy counts no more.
+    fn clone(&self) -> Self {
+        let copy = Self::default();
+        copy.add_up(self);
+        copy
+    }
+}
+
 impl Counters {
     /// Counts a packet that a queue pair dropped.
     pub fn count_drop(&self, reason: DropReason) {
@@ -194,10 +219,17 @@ impl Counters {
         self.sent_bytes.add(bytes);
     }
 
-    /// Counts packets that were handed to a ring.
-    pub fn count_sent_by_ring(&self, packets: u64, bytes: u64) {
-        self.count_sent(packets, bytes);
-        self.sent_by_ring.add(packets);
+    /// The counters of a new ring.
+    pub(crate) fn of_new_ring(&self) -> Arc<SentByRing> {
+        let ring = Arc::default();
+        self.rings.lock().push(Arc::clone(&ring));
+        ring
+    }
+
+    /// Adds what went through a ring.
+    fn count_ring(&self, ring: &SentByRing) {
+        self.count_sent(ring.packets.get(), ring.bytes.get());
+        self.sent_by_ring.add(ring.packets.get());
     }
 
     /// Counts packets that were received. The caller holds the lock of the receive side.
@@ -214,11 +246,24 @@ impl Counters {
 
     /// Adds what `others` have counted.
     pub(crate) fn add_up(&self, others: &Self) {
+        let mut rings = others.rings.lock();
+        rings.retain(|ring| {
+            let is_open = Arc::strong_count(ring) > 1;
+            // What was counted before the ring was closed is seen from here on.
+            fence(Ordering::Acquire);
+            if is_open {
+                self.count_ring(ring)
+            } else {
+                others.count_ring(ring)
+            }
+            is_open
+        });
         self.all().zip(others.all()).for_each(|((.., sum), (.., counter))| sum.add_alone(counter.get()));
     }
 
     /// Begins anew.
     pub fn clear(&self) {
+        self.rings.lock().clear();
         self.all().for_each(|(.., counter)| counter.clear());
     }
 
@@ -366,6 +411,25 @@ mod tests {
         (1..).zip(more.all()).for_each(|(n, (.., counter))| counter.add(100 * n));
         sum.add_up(&more);
         assert!((1..).zip(sum.all()).all(|(n, (.., counter))| counter.get() == 101 * n));
+    }
+
+    #[test]
+    fn ring_counts_in_the_sum_while_open_and_once_closed() {
+        let counters = Counters::default();
+        let ring = counters.of_new_ring();
+        ring.count(2, 100);
+        let sums = || {
+            let sum = Counters::default();
+            sum.add_up(&counters);
+            [&sum.sent_packets, &sum.sent_bytes, &sum.sent_by_ring].map(Counter::get)
+        };
+        assert_eq!(sums(), [2, 100, 2]);
+        ring.count(1, 50);
+        assert_eq!(sums(), [3, 150, 3]);
+        drop(ring);
+        assert_eq!([sums(), sums()], [[3, 150, 3]; 2]);
+        counters.clear();
+        assert_eq!(sums(), [0; 3]);
     }
 
     #[test]

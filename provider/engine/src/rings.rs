@@ -12,6 +12,7 @@
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made
 //! room. Rings end under the receive lock.
 
+use crate::counters::{Counters, SentByRing};
 use crate::flow_control::Receiver;
 use roxe_base::clock;
 use roxe_base::lock::{Mutex, RwLock, rank};
@@ -60,6 +61,8 @@ pub(crate) struct Sender {
     pub(crate) is_listed: bool,
     /// The reader stood still for so long that datagrams are lost while the ring is full.
     pub(crate) is_stalled: bool,
+    /// What was handed to it; `None` before the first packet.
+    pub(crate) sent: Option<Arc<SentByRing>>,
 }
 
 /// As many queue pairs have it.
@@ -101,8 +104,14 @@ impl Sender {
         self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }
 
+    /// Counts what was handed over, for the sums of `counters`.
+    #[inline]
+    pub(crate) fn count_sent(&mut self, packets: u64, bytes: u64, counters: &Counters) {
+        self.sent.get_or_insert_with(|| counters.of_new_ring()).count(packets, bytes);
+    }
+
     pub(crate) fn close(&mut self) {
-        (self.writer, self.doorbell) = (None, None);
+        (self.writer, self.doorbell, self.sent) = (None, None, None);
     }
 }
 

@@ -151,6 +151,8 @@ crate::ranks! { pub, 10_000.. ;
     FlowCounters,
     /// `live`: the counters that were told last.
     Told,
+    /// `engine::counters`: what went through each ring.
+    RingCounts,
     /// `stats_file`: the file that says what this process counted.
     StatsFile,
     /// `event`: events that wait for the program.

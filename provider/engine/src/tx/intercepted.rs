@@ -236,7 +236,7 @@ fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item =
             Some(room) => {
                 // The room has the size that was asked for.
                 let _ = room.put(packet);
-                counters.count_sent_by_ring(1, packet.len() as u64);
+                ring.count_sent(1, packet.len() as u64, counters);
             }
             None => counters.send_errors.add(1),
         }

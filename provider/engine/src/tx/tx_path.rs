@@ -326,7 +326,7 @@ impl<'a> TxPath<'a> {
         open.sender.publish();
         if open.built.packets > 0 {
             self.cache.sent += open.built.bytes;
-            self.fabric.counters().count_sent_by_ring(open.built.packets, open.built.bytes);
+            open.sender.count_sent(open.built.packets, open.built.bytes, self.fabric.counters());
         }
     }
 
