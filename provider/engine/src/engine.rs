@@ -22,6 +22,7 @@ use crate::interceptor::Interceptor;
 use crate::queue_pair::QueuePair;
 use crate::rx_state::{Rx, RxState};
 use crate::table::QpTable;
+use crate::table::Recent;
 use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -201,6 +202,8 @@ impl Engine {
     /// Forgets a queue pair; packets for it are dropped from now on.
     pub fn unregister_qp(&self, qp: &dyn QueuePair) {
         self.table.remove(qp.qpn());
+        // What was found last would keep it alive until the next packet comes.
+        self.rx.lock().state.recent = Recent::default();
         if qp.service() == Service::Ud {
             self.detach_from_all(qp);
         }

@@ -90,7 +90,7 @@ impl Engine {
         self.count_received(run);
         let members = std::mem::take(&mut group.members);
         for qp in &members {
-            self.hand_over(state, Arc::clone(qp), run, now);
+            self.hand_over(state, qp, run, now);
         }
         if let Some(group) = state.groups.get_mut(at) {
             group.members = members;

@@ -99,6 +99,6 @@ fn deliver(frame: &[u8], chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, state: &mu
     let ip_csum_ok = checksum::is_verified(frame);
     for (qp, flow_tag) in chosen.drain(..) {
         let report = qp.receive_frame(frame, FrameNote { flow_tag, ip_csum_ok }, now);
-        state.touch(qp, report);
+        state.touch(&qp, report);
     }
 }

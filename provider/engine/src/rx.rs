@@ -58,6 +58,24 @@ impl Engine {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
         let by_rings = self.rings.is_on && self.receive_by_rings(sources, buf, state, now);
+        let looks = all || state.reads_sockets() || self.flows.is_starved() || self.interceptor().is_some();
+        let by_sockets = looks && self.receive_by_sockets(sources, buf, state, all, now);
+        self.finish_batch(state, now);
+        self.end_waiting(state, now, now);
+        self.serve_processes(state, now);
+        state.busy = by_rings || by_sockets;
+        state.busy
+    }
+
+    /// Receives from everything but rings. Returns true if anything was there.
+    fn receive_by_sockets(
+        &self,
+        sources: &Sources,
+        buf: &mut [u8],
+        state: &mut RxState,
+        all: bool,
+        now: Instant,
+    ) -> bool {
         if all {
             state.look(&sources.links);
         }
@@ -66,11 +84,12 @@ impl Engine {
         if all || state.mail_visits > 0 || self.flows.is_starved() {
             found |= self.drain_mailboxes(buf, state, all, now);
         }
-        let skips_sockets = state.prefers_rings && !all;
-        for link in &sources.links {
-            if !skips_sockets && state.reads(link, all) && self.drain_link(link, Way::Address, buf, state, now) {
-                found = true;
-                state.prefers_rings = false;
+        if all || !state.prefers_rings {
+            for link in &sources.links {
+                if state.reads(link, all) && self.drain_link(link, Way::Address, buf, state, now) {
+                    found = true;
+                    state.prefers_rings = false;
+                }
             }
         }
         if !state.groups.is_empty() {
@@ -80,14 +99,9 @@ impl Engine {
             found |= self.drain_frames(state, now);
         }
         state.note_look(all, found);
-        found |= by_rings;
         if let Some(interceptor) = self.interceptor() {
             found |= self.release_held(interceptor, state, now, now);
         }
-        self.finish_batch(state, now);
-        self.end_waiting(state, now, now);
-        self.serve_processes(state, now);
-        state.busy = found;
         found
     }
 
@@ -236,10 +250,11 @@ impl Engine {
         if run.bytes.first() == Some(&steer::PROBE) {
             return self.answer_probes(state, run, now);
         }
-        match self.table.find(qpn) {
+        match self.table.find_recent(qpn, &mut state.recent) {
             Lookup::Found(qp) => {
                 self.count_received(run);
-                self.hand_over(state, qp, run, now);
+                self.hand_over(state, &qp, run, now);
+                state.recent.put(qpn, qp);
             }
             Lookup::NotOurs if qpn == Qpn::GSI && way == Way::Address => self.route_mads(state, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
@@ -293,21 +308,21 @@ impl Engine {
 
     /// Gives a run to a queue pair, through the interceptor if there is one.
     #[inline]
-    pub(crate) fn hand_over(&self, state: &mut RxState, qp: Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
+    pub(crate) fn hand_over(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         match self.interceptor() {
             None => self.hand_in(state, qp, run, now),
-            Some(interceptor) => self.hand_in_intercepted(interceptor, state, Some(&qp), run, now),
+            Some(interceptor) => self.hand_in_intercepted(interceptor, state, Some(qp), run, now),
         }
     }
 
     /// Gives a run to its queue pair.
     #[inline]
-    fn hand_in(&self, state: &mut RxState, qp: Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
+    fn hand_in(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
         tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::spoils);
         let report = qp.receive(run, &mut tools, now);
         if report.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
-            state.crowded = Some(Arc::clone(&qp));
+            state.crowded = Some(Arc::clone(qp));
         }
         state.touch(qp, report);
     }

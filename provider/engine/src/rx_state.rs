@@ -9,6 +9,7 @@ use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
 use crate::requests::{ForwardedRequests, Request};
 use crate::run::{IdentGuess, RxTools};
+use crate::table::Recent;
 use roxe_net::Control;
 use roxe_net::Readiness;
 use roxe_net::service::ServiceSocket;
@@ -107,6 +108,8 @@ pub(crate) struct RxState {
     /// Visits for which the mailboxes are looked at every time.
     pub(crate) mail_visits: u32,
     pub(crate) touched: Vec<Touched>,
+    /// Where packets went last.
+    pub(crate) recent: Recent,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) ident: IdentGuess,
     pub(crate) visits: u32,
@@ -182,6 +185,12 @@ impl RxState {
         }
     }
 
+    /// Whether a visit that does not look at all sockets reads some of them.
+    #[inline]
+    pub(crate) fn reads_sockets(&self) -> bool {
+        !self.prefers_rings || self.mail_visits > 0 || !self.groups.is_empty() || self.frames.is_some()
+    }
+
     /// Whether a visit reads the socket of `link`: where something was seen if it looks at `all` of
     /// them, or else where traffic is.
     pub(crate) fn reads(&self, link: &UdpLink, all: bool) -> bool {
@@ -226,11 +235,11 @@ impl RxState {
     }
 
     #[inline]
-    pub(crate) fn touch(&mut self, qp: Arc<dyn QueuePair>, report: VisitOutcome) {
+    pub(crate) fn touch(&mut self, qp: &Arc<dyn QueuePair>, report: VisitOutcome) {
         match self.touched.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.qp, &qp) => last.report |= report,
             _ if report.is_empty() => {}
-            _ => self.touched.push(Touched { qp, report }),
+            Some(last) if Arc::ptr_eq(&last.qp, qp) => last.report |= report,
+            _ => self.touched.push(Touched { qp: Arc::clone(qp), report }),
         }
     }
 

@@ -15,9 +15,13 @@ use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A slot takes no more QPs than this, so that a random number is soon found to be free.
 const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
+
+/// Queue pairs in a [`Recent`].
+const RECENT: usize = 16;
 
 /// What a destination QPN means here.
 #[derive(Debug)]
@@ -115,9 +119,48 @@ pub(crate) struct QpTable {
     /// The slots that follow, for who has a queue pair locked.
     owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
     slots: RwLock<rank::QpTable, Vec<Owned>>,
+    /// Changes when a queue pair is removed.
+    version: AtomicU32,
+}
+
+/// The queue pairs that the receive side has met last. Finding one here takes no lock and counts no
+/// reference.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    /// That of the table when they were found.
+    version: u32,
+    qps: [Option<(Qpn, Arc<dyn QueuePair>)>; RECENT],
+}
+
+impl Recent {
+    /// Keeps a queue pair that was found.
+    #[inline]
+    pub(crate) fn put(&mut self, qpn: Qpn, qp: Arc<dyn QueuePair>) {
+        if let Some(place) = self.qps.get_mut(qpn.get() as usize % RECENT) {
+            *place = Some((qpn, qp));
+        }
+    }
 }
 
 impl QpTable {
+    /// As [`QpTable::find`], for the receive side, which gives back what it was handed by
+    /// [`Recent::put`].
+    #[inline]
+    pub(crate) fn find_recent(&self, qpn: Qpn, recent: &mut Recent) -> Lookup {
+        let version = self.version.load(Ordering::Acquire);
+        if version != recent.version {
+            *recent = Recent { version, ..Recent::default() };
+        }
+        let place = recent.qps.get_mut(qpn.get() as usize % RECENT);
+        match place.and_then(|place| place.take_if(|(known, _)| *known == qpn)) {
+            Some((_, qp)) => {
+                prefetch_at(Arc::as_ptr(&qp).addr(), PREFETCHED);
+                Lookup::Found(qp)
+            }
+            None => self.find(qpn),
+        }
+    }
+
     /// Who `qpn` is.
     #[inline]
     pub(crate) fn find(&self, qpn: Qpn) -> Lookup {
@@ -170,6 +213,7 @@ impl QpTable {
         let mut slots = self.slots.write();
         if let Some(owned) = slots.iter_mut().find(|owned| owned.slot == Slot::of(qpn)) {
             owned.give_back(index_of(qpn));
+            self.version.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -177,6 +221,7 @@ impl QpTable {
     pub(crate) fn drain(&self) -> Vec<Arc<dyn QueuePair>> {
         let slots = std::mem::take(&mut *self.slots.write());
         self.owned.write().clear();
+        self.version.fetch_add(1, Ordering::Release);
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 

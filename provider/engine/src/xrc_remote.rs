@@ -33,7 +33,7 @@ impl Engine {
     pub(crate) fn take_result(&self, state: &mut RxState, result: (XrcRequestId, Outcome, &[u8]), now: Instant) {
         if let Some(qp) = self.table.get(result.0.target) {
             let report = qp.take_result(result, now);
-            state.touch(qp, report);
+            state.touch(&qp, report);
         }
     }
 }

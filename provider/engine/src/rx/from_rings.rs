@@ -105,11 +105,15 @@ impl Engine {
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
         if self.interceptor().is_none()
-            && let Lookup::Found(qp) = self.table.find(packets.first.bth.dest_qpn)
-            && let Some(report) = qp.receive_joined(&meta, &packets, now)
+            && let qpn = packets.first.bth.dest_qpn
+            && let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent)
         {
-            self.counters().count_received(joined.into(), packets.bytes);
-            return state.touch(qp, report);
+            let report = qp.receive_joined(&meta, &packets, now);
+            report.into_iter().for_each(|report| state.touch(&qp, report));
+            state.recent.put(qpn, qp);
+            if report.is_some() {
+                return self.counters().count_received(joined.into(), packets.bytes);
+            }
         }
         let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };
         let (meta, copy) = (RxMeta { segment, len, ..meta }, buf.get_mut(..len).unwrap_or_default());
@@ -133,14 +137,16 @@ impl Engine {
                 return false;
             }
         }
-        let Some(Lookup::Found(qp)) = to.flatten().map(|qpn| self.table.find(qpn)) else { return false };
-        if !qp.takes_shared_payload() {
-            return false;
+        let Some(qpn) = to.flatten() else { return false };
+        let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent) else { return false };
+        let is_taken = qp.takes_shared_payload();
+        if is_taken {
+            self.counters().count_received(meta.packets(), meta.len);
+            let report = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
+            state.touch(&qp, report);
         }
-        self.counters().count_received(meta.packets(), meta.len);
-        let report = qp.receive_shared(meta, (copies, HEAD), *bytes, now);
-        state.touch(qp, report);
-        true
+        state.recent.put(qpn, qp);
+        is_taken
     }
 
     /// Hands on a run from a ring that lies where it can be sealed for a interceptor.

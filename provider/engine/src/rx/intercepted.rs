@@ -100,7 +100,7 @@ impl Engine {
         interceptor.record_arrivals(name.0, &arrivals, &verdicts);
         if verdicts.iter().all(Verdict::is_pass) {
             return match qp {
-                Some(qp) => self.hand_in(state, Arc::clone(qp), run, now),
+                Some(qp) => self.hand_in(state, qp, run, now),
                 None => self.admit_mads(state, run),
             };
         }
@@ -145,7 +145,7 @@ impl Engine {
             tools.locals = &[];
         }
         let report = qp.receive(run, &mut tools, now);
-        state.touch(Arc::clone(qp), report);
+        state.touch(qp, report);
     }
 
     /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
