@@ -21,7 +21,6 @@ use crate::table::Lookup;
 use crate::tx::peek_qpn;
 use roxe_net::forward::Frame;
 use roxe_net::link::RxMeta;
-use roxe_net::rx_retention::STREAM;
 use roxe_net::slot::recv_frame;
 use roxe_net::steer;
 use roxe_net::udp::UdpLink;
@@ -33,6 +32,8 @@ use std::sync::Arc;
 /// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few
 /// enough to answer soon.
 const BUDGET: usize = 8;
+/// A datagram of at least this many bytes belongs to a stream, and more of it is probably there.
+const STREAM: usize = 16 << 10;
 /// Visits for which a ring counts as young.
 pub(crate) const YOUNG: u32 = 256;
 /// After a frame, mailboxes are looked at on this many visits in a row.
@@ -89,14 +90,6 @@ impl Engine {
         self.serve_processes(state, now);
         state.busy = found;
         found
-    }
-
-    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was
-    /// read stays in a socket.
-    pub(crate) fn clear_kept(&self) {
-        if let Some(rx) = self.rx.try_lock() {
-            rx.sources.links.iter().for_each(|link| link.clear_kept());
-        }
     }
 
     fn refresh_links(&self, sources: &mut Sources, state: &mut RxState) {
