@@ -198,8 +198,6 @@ impl Engine {
         match frame {
             Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
             Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
-            Some((Frame::XrcRequest(request), body)) => self.services.serve_xrc_request(self, &request, body, now),
-            Some((Frame::Result(id, outcome), body)) => self.take_result(state, (id, outcome, body), now),
             // Answers to probes go to the builder's own mailbox, rings to that of a slot.
             Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
         }
