@@ -11,7 +11,7 @@ pub use payload::{RxPayload, TxRoom};
 
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, Sge};
-use roxe_wire::{Psn, Qpn, RKey, Request, Reth};
+use roxe_wire::{Qpn, RKey, Request};
 
 /// Why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,17 +151,6 @@ pub enum TagFit {
     Untagged,
 }
 
-/// Where a shared queue is that a message names (XRC).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SrqPlace {
-    /// In this process.
-    Here,
-    /// Maybe in another process that shares the domain: only that one can execute the request.
-    Elsewhere,
-    /// Not in the domain.
-    Nowhere,
-}
-
 /// The shared receive queue of a QP that has one.
 pub trait SharedReceives {
     /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is
@@ -181,22 +170,11 @@ pub trait SharedReceives {
     fn forget_unexpected(&mut self) {}
 
     /// XRC: from now on receives, their completions, and the domain in which keys are looked up are
-    /// those of the shared queue `srqn` of the QP's XRC domain. Returns where that is; if not here,
-    /// there is no receive, no completion and no memory. A host of QPs without an XRC domain has
-    /// none.
-    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
+    /// those of the shared queue `srqn` of the QP's XRC domain. False: there is none, and so no
+    /// receive, no completion and no memory; a host of QPs without an XRC domain has none.
+    fn select_srq(&mut self, srqn: u32) -> bool {
         let _ = srqn;
-        SrqPlace::Nowhere
-    }
-
-    /// XRC: as [`SharedReceives::select_srq`], before `len` bytes are read for the packet with
-    /// `psn` of the answer to a READ of which `rest` is left. False: the data is on its way from
-    /// the process of the queue. The QP then stops, and the host calls `poll_transmit` again once
-    /// it is here.
-    fn select_to_read(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
-        let (_, _, _) = (psn, rest, len);
-        self.select_srq(srqn);
-        true
+        false
     }
 }
 

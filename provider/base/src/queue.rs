@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn entries_go_in_their_order_and_an_empty_queue_is_seen() {
-        let queue = Queue::<rank::XrcMessages, _>::default();
+        let queue = Queue::<rank::FlowReady, _>::default();
         assert!(queue.is_empty() && queue.pop().is_none());
         queue.change(|entries| entries.extend([1, 2]));
         assert!(!queue.is_empty());

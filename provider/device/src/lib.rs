@@ -23,11 +23,10 @@
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
 //! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
-//! - `xrc_domain`, `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks
-//!   of them
-//! - `remote_targets`, `xrcd`, `xrc_remote`: XRC domains, also across processes
-//! - `ib_cm`: the connection manager of a device, which engines hand messages, XRC requests and
-//!   changes of the interface up to, and who has which port
+//! - `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks of them
+//! - `xrcd`: XRC domains
+//! - `ib_cm`: the connection manager of a device, which engines hand messages and changes of the
+//!   interface up to, and who has which port
 //! - `runtime`: the engines of this process
 //! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
 //!   a device
@@ -37,8 +36,7 @@
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
 //! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
-//! `qp::{steering, rss}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
-//! remote_target}`: who reads the path of a packet can skip these.
+//! `qp::{steering, rss}` and `wq`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what
 //!
@@ -90,7 +88,6 @@ mod mw;
 mod open;
 mod pd;
 mod qp;
-mod remote_targets;
 mod runtime;
 mod sleepers;
 mod srq;
@@ -100,8 +97,6 @@ mod testing;
 mod unpolled;
 mod unread;
 mod wq;
-mod xrc_domain;
-mod xrc_remote;
 mod xrcd;
 
 pub use ah::{Ah, AhAttr};

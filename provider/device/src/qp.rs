@@ -13,7 +13,6 @@
 //! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in
 //!   memory yet, and what it does instead
 //! - `steering`, `rss`: only raw packets: flows, tables of work queues
-//! - `xrc_target`, `xrc_requests`, `remote_target`: only XRC: queues of other processes
 
 mod core;
 mod credits;
@@ -25,7 +24,6 @@ mod init;
 mod key_words;
 mod placement;
 mod queue_pair;
-mod remote_target;
 mod resources;
 mod rss;
 mod send;
@@ -35,10 +33,7 @@ mod verbs;
 mod watch;
 mod weak;
 mod weakly;
-mod xrc_requests;
-mod xrc_target;
 
-pub(crate) use self::core::QpCore;
 pub use init::QpInit;
 pub(crate) use rss::Rss;
 pub use rss::RwqTable;
@@ -46,4 +41,3 @@ pub use send::SendGuard;
 pub use steering::{Flow, FlowInit};
 pub(crate) use verbs::Part;
 pub use verbs::Qp;
-pub(crate) use xrc_requests::MAX_FETCH;

@@ -1,7 +1,7 @@
 //! The engines of this process, each together with its connection manager.
 //!
-//! The engine knows connection managers and XRC domains by [`roxe_engine::engine::Services`] only,
-//! which is the [`Agent`].
+//! The engine knows connection managers by [`roxe_engine::engine::Services`] only, which is the
+//! [`Agent`].
 
 use crate::device::Device;
 use crate::ib_cm::agent::Agent;

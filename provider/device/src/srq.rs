@@ -12,19 +12,17 @@ use crate::cq::Cq;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use roxe_base::error::Error;
-use roxe_base::limits::{self, MAX_TM_SGE};
-use roxe_base::lock::{Mutex, rank};
+use roxe_base::limits::{self, MAX_TM_SGE, MAX_XRC_SRQ};
+use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::explain::because;
 use roxe_check::{Event, Made, Tracked, is_on, tell};
-use roxe_net::forward::XrcRequestId;
-use roxe_transport::qp::{Outcome, PostError};
-use roxe_transport::time::Instant;
+use roxe_net::slot::Slot;
+use roxe_transport::qp::PostError;
 use roxe_transport::wr::{RecvRequest, Sge};
-use roxe_wire::{NetHeader, Packet, PathMtu};
-use std::collections::VecDeque;
-use std::fmt::Debug;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use tags::TagState;
 
 /// What a shared receive queue is created with.
@@ -110,7 +108,7 @@ enum Kind {
     Basic,
     /// Of an XRC domain.
     Xrc {
-        owner: Arc<dyn XrcOwner>,
+        domain: Arc<XrcQueues>,
         /// Where its receives complete, whichever queue pair brought the message.
         cq: Arc<Cq>,
         /// By which messages name it.
@@ -120,23 +118,41 @@ enum Kind {
     Tags(Arc<Cq>),
 }
 
-/// The XRC domain of a shared receive queue, as the queue knows it.
-pub(crate) trait XrcOwner: Debug + Send + Sync {
-    /// Executes a request that a target of another process has for the queue, or says what came of
-    /// it before. `None`: it is an old one.
-    fn execute(
-        &self,
-        id: XrcRequestId,
-        mtu: PathMtu,
-        request: (&NetHeader, &Packet<'_>),
-        now: Instant,
-    ) -> Option<Outcome>;
+/// The shared receive queues of an XRC domain, by number. Taken under the lock of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct XrcQueues(RwLock<rank::XrcQueues, HashMap<u32, Weak<Srq>>>);
 
-    /// A connection of a target of another process has ended.
-    fn end_remote_target(&self, id: XrcRequestId, now: Instant);
+impl XrcQueues {
+    /// A new queue with a free number of `slot`, whose receives complete in `cq`. `opening` is its
+    /// use of the domain. ENOMEM: the domain has [`MAX_XRC_SRQ`].
+    pub(crate) fn create(
+        self: &Arc<Self>,
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        cq: &Arc<Cq>,
+        (slot, opening): (Slot, Use),
+    ) -> Result<Arc<Srq>, Error> {
+        // Numbers go round, so that a late message for a queue that is gone does not reach the next
+        // one; and begin with a slot, so that one for a queue of another process reaches none.
+        // clause: XRC-QUEUE-KNOWN
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let mut queues = self.0.write();
+        let number = (0..MAX_XRC_SRQ)
+            .map(|_| slot.qpn(NEXT.fetch_add(1, Ordering::Relaxed)).get())
+            .find(|number| !queues.contains_key(number))
+            .ok_or_else(|| {
+                Error::new(libc::ENOMEM, "the XRC domain has no number left for another shared receive queue")
+            })?;
+        let kind = Kind::Xrc { domain: Arc::clone(self), cq: Arc::clone(cq), number };
+        let srq = Srq::make(pd, init, kind, None, vec![opening, cq.hold()])?;
+        queues.insert(number, Arc::downgrade(&srq));
+        Ok(srq)
+    }
 
-    /// The queue with this number is destroyed.
-    fn srq_destroyed(&self, number: u32);
+    /// The queue with this number.
+    pub(crate) fn find(&self, number: u32) -> Option<Arc<Srq>> {
+        self.0.read().get(&number)?.upgrade()
+    }
 }
 
 impl Pd {
@@ -158,19 +174,6 @@ impl Pd {
 }
 
 impl Srq {
-    /// A queue of an XRC domain, which has no other one with this number; its receives complete in
-    /// `cq`. `domain` is the use of the domain.
-    pub(crate) fn create_xrc(
-        pd: &Arc<Pd>,
-        init: SrqInit,
-        (owner, domain): (Arc<dyn XrcOwner>, Use),
-        cq: &Arc<Cq>,
-        number: u32,
-    ) -> Result<Arc<Self>, Error> {
-        let kind = Kind::Xrc { owner, cq: Arc::clone(cq), number };
-        Self::make(pd, init, kind, None, vec![domain, cq.hold()])
-    }
-
     fn make(
         pd: &Arc<Pd>,
         init: SrqInit,
@@ -211,11 +214,6 @@ impl Srq {
             Kind::Basic => None,
             Kind::Xrc { cq, .. } | Kind::Tags(cq) => Some(cq),
         }
-    }
-
-    /// Its XRC domain.
-    pub(crate) fn xrc_owner(&self) -> Option<&dyn XrcOwner> {
-        if let Kind::Xrc { owner, .. } = &self.kind { Some(&**owner) } else { None }
     }
 
     /// Its protection domain, in which the lists of its requests are looked up.
@@ -287,8 +285,8 @@ impl Srq {
         let unused = self.uses.check_unused("shared receive queue", "queue pairs");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
-        if let Kind::Xrc { owner, number, .. } = &self.kind {
-            owner.srq_destroyed(*number);
+        if let Kind::Xrc { domain, number, .. } = &self.kind {
+            domain.0.write().remove(number);
         }
         self.pd.context().forget_events(self.id);
         self.held.lock().clear();

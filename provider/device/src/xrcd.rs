@@ -1,11 +1,7 @@
-//! XRC domains: which shared receive queues the targets of a process may take receives from.
+//! XRC domains: which shared receive queues targets may take receives from.
 //!
-//! Openings of the same file (by device and inode) on the same card share a domain: within a
-//! process the objects in it, and between processes of one user and one interface the queues: a
-//! message that comes to a target here may name a queue of another process that opened the file.
-//! The receives of a queue are memory of the process that posted them, so that process executes it
-//! ([`crate::remote_targets`]). `O_CREAT` and `O_EXCL` are about the domain of this process: there
-//! is nobody who would know of all processes.
+//! Openings of the same file (by device and inode) on the same card share a domain within this
+//! process. In another process the file names a domain of its own.
 //!
 //! Touches queues and queue pairs through weak references.
 
@@ -13,19 +9,19 @@ use crate::context::Context;
 use crate::cq::{Cq, CqInit};
 use crate::pd::Pd;
 use crate::qp::{Part, Qp, QpInit};
-use crate::remote_targets::RemoteTargets;
-use crate::srq::{Srq, SrqInit};
-use crate::xrc_domain::{Name, XrcDomain};
+use crate::srq::{Srq, SrqInit, XrcQueues};
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::UseCount;
 use roxe_transport::qp::{QpCaps, Service};
-use roxe_wire::Qpn;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
+
+/// A card and a file on it: the index of the card, device and inode of the file.
+type Name = (u32, u64, u64);
 
 /// Domains that a file names.
 static NAMED: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
@@ -44,46 +40,34 @@ pub struct XrcdInit<'a> {
 /// What all openings of a domain share.
 #[derive(Debug, Default)]
 struct Shared {
-    domain: Arc<XrcDomain>,
+    name: Option<Name>,
+    queues: Arc<XrcQueues>,
     targets: Mutex<rank::XrcTargets, HashMap<u32, Weak<Qp>>>,
 }
 
 impl Shared {
-    fn new(name: Option<Name>) -> Arc<Self> {
-        Arc::new(Self { domain: Arc::new(XrcDomain::new(name)), targets: Mutex::default() })
-    }
-
     /// The domain that `init` asks for.
     fn get(context: &Context, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
         let Some(file) = init.file else {
-            return if init.create { Ok(Self::new(None)) } else { Err(no_name()) };
+            return match init.create {
+                true => Ok(Arc::default()),
+                false => Err(Error::invalid("an XRC domain without a file can only be created: pass O_CREAT")),
+            };
         };
         let name = Some(name_of(context, file)?);
         let mut named = NAMED.lock();
         named.retain(|shared| shared.strong_count() > 0);
-        match named.iter().filter_map(Weak::upgrade).find(|shared| shared.domain.name() == name) {
+        match named.iter().filter_map(Weak::upgrade).find(|shared| shared.name == name) {
             Some(_) if init.exclusive => Err(Error::invalid("the file names an XRC domain already")),
             Some(shared) => Ok(shared),
             None if init.create => {
-                let shared = Self::new(name);
+                let shared = Arc::new(Self { name, ..Self::default() });
                 named.push(Arc::downgrade(&shared));
                 Ok(shared)
             }
             None => Err(Error::new(libc::EAGAIN, "the file names no XRC domain of this process; pass O_CREAT")),
         }
     }
-}
-
-/// The queue `number` of the domain that the file with this device and inode names on the card
-/// `card`.
-pub(crate) fn find_shared(card: u32, file: (u64, u64), number: u32) -> Option<Arc<Srq>> {
-    let name = Some((card, file.0, file.1));
-    let shared = NAMED.lock().iter().filter_map(Weak::upgrade).find(|shared| shared.domain.name() == name)?;
-    shared.domain.find(number)
-}
-
-fn no_name() -> Error {
-    Error::invalid("an XRC domain without a file can only be created: pass O_CREAT")
 }
 
 fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
@@ -128,11 +112,7 @@ impl Xrcd {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
         }
         let slot = self.context().engine().slot()?;
-        let domain = &self.shared.domain;
-        domain.add(slot, |number| {
-            let owner = Arc::new(RemoteTargets::new(&self.pd, &self.cq, domain));
-            Srq::create_xrc(pd, init, (owner, self.uses.hold()), cq, number)
-        })
+        self.shared.queues.create(pd, init, cq, (slot, self.uses.hold()))
     }
 
     /// A new target in RESET: it receives for the shared queues of the domain, as messages name
@@ -141,7 +121,7 @@ impl Xrcd {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user };
-        let part = Part::Target(Arc::clone(&self.shared.domain), self.uses.hold());
+        let part = Part::Target(Arc::clone(&self.shared.queues), self.uses.hold());
         let qp = Qp::create_in(&self.pd, init, part)?;
         let mut targets = self.shared.targets.lock();
         targets.retain(|_, target| target.strong_count() > 0);
@@ -152,16 +132,11 @@ impl Xrcd {
     /// The target of the domain with this number. It is gone when its creator has destroyed it and
     /// all others dropped it.
     ///
-    /// EINVAL: there is none. EOPNOTSUPP: the number belongs to another process, whose targets
-    /// cannot be opened from here.
+    /// EINVAL: there is none. Targets of other processes are in domains of their own.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
-        if let Some(target) = self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade) {
-            return Ok(target);
-        }
-        if self.context().engine().is_foreign(Qpn::new(qpn)) {
-            return Err(Error::new(libc::EOPNOTSUPP, format!("queue pair {qpn:#x} belongs to another process")));
-        }
-        Err(Error::invalid(format!("the XRC domain has no target {qpn:#x}")))
+        self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade).ok_or_else(|| {
+            Error::invalid(format!("the XRC domain has no target {qpn:#x}; it has those of this process only"))
+        })
     }
 
     /// Whether the opening may be closed: EBUSY while it has shared queues or targets.

@@ -157,7 +157,6 @@ impl Engine {
         if served.keeps_looking(|| governor.may_spin()) {
             self.spin(governor);
         }
-        self.clear_kept();
     }
 
     /// Receives and runs timers, unless a thread of the program is at it. Whether there was

@@ -27,7 +27,6 @@ use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Subject, Weakness};
-use roxe_net::forward::XrcRequest;
 use roxe_net::frames::FrameSender;
 use roxe_net::link_events::LinkEvents;
 use roxe_net::slot::Slot;
@@ -47,8 +46,8 @@ use std::time::Duration;
 /// Queue pairs made in this process.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// What the engine hands to the crate above: messages of connection managers, requests for XRC
-/// queues of this process, changes of the interface. Every call gets the engine that it is about.
+/// What the engine hands to the crate above: messages of connection managers, changes of the
+/// interface. Every call gets the engine that it is about.
 pub trait Services: Debug + Send + Sync {
     /// A message for queue pair 1 has come. Called under the lock of the receive side: it is left
     /// for [`Services::run_connections`], which
@@ -64,10 +63,6 @@ pub trait Services: Debug + Send + Sync {
 
     /// The process ends: peers are told. Takes locks only if it gets them within `limit`.
     fn end_connections(&self, engine: &Engine, limit: Duration);
-
-    /// A target of another process asks for an XRC queue of this one. Called under the lock of the
-    /// receive side.
-    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant);
 
     /// The interface has changed, and the port with it. Called without any lock.
     fn interface_changed(&self, engine: &Engine);
@@ -189,16 +184,6 @@ impl Engine {
         self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))
     }
 
-    /// Whether `qpn` is a number of this process.
-    pub fn is_ours(&self, qpn: Qpn) -> bool {
-        self.table.owns(Slot::of(qpn))
-    }
-
-    /// Whether another process of this interface owns the number `qpn`.
-    pub fn is_foreign(&self, qpn: Qpn) -> bool {
-        !self.is_ours(qpn) && self.is_owned(Slot::of(qpn))
-    }
-
     /// Forgets a queue pair; packets for it are dropped from now on.
     pub fn unregister_qp(&self, qp: &dyn QueuePair) {
         self.table.remove(qp.qpn());
@@ -267,7 +252,7 @@ impl Engine {
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
-        let always: [&dyn Lockable; 14] = [
+        let always: [&dyn Lockable; 13] = [
             self.table.raw_owned(),
             &self.links.udp,
             &self.links.frame_senders,
@@ -282,7 +267,6 @@ impl Engine {
             ready,
             credits,
             self.timers.raw(),
-            self.xrc_messages.raw(),
             &self.thread,
         ];
         always.into_iter().chain(held).chain(port).chain(told)

@@ -41,13 +41,7 @@ impl Engine {
         presence.waits_itself.store(true, Relaxed);
         let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
         // A thread that is cancelled must not hold locks of ours.
-        wait.sleeps = uncancelled(|| {
-            let sleeps = !self.is_started() || !self.look_around(&is_over);
-            if sleeps {
-                self.clear_kept();
-            }
-            sleeps
-        });
+        wait.sleeps = uncancelled(|| !self.is_started() || !self.look_around(&is_over));
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
             if presence.hand_over() {

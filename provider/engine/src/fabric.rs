@@ -11,7 +11,6 @@ use crate::links::Links;
 use crate::poller::Woken;
 use crate::rings::{Rings, Route, size_of_next};
 use crate::scheduler::{Ready, Scheduler, Task};
-use crate::xrc_messages::{MAX_XRC_MESSAGES, XrcMessage, XrcMessages};
 use roxe_base::cancel::uncancelled;
 use roxe_base::config::Config;
 use roxe_net::shm::OwnRing;
@@ -40,8 +39,6 @@ pub struct Fabric {
     pub(crate) rings: Rings,
     /// What watches and spoils packets, if anything shall.
     pub(crate) interceptor: Option<Interceptor>,
-    /// For other processes, to be sent by whoever receives next.
-    pub(crate) xrc_messages: XrcMessages,
 }
 
 impl Deref for Fabric {
@@ -72,7 +69,6 @@ impl Fabric {
             flows: Flows::new(flag(Ready::QUEUE_PAIRS), flag(Ready::CREDITS)),
             rings: Rings::new(config.rings, [Ready::RINGS_WANTED, Ready::RINGS_FULL, Ready::RINGS_AWAITED].map(flag)),
             interceptor,
-            xrc_messages: XrcMessages::new(flag(Ready::XRC_MESSAGES)),
             scheduler,
         }
     }
@@ -113,11 +109,6 @@ impl Fabric {
     /// Index of the network interface.
     pub(crate) fn ifindex(&self) -> u32 {
         self.adapter.ifindex()
-    }
-
-    /// Whether some process owns the number `qpn`.
-    pub fn has_owner(&self, qpn: Qpn) -> bool {
-        self.is_owned(Slot::of(qpn))
     }
 
     /// Whether some process owns `slot`.
@@ -180,22 +171,6 @@ impl Fabric {
         self.rings.version() == version
     }
 
-    /// Leaves an XRC message for whoever has the receive side next.
-    pub fn post(&self, message: XrcMessage) {
-        self.xrc_messages.change(|messages| {
-            if messages.len() < MAX_XRC_MESSAGES {
-                messages.push_back(message);
-            } else {
-                self.counters().forward_errors.add(1);
-            }
-        });
-    }
-
-    /// Whether XRC messages wait.
-    pub fn has_xrc_messages(&self) -> bool {
-        !self.xrc_messages.is_empty()
-    }
-
     /// Sends what waits for room in send buffers, as far as there is some. Whether something still
     /// waits.
     pub(crate) fn send_all_queued(&self) -> bool {
@@ -229,7 +204,6 @@ impl Fabric {
         self.links.clear();
         self.flows.clear();
         self.interceptor().into_iter().for_each(|interceptor| interceptor.delayed.clear());
-        self.xrc_messages.change(std::collections::VecDeque::clear);
         self.rings.clear();
         self.scheduler.clear();
     }

@@ -12,7 +12,6 @@ use crate::engine::{Engine, Services};
 use crate::fabric::Fabric;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
-use roxe_net::forward::XrcRequest;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
@@ -56,10 +55,6 @@ impl Services for ToFirst {
             first.services.leave_message(first, route, mad);
             first.kick();
         });
-    }
-
-    fn serve_xrc_request(&self, _: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
-        self.first(|first| first.services.serve_xrc_request(first, request, body, now));
     }
 
     // The first engine sees to these itself; nobody asks a further one for them.

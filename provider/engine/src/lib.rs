@@ -5,7 +5,7 @@
 //! a card. Threads of the program come in by [`engine::Engine::progress`] when they poll an empty
 //! completion queue, and by the verbs of a queue pair; a background thread does the same while
 //! nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`], connection
-//! managers and XRC domains by [`engine::Services`]; the crate above implements both.
+//! managers by [`engine::Services`]; the crate above implements both.
 //!
 //! # From below
 //!
@@ -17,13 +17,13 @@
 //!   `presence`, `waiters`, `spinning`: what threads tell each other for it.
 //! - [`scheduler`]: what is due and what is ready; `poller`, `thread`: how the background thread
 //!   sleeps and is woken.
-//! - `links`, `rings`, [`flow_control`], [`xrc_messages`], [`interceptor`]: sockets by address,
-//!   rings by process, windows by receiver, messages for other processes, captures and fault rules.
+//! - `links`, `rings`, [`flow_control`], [`interceptor`]: sockets by address, rings by process,
+//!   windows by receiver, captures and fault rules.
 //! - [`fabric`]: all of these, which is what the transmit path ([`tx`]) needs.
 //! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `requests`, `forward_queue`: the receive
 //!   side, as its lock guards it.
 //! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
-//!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`], `xrc_remote` (packets by kind),
+//!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`] (packets by kind),
 //!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
 //!   engines of further threads: [`further`]; whether packets can leave: [`next_hops`]; why nobody
 //!   answers: [`reachability`], [`reasons`].
@@ -84,7 +84,5 @@ mod testing;
 mod thread;
 pub mod tx;
 mod waiters;
-pub mod xrc_messages;
-mod xrc_remote;
 
 use roxe_base::sync;

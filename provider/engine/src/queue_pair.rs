@@ -10,9 +10,8 @@ use crate::run::{Joined, Run, RxTools};
 use bitflags::bitflags;
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
-use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
-use roxe_transport::qp::{FrameNote, Outcome, QpEvents, QpStatus, RetryCounts, Service};
+use roxe_transport::qp::{FrameNote, QpEvents, QpStatus, RetryCounts, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::WcStatus;
 use roxe_wire::frame::FrameKey;
@@ -117,9 +116,6 @@ pub trait QueuePair: Debug + Send + Sync {
 
     /// Takes in a frame that a flow has chosen it for.
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome;
-
-    /// A request that it handed to the process of an XRC queue was executed there, or not.
-    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome;
 
     /// A datagram left the socket that will never be handed in, because of a fault: its sender on
     /// this host waits for credit all the same.

@@ -21,7 +21,6 @@ use crate::table::Lookup;
 use crate::tx::peek_qpn;
 use roxe_net::forward::Frame;
 use roxe_net::link::RxMeta;
-use roxe_net::rx_retention::STREAM;
 use roxe_net::slot::recv_frame;
 use roxe_net::steer;
 use roxe_net::udp::UdpLink;
@@ -33,6 +32,8 @@ use std::sync::Arc;
 /// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few
 /// enough to answer soon.
 const BUDGET: usize = 8;
+/// A datagram of at least this many bytes belongs to a stream, and more of it is probably there.
+const STREAM: usize = 16 << 10;
 /// Visits for which a ring counts as young.
 pub(crate) const YOUNG: u32 = 256;
 /// After a frame, mailboxes are looked at on this many visits in a row.
@@ -103,14 +104,6 @@ impl Engine {
             found |= self.release_held(interceptor, state, now, now);
         }
         found
-    }
-
-    /// Nobody keeps looking from now on, unless who has the receive side does: nothing that was
-    /// read stays in a socket.
-    pub(crate) fn clear_kept(&self) {
-        if let Some(rx) = self.rx.try_lock() {
-            rx.sources.links.iter().for_each(|link| link.clear_kept());
-        }
     }
 
     fn refresh_links(&self, sources: &mut Sources, state: &mut RxState) {
@@ -219,8 +212,6 @@ impl Engine {
         match frame {
             Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
             Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
-            Some((Frame::XrcRequest(request), body)) => self.services.serve_xrc_request(self, &request, body, now),
-            Some((Frame::Result(id, outcome), body)) => self.take_result(state, (id, outcome, body), now),
             // Answers to probes go to the builder's own mailbox, rings to that of a slot.
             Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
         }

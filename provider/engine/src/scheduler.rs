@@ -36,21 +36,18 @@ bitflags! {
         const CONNECTIONS = 1 << 1;
         /// Credits are owed to senders of this host.
         const CREDITS = 1 << 2;
-        /// XRC messages wait to be sent.
-        const XRC_MESSAGES = 1 << 3;
         /// Somebody wants a ring.
-        const RINGS_WANTED = 1 << 4;
+        const RINGS_WANTED = 1 << 3;
         /// Somebody waits for room in a ring.
-        const RINGS_FULL = 1 << 5;
+        const RINGS_FULL = 1 << 4;
         /// Queue pairs wait until a ring is agreed.
-        const RINGS_AWAITED = 1 << 6;
+        const RINGS_AWAITED = 1 << 5;
     }
 }
 
 impl Ready {
     /// What is sent to other processes by whoever has the receive side.
-    pub(crate) const FOR_PROCESSES: Self =
-        Self::CREDITS.union(Self::XRC_MESSAGES).union(Self::RINGS_WANTED).union(Self::RINGS_AWAITED);
+    pub(crate) const FOR_PROCESSES: Self = Self::CREDITS.union(Self::RINGS_WANTED).union(Self::RINGS_AWAITED);
 }
 
 /// Who is waiting for a time to come.

@@ -190,11 +190,6 @@ impl QpTable {
         self.owned.read().first().copied()
     }
 
-    /// Whether `slot` was added.
-    pub(crate) fn owns(&self, slot: Slot) -> bool {
-        self.owned.read().contains(&slot)
-    }
-
     /// Gives the table a slot that this process has claimed.
     pub(crate) fn add_slot(&self, slot: Slot) {
         let mut slots = self.slots.write();

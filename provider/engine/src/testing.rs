@@ -10,10 +10,9 @@ use crate::run::{Joined, Run, RxTools};
 use roxe_base::config::{Config, config};
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
-use roxe_net::forward::{XrcRequest, XrcRequestId};
 use roxe_net::link::RxMeta;
 use roxe_transport::cm::Route;
-use roxe_transport::qp::{FrameNote, Outcome, QpState, QpStatus, Service};
+use roxe_transport::qp::{FrameNote, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, NetHeader, Packet, Psn, Qpn};
@@ -46,7 +45,6 @@ impl Services for Nobody {
     fn leave_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
-    fn serve_xrc_request(&self, _: &Engine, _: &XrcRequest, _: &[u8], _: Instant) {}
     fn interface_changed(&self, _: &Engine) {}
 }
 
@@ -105,10 +103,6 @@ impl QueuePair for FakeQp {
     }
 
     fn receive_frame(&self, _: &[u8], _: FrameNote, _: Instant) -> VisitOutcome {
-        VisitOutcome::empty()
-    }
-
-    fn take_result(&self, _: (XrcRequestId, Outcome, &[u8]), _: Instant) -> VisitOutcome {
         VisitOutcome::empty()
     }
 

@@ -7,8 +7,6 @@
 //!   wait for room in its send buffer
 //! - [`drops`], [`rcvbuf_cost`]: of a UDP socket: what the kernel dropped; what a packet occupies
 //!   in a receive buffer
-//! - [`rx_retention`]: of a UDP socket: received datagrams that stay in its queue, so that their
-//!   pages are not reused while in a cache
 //! - [`shm`]: the link through shared memory: rings between processes of one user
 //! - [`frames`]: whole Ethernet frames, for raw packet queue pairs
 //! - [`slot`], [`service`]: who owns a range of queue pair numbers, and who listens for a service
@@ -62,7 +60,6 @@ pub mod next_hop;
 pub mod probe;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
-pub mod rx_retention;
 mod segments;
 pub mod service;
 pub mod shm;

@@ -83,7 +83,7 @@ impl ControlSocket {
     /// Looks, without waiting, what the other process did since the last call.
     pub fn poll(&self) -> PeerEvent {
         let mut control = Control::new();
-        match sys::recv(self.fd(), &mut [0; 8], &mut control, 0) {
+        match sys::recv(self.fd(), &mut [0; 8], &mut control) {
             Ok(None) => PeerEvent::Nothing,
             Ok(Some((1.., ..))) => {
                 let doorbell = sys::take_descriptors(&control).into_iter().next().map(Doorbell::new);

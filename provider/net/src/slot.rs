@@ -170,7 +170,7 @@ fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
 /// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
 #[inline]
 pub fn recv_frame(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    while let Some((len, ..)) = sys::recv(fd, buf, control, 0)? {
+    while let Some((len, ..)) = sys::recv(fd, buf, control)? {
         if let Some(descriptors) = descriptors_of_same_user(control) {
             return Ok(Some((len, descriptors)));
         }

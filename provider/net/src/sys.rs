@@ -80,9 +80,6 @@ impl Readiness {
     }
 }
 
-/// Most datagrams that [`discard`] takes at once.
-pub(super) const MAX_DISCARDED: usize = 16;
-
 /// Sets an option of a socket to a value as the kernel wants it; what the value points to has to
 /// outlive the call.
 pub(super) fn set<T: 'static>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
@@ -209,12 +206,7 @@ pub(super) fn send(
 /// Receives one datagram without waiting: its length and the address of the sender (zero for Unix
 /// sockets). `None`: nothing there.
 #[inline]
-pub(super) fn recv(
-    fd: RawFd,
-    buf: &mut [u8],
-    control: &mut Control,
-    flags: c_int,
-) -> io::Result<Option<(usize, Gid, u16)>> {
+pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Gid, u16)>> {
     // The longest of those that are looked at; of others the kernel writes the beginning.
     // SAFETY: all-zero is valid for both: an address of no family, and a msghdr without anything.
     let (mut name, mut header): (libc::sockaddr_in6, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
@@ -228,7 +220,7 @@ pub(super) fn recv(
     loop {
         // SAFETY: name, data and control are live buffers with their true lengths.
         let rc = unsafe {
-            libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+            libc::syscall(libc::SYS_recvmsg, fd, &raw mut header, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
         };
         if let Ok(len) = usize::try_from(rc) {
             control.set_len(header.msg_controllen as _);
@@ -248,27 +240,6 @@ pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
     // SAFETY: the name is live and has this length, and the call only reads it.
     let rc = unsafe { libc::syscall(libc::SYS_connect, fd, name.as_ptr(), name.len()) };
     check(rc).map(drop)
-}
-
-/// What was taken out of a queue.
-pub(super) struct Discarded {
-    /// Datagrams.
-    pub(super) count: usize,
-    /// Bytes of these datagrams.
-    pub(super) bytes: usize,
-}
-
-/// Takes up to `count` datagrams out of the queue of a socket, at most [`MAX_DISCARDED`].
-pub(super) fn discard(fd: RawFd, count: usize) -> io::Result<Discarded> {
-    // SAFETY: all-zero is valid: no name, no data, no control messages.
-    let mut headers: [libc::mmsghdr; MAX_DISCARDED] = unsafe { zeroed() };
-    let count = count.min(MAX_DISCARDED);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    let no_timeout = std::ptr::null_mut::<libc::timespec>();
-    // SAFETY: there are `count` headers at least, which point to nothing.
-    let rc = unsafe { libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_timeout) };
-    let count = check(rc)?;
-    Ok(Discarded { count, bytes: headers.iter().take(count).map(|header| header.msg_len as usize).sum() })
 }
 
 /// Takes possession of the descriptors that came with a message. Ask once: whoever does not want

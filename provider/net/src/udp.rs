@@ -15,7 +15,6 @@ use crate::cmsg::{self, Control};
 use crate::drops::{Drops, TakenDrops};
 use crate::link::{HOP_LIMIT, RxMeta, SendError, Taken};
 use crate::local_port::LocalPort;
-use crate::rx_retention::RxRetention;
 use crate::segments::Segments;
 use crate::sys;
 use crate::sys::SendRoom;
@@ -86,8 +85,6 @@ pub struct UdpLink {
     hot: AtomicBool,
     rcvbuf: usize,
     drops: Drops,
-    /// Received datagrams that stay in the queue of the socket.
-    rx_retention: RxRetention,
     /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
 }
@@ -125,7 +122,7 @@ impl BareLink {
     /// As recv(2).
     pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Gid, u16, SystemTime)>> {
         let mut control = Control::new();
-        let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control, 0)?;
+        let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control)?;
         let stamp =
             control.iter().find_map(|(_, kind, data)| cmsg::time(data).filter(|_| kind == libc::SCM_TIMESTAMPNS));
         Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
@@ -176,7 +173,6 @@ impl UdpLink {
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
             drops: Drops::default(),
-            rx_retention: RxRetention::default(),
             socket,
             local_port: None,
             local: OnceLock::new(),
@@ -202,13 +198,10 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// This link with a receive buffer of `bytes`, or as many as the kernel gives, in which
-    /// received datagrams are retained ([`crate::rx_retention`]) if it is large enough for that.
+    /// This link with a receive buffer of `bytes`, or as many as the kernel gives.
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
-        let rcvbuf = self.socket.recv_buffer_size()?;
-        let rx_retention = RxRetention::new(self.fd(), rcvbuf);
-        Ok(Self { rcvbuf, rx_retention, ..self })
+        Ok(Self { rcvbuf: self.socket.recv_buffer_size()?, ..self })
     }
 
     /// This link, whose send buffer `room` watches.
@@ -278,12 +271,6 @@ impl UdpLink {
     /// The descriptor, to wait on.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
-    }
-
-    /// Nobody keeps looking here: what has been read leaves the queue of the socket, which is
-    /// readable as long as it is there.
-    pub fn clear_kept(&self) {
-        self.rx_retention.clear(self.fd());
     }
 
     /// What the system has dropped here since the last call.
@@ -429,12 +416,8 @@ impl UdpLink {
     /// buffer for each is one to clear.
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
-        let Some((len, src, src_port)) = sys::recv(self.fd(), buf, control, self.rx_retention.flags())? else {
-            self.rx_retention.note_empty_poll(self.fd());
-            return Ok(None);
-        };
-        self.rx_retention.note(self.fd(), len);
-        Ok(Some(self.meta_of(len, src, src_port, control)))
+        let received = sys::recv(self.fd(), buf, control)?;
+        Ok(received.map(|(len, src, src_port)| self.meta_of(len, src, src_port, control)))
     }
 
     /// [`UdpLink::recv_with`], with a new buffer for control messages.

@@ -67,7 +67,6 @@ pub use modify::ModifyError;
 pub(crate) use modify::transition;
 pub use queue_pair::Qp;
 pub use raw::FrameNote;
-pub use refusal::Outcome;
 pub use retry::RetryCounts;
 pub use shared::{QpCaps, QpConfig, QpEvents, Service};
 pub use status::QpStatus;

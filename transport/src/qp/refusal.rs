@@ -47,23 +47,6 @@ pub(crate) enum Answer {
     Nak(NakCode),
 }
 
-/// What came of a request that was executed in another process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The request is executed. An atomic found this word; 0 for all others. A READ is allowed.
-    Done(u64),
-    /// There was no receive.
-    NotReady,
-    /// The peer is told this code, and the connection ends.
-    Refused(NakCode, QpEvents),
-}
-
-impl Outcome {
-    /// The queue is not there, or not in this domain.
-    // clause: XRC-QUEUE-KNOWN
-    pub const NO_QUEUE: Self = Self::Refused(NakCode::InvalidRequest, QpEvents::REQ_ERR);
-}
-
 /// Where there always is a receive to report on.
 const NO_EVENT: QpEvents = QpEvents::empty();
 
@@ -109,10 +92,7 @@ impl Refusal {
 
     /// What a responder of `service` does about it.
     pub(crate) const fn reaction(self, service: Service) -> Reaction {
-        match service {
-            Service::Rc | Service::XrcIni | Service::XrcTgt => self.reliable(),
-            Service::Uc | Service::Ud | Service::Raw => self.unreliable(),
-        }
+        if service.is_reliable() { self.reliable() } else { self.unreliable() }
     }
 
     /// The reliable responder tells the peer and, but for a missing receive, gives up.

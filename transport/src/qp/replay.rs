@@ -175,11 +175,6 @@ impl ReplayRing {
         self.end = self.next_seq();
     }
 
-    /// What the newest request is.
-    pub(crate) fn newest(&self) -> Option<Op> {
-        self.entries.back().map(|entry| entry.op)
-    }
-
     /// The newest request whose PSNs include `psn`.
     pub(crate) fn find(&self, psn: Psn) -> Option<(Seq, Entry)> {
         let within = |entry: &Entry| u32::try_from(psn.distance(entry.psn)).is_ok_and(|k| k < entry.packets);

@@ -126,16 +126,6 @@ impl Replies {
         self.nak = Some(Nak { psn, syndrome, fatal });
     }
 
-    /// What is remembered of the newest request.
-    pub(crate) fn newest(&self) -> Option<Op> {
-        self.ring.newest()
-    }
-
-    /// The refusal that is due.
-    pub(crate) fn refusal(&self) -> Option<Syndrome> {
-        self.nak.map(|nak| nak.syndrome)
-    }
-
     /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.
     pub(crate) fn has_room(&self, limit: u8) -> bool {
         self.ring.has_room(limit.into())
@@ -221,7 +211,6 @@ impl Replies {
                     }
                 }
                 Sent::Full => return TxState::BatchFull,
-                Sent::Later => return TxState::Drained,
                 Sent::Unreadable(job, error) => self.give_up_read(sh, job, error),
             }
         }
@@ -310,8 +299,6 @@ enum Sent {
     Yes,
     /// The batch has no room for it.
     Full,
-    /// Its data is on its way here from another process.
-    Later,
     /// Its data cannot be read.
     Unreadable(ReadJob, MemError),
 }
@@ -359,10 +346,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
     let reason = if job.again { TxReason::Replay } else { TxReason::ReadResponse };
     // clause: XRC-DOMAIN
     if sh.config.service == Service::XrcTgt {
-        let rest = Reth { va: job.va, rkey: job.rkey, dma_len: job.left };
-        if !host.select_to_read(job.srqn, job.psn, &rest, len) {
-            return Sent::Later;
-        }
+        host.select_srq(job.srqn);
     }
     let Some(payload) = slot(sh, tx, job.psn, response, len as usize, reason) else { return Sent::Full };
     if len > 0

@@ -10,7 +10,7 @@
 use crate::cx::{Host, RxPayload};
 use crate::qp::attr::QpState;
 use crate::qp::error::DropReason;
-use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
+use crate::qp::refusal::{Answer, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
 use crate::qp::request_rules::{
@@ -56,8 +56,6 @@ pub(crate) struct Responder {
     established: bool,
     /// The queue was flushed, and `LAST_WQE_REACHED` raised if there is one to raise.
     flushed: bool,
-    /// XRC: what came of the request that is handed in, in another process.
-    pub(super) outcome: Option<Outcome>,
     /// Why the last request that was refused was.
     pub(super) refused: Option<Refusal>,
 }
@@ -74,7 +72,6 @@ impl Responder {
             receiving: false,
             established: false,
             flushed: false,
-            outcome: None,
             refused: None,
         }
     }

@@ -7,8 +7,8 @@
 
 use super::memory::VecMemory;
 use crate::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
-    TagFit, TxRoom,
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
+    TxRoom,
 };
 use crate::tags::TagList;
 use crate::time::Instant;
@@ -135,8 +135,6 @@ pub struct SimHost {
     pub xrc: Vec<XrcQueue>,
     /// Which of them the target works with now.
     pub selected: Option<usize>,
-    /// Numbers of queues of the domain that other processes have.
-    pub elsewhere: Vec<u32>,
     /// Flow control towards the peer.
     pub flow: Flow,
 }
@@ -265,13 +263,9 @@ impl SharedReceives for SimHost {
         }
     }
 
-    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
+    fn select_srq(&mut self, srqn: u32) -> bool {
         self.selected = self.xrc.iter().position(|queue| queue.number == srqn);
-        match self.selected {
-            Some(_) => SrqPlace::Here,
-            None if self.elsewhere.contains(&srqn) => SrqPlace::Elsewhere,
-            None => SrqPlace::Nowhere,
-        }
+        self.selected.is_some()
     }
 }
 

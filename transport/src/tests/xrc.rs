@@ -2,9 +2,9 @@
 //! domain.
 
 use super::*;
-use crate::qp::{DropReason, Outcome, QpEvents, Service};
+use crate::qp::{DropReason, QpEvents, Service};
 use crate::sim::XrcQueue;
-use roxe_wire::{AtomicEth, NakCode, NetHeader, RKey, Reth, Syndrome, XrcEth};
+use roxe_wire::{NakCode, RKey, Reth, Syndrome, XrcEth};
 
 /// The numbers of the queues of B.
 const QUEUES: [u32; 2] = [0x21, 0x22];
@@ -233,119 +233,4 @@ fn losses_are_repeated_for_the_same_queue() {
         assert_eq!((done(&mut p, 1).len(), done(&mut p, 0).len()), (1, 1));
         p.assert_settled();
     }
-}
-
-/// A queue of another process.
-const ELSEWHERE: u32 = 0x33;
-
-/// The target B alone, in whose domain there is a queue of another process.
-fn door() -> Pair {
-    let mut p = with_queues(alone(B, setup()));
-    p.end(B).host.elsewhere.push(ELSEWHERE);
-    p
-}
-
-/// B and a packet to it, from its peer.
-fn packet_to<'a>(p: &Pair, header: &Header, payload: &'a [u8]) -> (NetHeader, Packet<'a>) {
-    let av = p.ends[B.index()].qp.attr().av;
-    (NetHeader { src: av.dgid, dst: av.sgid, ..NetHeader::default() }, Packet { header: *header, payload })
-}
-
-/// The queue whose process B would ask to execute this packet.
-fn asks(p: &Pair, header: &Header) -> Option<u32> {
-    let (net, packet) = packet_to(p, header, &[]);
-    p.ends[B.index()].qp.next_request_for(&net, &packet)
-}
-
-/// That process has executed it; B answers.
-fn conclude(p: &mut Pair, header: &Header, outcome: Outcome) -> Result<(), DropReason> {
-    let (net, packet) = packet_to(p, header, &[]);
-    assert!(asks(p, header).is_some());
-    let end = p.end(B);
-    let result = end.qp.handle_executed(&mut end.host, &net, &packet, outcome);
-    p.run();
-    result
-}
-
-fn fetch_add() -> Request {
-    Request::FetchAdd(AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 1, compare: 0 })
-}
-
-// clause: XRC-PROCESSES
-#[test]
-fn requests_executed_in_another_process_are_answered_here() {
-    let mut p = door();
-    let to = |psn, request| named(psn, ELSEWHERE, request);
-    assert_eq!(conclude(&mut p, &to(100, SEND_ONLY), Outcome::Done(0)), Ok(()));
-    assert_eq!(conclude(&mut p, &to(101, fetch_add()), Outcome::Done(77)), Ok(()));
-    assert_eq!(conclude(&mut p, &to(102, SEND_ONLY), Outcome::NotReady), Err(DropReason::NoReceive));
-    assert_eq!(conclude(&mut p, &to(102, SEND_ONLY), Outcome::Done(0)), Ok(()));
-    p.inject(B, &to(101, fetch_add()), &[]);
-    p.run();
-    let answer = |(kind, psn)| match kind {
-        Kind::XrcResponse(Response::Ack(aeth)) => (psn, matches!(aeth.syndrome, Syndrome::Ack { .. }), 0),
-        Kind::XrcResponse(Response::AtomicAck(_, original)) => (psn, true, original.0),
-        other => panic!("{other:?}"),
-    };
-    let answers: Vec<_> = sent(&p, B).into_iter().map(answer).collect();
-    assert_eq!(answers, [(100, true, 0), (101, true, 77), (102, false, 0), (102, true, 0), (101, true, 77)]);
-    let refused = Outcome::Refused(NakCode::RemoteAccess, QpEvents::ACCESS_ERR);
-    assert!(conclude(&mut p, &to(103, SEND_ONLY), refused).is_err());
-    assert_eq!(syndromes(&p).last(), Some(&(Syndrome::Nak(NakCode::RemoteAccess), 103)));
-    assert_eq!(p.end(B).qp.state(), QpState::Err);
-    assert!(p.end(B).events.contains(QpEvents::ACCESS_ERR) || p.end(B).qp.poll_event().contains(QpEvents::ACCESS_ERR));
-}
-
-// clause: XRC-PROCESSES
-#[test]
-fn another_process_is_asked_only_for_the_next_executable_request() {
-    let mut p = door();
-    assert_eq!(asks(&p, &named(100, ELSEWHERE, SEND_ONLY)), Some(ELSEWHERE));
-    assert_eq!(asks(&p, &named(101, ELSEWHERE, SEND_ONLY)), None, "others come first");
-    assert_eq!(asks(&p, &named(99, ELSEWHERE, SEND_ONLY)), None, "it was executed before");
-    // Nobody was asked: nothing happens, and the peer sends it again.
-    p.inject(B, &named(100, ELSEWHERE, SEND_ONLY), &[]);
-    p.run();
-    assert_eq!(sent(&p, B), []);
-    assert_eq!(conclude(&mut p, &named(100, ELSEWHERE, Request::SendFirst), Outcome::Done(0)), Ok(()));
-    assert!(p.end(B).qp.is_in_message());
-    assert_eq!(asks(&p, &named(101, ELSEWHERE + 1, Request::SendMiddle)), None, "a message cannot change its queue");
-    p.inject(B, &named(101, QUEUES[0], Request::SendMiddle), &[1; 256]);
-    p.run();
-    assert_eq!(syndromes(&p).last(), Some(&(Syndrome::Nak(NakCode::InvalidRequest), 101)));
-    // More atomics than the connection remembers are not even begun.
-    let mut p = door();
-    let limit = u32::from(p.end(B).qp.attr().max_dest_rd_atomic);
-    for n in 0..limit {
-        let (net, packet) = packet_to(&p, &named(100 + n, ELSEWHERE, fetch_add()), &[]);
-        let end = p.end(B);
-        assert_eq!(end.qp.handle_executed(&mut end.host, &net, &packet, Outcome::Done(0)), Ok(()));
-    }
-    assert_eq!(asks(&p, &named(100 + limit, ELSEWHERE, fetch_add())), None);
-}
-
-// clause: XRC-PROCESSES
-#[test]
-fn a_proxy_executes_requests_of_any_psn() {
-    let mut p = with_queues(alone(B, setup()));
-    let to = filled(&mut p, B, 64);
-    let old = u64::from_ne_bytes(bytes(&p, B, to)[..8].try_into().expect("8 bytes"));
-    post_to(&mut p, 0, 5, &[]);
-    let mut execute = |psn, request, payload: &[u8]| {
-        let (net, packet) = packet_to(&p, &named(psn, QUEUES[0], request), payload);
-        let end = p.end(B);
-        end.qp.execute_for_other(&mut end.host, &net, &packet)
-    };
-    let add = Request::FetchAdd(AtomicEth { va: to.addr, rkey: to.rkey(), swap_or_add: 1, compare: 0 });
-    let read = |rkey| Request::Read(Reth { va: to.addr, rkey, dma_len: 64 });
-    assert_eq!(execute(7, SEND_ONLY, &[]), Outcome::Done(0));
-    assert_eq!(execute(5, SEND_ONLY, &[]), Outcome::NotReady);
-    for n in 0..10 {
-        assert_eq!(execute(0xff_fff0 + n, add, &[]), Outcome::Done(old + u64::from(n)), "none is remembered");
-    }
-    assert_eq!(execute(1, read(to.rkey()), &[]), Outcome::Done(0));
-    let refused = Outcome::Refused(NakCode::RemoteAccess, QpEvents::ACCESS_ERR);
-    assert_eq!(execute(2, read(RKey(to.rkey().0 ^ 1)), &[]), refused);
-    assert_eq!(done(&mut p, 0), [(5, WcStatus::Success, 0)]);
-    assert_eq!(sent(&p, B), []);
 }

@@ -86,8 +86,7 @@ pub(crate) fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number,
-/// EOPNOTSUPP if it is a number of another process.
+/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;

@@ -61,8 +61,6 @@ crate::ranks! { pub, 10_000.. ;
     /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those
     /// answer. Pollers only try it.
     Rx,
-    /// `srq::remote_targets`: stand-ins for XRC targets of other processes, held while one works.
-    XrcRemoteTargets,
     /// `engine::table`: queue pairs by number.
     QpTable,
     /// `qp`: one queue pair.
@@ -85,7 +83,7 @@ crate::ranks! { pub, 10_000.. ;
     OwnedSlots,
     /// `xrcd`: the domains that files name.
     XrcNames,
-    /// `xrcd`: the shared receive queues of a domain.
+    /// `srq`: the shared receive queues of an XRC domain.
     XrcQueues,
     /// `xrcd`: the targets of a domain.
     XrcTargets,
@@ -125,8 +123,6 @@ crate::ranks! { pub, 10_000.. ;
     Port,
     /// `cm::agent`: what waits for the connection manager.
     CmInbox,
-    /// `engine::xrc_messages`: frames for other processes.
-    XrcMessages,
     /// `cm::ports`: who holds a port alone.
     PortAlone,
     /// `cm::ports`: the sockets that stand for ports.

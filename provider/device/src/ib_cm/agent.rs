@@ -7,14 +7,12 @@
 use super::interface_change;
 use super::mad_sender::MadSender;
 use super::session::{CmHandler, Inbox, Session, Unanswered};
-use crate::xrc_remote;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_engine::engine::{Engine, Services};
-use roxe_net::forward::XrcRequest;
 use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
 use roxe_wire::Psn;
@@ -167,8 +165,8 @@ impl Agent {
     }
 }
 
-/// What the engine hands up: messages and deadlines wait in the inbox, requests for XRC queues and
-/// changes of the interface are passed on.
+/// What the engine hands up: messages and deadlines wait in the inbox, changes of the interface are
+/// passed on.
 impl Services for Agent {
     /// Leaves a message for whoever calls [`Engine::run_cm`] next.
     fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
@@ -212,10 +210,6 @@ impl Services for Agent {
             session.end_all(&far);
         }
         session.settle();
-    }
-
-    fn serve_xrc_request(&self, engine: &Engine, request: &XrcRequest, body: &[u8], now: Instant) {
-        xrc_remote::serve_xrc_request(engine, request, body, now);
     }
 
     fn interface_changed(&self, engine: &Engine) {

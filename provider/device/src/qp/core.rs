@@ -13,7 +13,7 @@ use super::init::QpInit;
 use super::resources::QpResources;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
-use crate::xrc_domain::XrcDomain;
+use crate::srq::XrcQueues;
 use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
@@ -28,7 +28,7 @@ use roxe_net::frames::FrameSender;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cm::Route;
 use roxe_transport::cx::TxState;
-use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCounts, Service};
+use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCounts};
 use roxe_transport::time::Instant;
 use roxe_wire::{Header, NetHeader, Qpn};
 use std::sync::Arc;
@@ -73,17 +73,17 @@ pub(super) struct Inner {
 }
 
 impl QpCore {
-    /// A queue pair in RESET with what `init` names. Without `xrc_domain` it is no XRC target.
+    /// A queue pair in RESET with what `init` names. Without `xrc_queues` it is no XRC target.
     pub(super) fn new(
         pd: &Pd,
         engine: &Arc<Engine>,
         init: &QpInit,
         config: QpConfig,
-        xrc_domain: Option<&Arc<XrcDomain>>,
+        xrc_queues: Option<&Arc<XrcQueues>>,
         is_work_queue: bool,
     ) -> Self {
         Self {
-            resources: QpResources::new(pd, engine, init, config.qpn, xrc_domain),
+            resources: QpResources::new(pd, engine, init, config.qpn, xrc_queues),
             ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             is_work_queue,
             inner: Mutex::new(Inner {
@@ -132,7 +132,7 @@ impl QpCore {
         })
     }
 
-    /// Counts a frame or a result that the state machine did not want.
+    /// Counts a frame that the state machine did not want.
     pub(super) fn count(&self, result: Result<(), DropReason>) {
         if let Err(reason) = result {
             tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
@@ -238,9 +238,6 @@ impl QpCore {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
-        if self.resources.service == Service::XrcTgt && self.engine().has_xrc_messages() {
-            self.engine().send_credits(now);
-        }
     }
 
     /// Sends everything that may be sent, in the order of the state machine.
@@ -290,8 +287,7 @@ impl QpCore {
     /// Ends its turn if it had one, registers the next timer, and collects events and counts.
     pub(super) fn settle(&self, inner: &mut Inner) -> VisitOutcome {
         inner.state.has_turn = false;
-        let waits = earlier(inner.early.deadline(), self.settle_xrc(inner));
-        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.stalls_at), waits);
+        let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.stalls_at), inner.early.deadline());
         if let Some(next) = next
             && inner.registered.is_none_or(|registered| next < registered)
         {

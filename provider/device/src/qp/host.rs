@@ -17,15 +17,14 @@ use roxe_memory::region::{PdId, Reach};
 use roxe_memory::regions::Regions;
 use roxe_memory::table::MemoryTable;
 use roxe_net::rcvbuf_cost;
-use roxe_net::slot::Slot;
 use roxe_transport::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, SrqPlace,
-    TagFit, TxRoom,
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
+    TxRoom,
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
-use roxe_wire::{Psn, Qpn, RKey, Request, Reth};
+use roxe_wire::{Qpn, RKey, Request};
 use std::sync::Arc;
 
 /// The surroundings of one queue pair during one visit.
@@ -37,8 +36,6 @@ pub(super) struct QpHost<'a> {
     pub(super) report: VisitOutcome,
     /// The shared receive queue that an XRC target works with.
     selected: Option<Arc<Srq>>,
-    /// Or the process that may have it.
-    pub(super) elsewhere: Option<Slot>,
     /// What was summed up on its way into packets; `None`: nobody wants to know.
     copied: Option<Vec<Copied>>,
     /// The regions of the queue pair's context, from the first copy on.
@@ -56,9 +53,9 @@ pub(super) struct QpHost<'a> {
 impl<'a> QpHost<'a> {
     /// For one visit to `qp` at `now`.
     pub(super) fn new(qp: &'a QpResources, state: &'a mut QpHostState, now: Instant) -> Self {
-        let (report, selected, elsewhere, copied, held) = (VisitOutcome::default(), None, None, None, None);
+        let (report, selected, copied, held) = (VisitOutcome::default(), None, None, None);
         let (arrived, by_ring, rings, sends) = (None, false, 0, false);
-        Self { qp, state, now, report, selected, elsewhere, copied, held, arrived, by_ring, rings, sends }
+        Self { qp, state, now, report, selected, copied, held, arrived, by_ring, rings, sends }
     }
 
     /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
@@ -237,11 +234,6 @@ impl Memory for QpHost<'_> {
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        if self.elsewhere.is_some() {
-            // A READ that its owner has allowed comes again. Whether it still does is seen when the
-            // data is fetched.
-            return Ok(());
-        }
         if !self.sends {
             // What may be written is written next.
             self.hold_regions();
@@ -263,9 +255,6 @@ impl Memory for QpHost<'_> {
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        if self.elsewhere.is_some() {
-            return self.read_fetched(va, out);
-        }
         let len = out.len() as u64;
         let done = self.read_region(rkey, va, out);
         done.inspect_err(|error| self.tell_remote((rkey, va, len), Access::REMOTE_READ, *error))
@@ -364,22 +353,11 @@ impl SharedReceives for QpHost<'_> {
         }
     }
 
-    fn select_srq(&mut self, srqn: u32) -> SrqPlace {
+    fn select_srq(&mut self, srqn: u32) -> bool {
         if self.selected.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let domain = self.qp.xrc_domain.as_deref();
-            self.selected = domain.and_then(|domain| domain.find(srqn));
-            let elsewhere = || domain?.elsewhere(srqn, self.qp.engine());
-            self.elsewhere = if self.selected.is_some() { None } else { elsewhere() };
+            self.selected = self.qp.xrc_queues.as_deref().and_then(|queues| queues.find(srqn));
         }
-        match (&self.selected, self.elsewhere) {
-            (Some(_), _) => SrqPlace::Here,
-            (None, Some(_)) => SrqPlace::Elsewhere,
-            (None, None) => SrqPlace::Nowhere,
-        }
-    }
-
-    fn select_to_read(&mut self, srqn: u32, psn: Psn, rest: &Reth, len: u32) -> bool {
-        self.fetch(srqn, psn, rest, len)
+        self.selected.is_some()
     }
 }
 

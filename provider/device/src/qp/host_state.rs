@@ -6,7 +6,6 @@ use super::failure::Failed;
 use super::history::History;
 use super::watch::Watch;
 use super::weak::Weak;
-use super::xrc_requests::XrcRequests;
 use crate::cq::Cq;
 use crate::unpolled::Unpolled;
 use roxe_engine::engine::Engine;
@@ -42,8 +41,6 @@ pub(super) struct QpHostState {
     pub(super) ended_by_program: bool,
     /// The network was asked about the peer by it, when an acknowledgement was overdue.
     pub(super) probe: Option<Box<Probe>>,
-    /// Of an XRC target that has met queues of other processes.
-    pub(super) xrc_requests: Option<Box<XrcRequests>>,
     /// For the checker.
     pub(super) watch: Watch,
     /// Losses and failures.
@@ -93,14 +90,6 @@ impl QpHostState {
         self.weak.iter_mut().for_each(|weak| weak.slots.clear());
     }
 
-    /// The connection has ended: what is open at another process ends too.
-    #[inline]
-    pub(super) fn end_xrc_requests(&mut self, engine: &Engine) {
-        if let Some(requests) = self.xrc_requests.take() {
-            requests.end(engine);
-        }
-    }
-
     /// The window towards `key`.
     #[inline]
     pub(super) fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
@@ -113,10 +102,7 @@ impl QpHostState {
 
 /// Which window the packets of a service need.
 pub(super) const fn pool(service: Service) -> Pool {
-    match service {
-        Service::Rc | Service::XrcIni | Service::XrcTgt => Pool::Stream,
-        Service::Uc | Service::Ud | Service::Raw => Pool::Datagrams,
-    }
+    if service.is_reliable() { Pool::Stream } else { Pool::Datagrams }
 }
 
 /// How long to wait for room without a sign of life.

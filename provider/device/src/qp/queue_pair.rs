@@ -1,4 +1,4 @@
-//! A queue pair as the engine sees it: handed packets, frames, results and timers, asked to send.
+//! A queue pair as the engine sees it: handed packets, frames and timers, asked to send.
 //!
 //! Touches the state machine under the lock, and what a visit reaches ([`super::host`]).
 
@@ -12,10 +12,9 @@ use roxe_engine::queue_pair::{Met, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
 use roxe_engine::tx::TxCache;
 use roxe_memory::guard::SharedBytes;
-use roxe_net::forward::XrcRequestId;
 use roxe_net::link::RxMeta;
 use roxe_transport::cx::RxPayload;
-use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, Outcome, QpAttr, QpEvents, QpState, QpStatus, Service};
+use roxe_transport::qp::{AttrMask, EarlyPackets, FrameNote, QpAttr, QpEvents, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::{NetHeader, Packet, PacketReader, Qpn};
 
@@ -55,12 +54,6 @@ impl QueuePair for QpCore {
                     self.engine().counters().malformed.add(1);
                     continue;
                 };
-                if self.resources.service == Service::XrcTgt
-                    && !tools.starved
-                    && host.hold(machine, &net, packet, bytes)
-                {
-                    continue;
-                }
                 let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
                 let creditor = sender.filter(|_| !run.meta.by_ring);
                 let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
@@ -135,14 +128,6 @@ impl QueuePair for QpCore {
         taken.unwrap_or_default()
     }
 
-    fn take_result(&self, result: (XrcRequestId, Outcome, &[u8]), now: Instant) -> VisitOutcome {
-        let taken = self.take_in((0, None), now, |machine, host, _| {
-            host.take_result(machine, result, |handled| self.count(handled));
-            true
-        });
-        taken.unwrap_or_default()
-    }
-
     fn is_crowded(&self) -> bool {
         self.inner.lock().early.is_half_full()
     }
@@ -208,9 +193,6 @@ impl QueuePair for QpCore {
             inner.tx.end_patience(self.engine());
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
-        if let Some(requests) = &mut inner.state.xrc_requests {
-            requests.ask_again(self.engine(), now);
-        }
         let looks = inner.early.deadline().is_some_and(|at| at <= now);
         let mut report = if looks { self.hand_over_early(&mut inner, now) } else { VisitOutcome::default() };
         let Inner { machine, state, tx, .. } = &mut *inner;
@@ -254,7 +236,6 @@ impl QueuePair for QpCore {
             *frames = None;
             self.engine().counters().unknown_qp.add(early.len() as u64);
             *early = EarlyPackets::default();
-            state.end_xrc_requests(self.engine());
             // To RESET is allowed from every state; it gives back what is reserved.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(&self.resources, state, clock::now()), &attr, AttrMask::STATE);

@@ -7,8 +7,7 @@ use super::init::QpInit;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::srq::Srq;
-use crate::xrc_domain::XrcDomain;
+use crate::srq::{Srq, XrcQueues};
 use roxe_base::uses::ObjectId;
 use roxe_engine::engine::Engine;
 use roxe_memory::region::{PdId, Reach};
@@ -33,8 +32,8 @@ pub(crate) struct QpResources {
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
-    /// Of an XRC target.
-    pub(super) xrc_domain: Option<Arc<XrcDomain>>,
+    /// Of an XRC target: the queues of its domain.
+    pub(super) xrc_queues: Option<Arc<XrcQueues>>,
     /// Whether it ever bound a memory window.
     binds: AtomicBool,
 }
@@ -46,7 +45,7 @@ impl QpResources {
         engine: &Arc<Engine>,
         init: &QpInit,
         qpn: Qpn,
-        xrc_domain: Option<&Arc<XrcDomain>>,
+        xrc_queues: Option<&Arc<XrcQueues>>,
     ) -> Self {
         Self {
             qpn,
@@ -60,7 +59,7 @@ impl QpResources {
             send_cq: Arc::clone(&init.send_cq),
             recv_cq: Arc::clone(&init.recv_cq),
             srq: init.srq.clone(),
-            xrc_domain: xrc_domain.cloned(),
+            xrc_queues: xrc_queues.cloned(),
             binds: AtomicBool::new(false),
         }
     }

@@ -9,8 +9,7 @@ use super::steering::{Flow, FlowInit, FlowUses};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::srq::Srq;
-use crate::xrc_domain::XrcDomain;
+use crate::srq::{Srq, XrcQueues};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits;
@@ -32,8 +31,8 @@ use std::sync::Arc;
 pub(crate) enum Part {
     /// Nothing: it is whole.
     None,
-    /// The target of an XRC domain, which it takes receives from; with the use of the domain.
-    Target(Arc<XrcDomain>, Use),
+    /// The target of an XRC domain, whose queues it takes receives from; with the use of the domain.
+    Target(Arc<XrcQueues>, Use),
     /// A work queue, whose receives are in it: it neither sends nor has flows.
     WorkQueue,
     /// A hash queue pair, whose frames go elsewhere: it neither sends nor receives.
@@ -88,18 +87,18 @@ impl Qp {
         let frames = if sends_frames { Some(context.engine().open_frame_sender()?) } else { None };
         let engine = engine_for(context, &init, &part);
         let is_work_queue = matches!(part, Part::WorkQueue);
-        let (xrc_domain, rss) = match part {
+        let (xrc_queues, rss) = match part {
             Part::None | Part::WorkQueue => (None, None),
-            Part::Target(domain, opening) => {
+            Part::Target(queues, opening) => {
                 uses.push(opening);
-                (Some(domain), None)
+                (Some(queues), None)
             }
             Part::Spread(rss) => (None, Some(rss)),
         };
         uses.extend(rss.as_ref().map(|rss| rss.hold()));
         let make = |qpn| {
-            let config = config(context, &init, qpn, xrc_domain.is_some());
-            Arc::new(QpCore::new(pd, &engine, &init, config, xrc_domain.as_ref(), is_work_queue))
+            let config = config(context, &init, qpn, xrc_queues.is_some());
+            Arc::new(QpCore::new(pd, &engine, &init, config, xrc_queues.as_ref(), is_work_queue))
         };
         let core = engine.register_qp(init.service, make)?;
         [&init.send_cq, &init.recv_cq].into_iter().for_each(|cq| cq.serve_by(&engine));
@@ -356,9 +355,9 @@ impl Drop for Qp {
     }
 }
 
-/// The engine of a new queue pair: that of its queue of sends. XRC goes between processes by the
-/// first one, and that has the flows of raw packets. Where one more cannot start, all is the first
-/// one's.
+/// The engine of a new queue pair: that of its queue of sends. The first one has XRC, whose targets
+/// complete in queues of any thread, and the flows of raw packets. Where one more cannot start, all
+/// is the first one's.
 fn engine_for(context: &Context, init: &QpInit, part: &Part) -> Arc<Engine> {
     let may_be_any = matches!((part, init.service), (Part::None, Service::Rc | Service::Uc | Service::Ud));
     let engine = init.send_cq.engine();

@@ -1,5 +1,5 @@
-//! XRC domains of processes that open one file: a message that reaches a target of one lands in a
-//! queue of another.
+//! XRC between two processes: the initiator is in one, the target and its queues in another. A file
+//! that several processes open names a domain of its own in each.
 
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::*;
@@ -121,25 +121,25 @@ impl Drop for Name {
     }
 }
 
-/// This process with an initiator whose target is in `mad_sender`, and another process with the
-/// queue it sends to.
-struct Trio {
+/// This process with an initiator, and one with its target and the queue that it sends to.
+struct Connection {
     node: Node,
     ini: Arc<Qp>,
     target: u32,
-    mad_sender: Peer,
-    owner: Peer,
+    peer: Peer,
     srqn: u32,
-    _name: Name,
+    name: Name,
 }
 
-impl Trio {
+impl Connection {
     fn start(knobs: &[(&str, &str)]) -> Self {
         let (name, node) = (Name::new(), Node::open());
-        let (mut mad_sender, mut owner) = (name.start(knobs), name.start(knobs));
-        let (ini, target) = initiator(&node, &mut mad_sender);
-        let srqn = owner.ask("queue")[0] as u32;
-        Self { node, ini, target, mad_sender, owner, srqn, _name: name }
+        let mut peer = name.start(knobs);
+        let ini = node.qp(Service::XrcIni);
+        let target = peer.ask(&format!("connect {}", ini.qpn().get()))[0] as u32;
+        connect(&ini, node.av(0, node.context.gid(1, 0).unwrap()), Qpn::new(target), PathMtu::Mtu1024);
+        let srqn = peer.ask("queue")[0] as u32;
+        Self { node, ini, target, peer, srqn, name }
     }
 
     fn push(&self, op: SendOp, sge: Sge) {
@@ -151,16 +151,9 @@ impl Trio {
         self.node.wait(1)[0].status
     }
 
-    /// Nothing can complete; until it was sent so often again.
-    fn poll_in_vain(&self, times: u64) {
-        while counter(&self.node.context, "local_ack_timeout_err") < times {
-            self.node.cq.poll(1, |cqe| panic!("{cqe:?}")).unwrap();
-        }
-    }
-
-    /// The memory of the owner that peers may use.
+    /// The memory of the peer that others may use.
     fn window(&mut self) -> (u64, RKey) {
-        let window = self.owner.ask("window");
+        let window = self.peer.ask("window");
         (window[0], RKey(window[1] as u32))
     }
 
@@ -168,27 +161,26 @@ impl Trio {
     fn send_all(&mut self, rounds: u8) {
         for seed in 0..rounds {
             for len in [1, 1024, 50_000, ROOM] {
-                self.owner.ask("post 1");
+                self.peer.ask("post 1");
                 self.node.fill(0, len, seed);
                 assert_eq!(self.run(SendOp::SendImm(ImmDt([seed; 4])), self.node.sge(0, len)), WcStatus::Success);
-                assert_eq!(self.owner.ask("hear"), [0, 0, len as u64, u64::from(self.target)]);
-                assert_eq!(self.owner.ask(&format!("landed {len} {seed}")), [1]);
+                assert_eq!(self.peer.ask("hear"), [0, 0, len as u64, u64::from(self.target)]);
+                assert_eq!(self.peer.ask(&format!("landed {len} {seed}")), [1]);
             }
         }
-        assert_eq!(self.owner.ask("completions 0"), [0]);
-        assert_eq!(self.mad_sender.ask("completions 0"), [0]);
+        assert_eq!(self.peer.ask("completions 0"), [0]);
     }
 
-    /// WRITE with immediate data, READ and atomics on the memory of the owner.
+    /// WRITE with immediate data, READ and atomics on the memory of the peer.
     fn reach_memory(&mut self, len: usize) {
         let (remote_addr, rkey) = self.window();
-        self.owner.ask("post 1");
+        self.peer.ask("post 1");
         self.node.fill(0, len, 5);
         let op = SendOp::WriteImm { remote_addr, rkey, imm: ImmDt([1, 2, 3, 4]) };
         assert_eq!(self.run(op, self.node.sge(0, len)), WcStatus::Success);
-        assert_eq!(self.owner.ask("hear"), [0, 0, len as u64, u64::from(self.target)]);
-        assert_eq!(self.owner.ask(&format!("written {len} 5")), [1]);
-        self.owner.ask(&format!("fill {len} 77"));
+        assert_eq!(self.peer.ask("hear"), [0, 0, len as u64, u64::from(self.target)]);
+        assert_eq!(self.peer.ask(&format!("written {len} 5")), [1]);
+        self.peer.ask(&format!("fill {len} 77"));
         assert_eq!(self.run(SendOp::Read { remote_addr, rkey }, self.node.sge(WINDOW, len)), WcStatus::Success);
         assert_eq!(self.node.bytes(WINDOW, len), pattern(len, 77));
         let word = || u64::from_ne_bytes(self.node.bytes(0, 8).try_into().unwrap());
@@ -202,119 +194,52 @@ impl Trio {
     }
 }
 
-/// An initiator connected with a target of `peer`.
-fn initiator(node: &Node, peer: &mut Peer) -> (Arc<Qp>, u32) {
-    let ini = node.qp(Service::XrcIni);
-    let target = peer.ask(&format!("connect {}", ini.qpn().get()))[0] as u32;
-    connect(&ini, node.av(0, node.context.gid(1, 0).unwrap()), Qpn::new(target), PathMtu::Mtu1024);
-    (ini, target)
-}
-
-// clause: XRC-PROCESSES
 #[test]
-fn messages_land_in_a_queue_of_another_process() {
-    Trio::start(&[]).send_all(5);
+fn messages_land_in_the_queue_of_the_process_of_the_target() {
+    Connection::start(&[]).send_all(5);
 }
 
-// clause: XRC-PROCESSES
 #[test]
 fn memory_of_another_process_is_written_read_and_changed() {
-    let mut trio = Trio::start(&[]);
-    trio.reach_memory(100_000);
-    trio.reach_memory(1);
-    let (remote_addr, rkey) = trio.window();
+    let mut connection = Connection::start(&[]);
+    connection.reach_memory(100_000);
+    connection.reach_memory(1);
+    let (remote_addr, rkey) = connection.window();
     let wrong = SendOp::Write { remote_addr, rkey: RKey(rkey.0 ^ 1) };
-    assert_eq!(trio.run(wrong, trio.node.sge(0, 8)), WcStatus::RemAccessErr);
+    assert_eq!(connection.run(wrong, connection.node.sge(0, 8)), WcStatus::RemAccessErr);
 }
 
-// clause: XRC-PROCESSES
 #[test]
 fn requests_that_the_network_loses_are_sent_again_and_done_once() {
-    let mut trio = Trio::start(&[("ROXE_FAULTS", "drop 2%; duplicate 2%; reorder 2%")]);
-    trio.send_all(3);
-    trio.reach_memory(100_000);
-    trio.send_all(1);
+    let mut connection = Connection::start(&[("ROXE_FAULTS", "drop 2%; duplicate 2%; reorder 2%")]);
+    connection.send_all(3);
+    connection.reach_memory(100_000);
+    connection.send_all(1);
 }
 
-// clause: XRC-PROCESSES
-#[test]
-fn both_processes_receive_over_one_connection() {
-    let mut trio = Trio::start(&[]);
-    let own = trio.mad_sender.ask("queue")[0] as u32;
-    trio.mad_sender.ask("post 10");
-    trio.owner.ask("post 10");
-    for n in 0..20 {
-        let srqn = if n % 2 == 0 { own } else { trio.srqn };
-        trio.ini.send().push_to_srq(srqn, &request(n, SendOp::Send, &[trio.node.sge(0, 3000)])).unwrap();
-    }
-    assert!(trio.node.wait(20).iter().all(|cqe| cqe.status == WcStatus::Success));
-    for n in 0..10 {
-        let expected = [n, 0, 3000, u64::from(trio.target)];
-        assert_eq!(trio.mad_sender.ask("hear"), expected);
-        assert_eq!(trio.owner.ask("hear"), expected);
-    }
-}
-
-// clause: XRC-PROCESSES
 #[test]
 fn a_queue_without_receives_makes_the_sender_wait() {
-    let mut trio = Trio::start(&[]);
-    trio.push(SendOp::Send, trio.node.sge(0, 5000));
-    while trio.mad_sender.ask("refusals") == [0] {
-        assert_eq!(trio.node.cq.poll(1, |_| ()).unwrap(), 0);
+    let mut connection = Connection::start(&[]);
+    connection.push(SendOp::Send, connection.node.sge(0, 5000));
+    while connection.peer.ask("refusals") == [0] {
+        assert_eq!(connection.node.cq.poll(1, |_| ()).unwrap(), 0);
     }
-    trio.owner.ask("post 2");
-    assert_eq!(trio.node.wait(1)[0].status, WcStatus::Success);
-    assert_eq!(trio.owner.ask("hear"), [0, 0, 5000, u64::from(trio.target)]);
-    assert_eq!(trio.owner.ask("completions 50"), [0]);
+    connection.peer.ask("post 2");
+    assert_eq!(connection.node.wait(1)[0].status, WcStatus::Success);
+    assert_eq!(connection.peer.ask("hear"), [0, 0, 5000, u64::from(connection.target)]);
+    assert_eq!(connection.peer.ask("completions 50"), [0]);
 }
 
-/// While the owner stands still, it is asked for the same again and again.
-// clause: XRC-PROCESSES
-#[test]
-fn a_question_that_is_asked_again_is_executed_once() {
-    let mut trio = Trio::start(&[]);
-    trio.owner.ask("post 3");
-    trio.owner.stop();
-    trio.push(SendOp::Send, trio.node.sge(0, 3000));
-    trio.poll_in_vain(3);
-    trio.owner.signal(libc::SIGCONT);
-    assert_eq!(trio.node.wait(1)[0].status, WcStatus::Success);
-    assert_eq!(trio.owner.ask("hear"), [0, 0, 3000, u64::from(trio.target)]);
-    assert_eq!(trio.owner.ask("completions 200"), [0]);
-}
-
+/// The peers open the file with `O_CREAT` and `O_EXCL`, and both have a domain.
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn the_queue_of_a_killed_process_is_gone() {
-    let mut trio = Trio::start(&[]);
-    trio.owner.ask("post 1");
-    trio.owner.stop();
-    trio.push(SendOp::Send, trio.node.sge(0, 3000));
-    trio.poll_in_vain(1);
-    trio.owner.signal(libc::SIGKILL);
-    assert_eq!(trio.node.wait(1)[0].status, WcStatus::RemInvReqErr);
-    assert_eq!(trio.mad_sender.ask("completions 0"), [0]);
-}
-
-// clause: XRC-QUEUE-KNOWN
-#[test]
-fn a_queue_of_another_domain_is_refused() {
-    let mut trio = Trio::start(&[]);
-    let stranger = Name::new();
-    let mut other = stranger.start(&[]);
-    trio.srqn = other.ask("queue")[0] as u32;
+fn one_file_names_a_domain_of_its_own_in_each_process() {
+    let mut connection = Connection::start(&[]);
+    let mut other = connection.name.start(&[]);
+    assert_eq!(other.ask(&format!("errno-of-open {}", connection.target)), [libc::EINVAL as u64]);
+    assert_eq!(connection.peer.ask(&format!("errno-of-open {}", connection.target)), [0]);
+    connection.srqn = other.ask("queue")[0] as u32;
     other.ask("post 1");
-    assert_eq!(trio.run(SendOp::Send, trio.node.sge(0, 64)), WcStatus::RemInvReqErr);
+    assert_eq!(connection.run(SendOp::Send, connection.node.sge(0, 64)), WcStatus::RemInvReqErr);
     assert_eq!(other.ask("completions 0"), [0]);
-}
-
-#[test]
-fn targets_of_other_processes_cannot_be_opened() {
-    let mut trio = Trio::start(&[]);
-    let expected = [(trio.target, libc::EOPNOTSUPP), (1, libc::EINVAL), (u32::MAX, libc::EINVAL)];
-    for (qpn, errno) in expected {
-        assert_eq!(trio.owner.ask(&format!("errno-of-open {qpn}")), [errno as u64], "{qpn:#x}");
-    }
-    assert_eq!(trio.mad_sender.ask(&format!("errno-of-open {}", trio.target)), [0]);
 }

@@ -51,9 +51,6 @@ impl Engine {
     /// While anything is left, the background thread comes back soon.
     pub(crate) fn send_to_processes(&self, state: &mut RxState, now: Instant) {
         let ready = self.ready();
-        if ready.contains(Ready::XRC_MESSAGES) {
-            self.send_xrc_messages(state, now);
-        }
         if ready.contains(Ready::RINGS_WANTED) {
             self.offer_rings(state, now);
         }

@@ -8,7 +8,7 @@ pub fn carry(descriptors: &[RawFd]) -> Vec<OwnedFd> {
     let (mut sent, mut got) = (Control::new(), Control::new());
     sent.push_descriptors(descriptors);
     sys::send(from.as_raw_fd(), &sys::Name::Peer, [b"x", &[]], &sent, 0).unwrap();
-    sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got, 0).unwrap().unwrap();
+    sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got).unwrap().unwrap();
     sys::take_descriptors(&got)
 }
 
