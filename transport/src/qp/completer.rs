@@ -6,13 +6,11 @@
 //! tells is a [`ResponseError`], dealt with in one `match`.
 
 use crate::cx::{Host, RxPayload, Side};
-use crate::qp::error::DropReason;
-use crate::qp::in_flight::charge_range;
+use crate::qp::reliability::Exhausted;
 use crate::qp::requester::{Requester, index_of};
-use crate::qp::retry::Exhausted;
-use crate::qp::segment;
-use crate::qp::shared::Shared;
-use crate::qp::sq::{Origin, SendWqe};
+use crate::qp::segment::{self, charge_range};
+use crate::qp::send_queue::{Origin, SendWqe};
+use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{SendData, WcStatus};
 use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
 

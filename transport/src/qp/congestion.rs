@@ -18,7 +18,6 @@
 mod pacer;
 mod rate;
 
-use crate::qp::error::DropReason;
 use crate::time::Instant;
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -141,13 +140,11 @@ impl Congestion {
         self.counts.np_cnp_sent += 1;
     }
 
-    /// A CNP of the peer.
-    ///
-    /// # Errors
-    /// It is ignored: without a line rate, rates are not limited.
-    pub(crate) fn on_cnp(&mut self, line: Option<NonZeroU64>, now: Instant) -> Result<(), DropReason> {
+    /// A CNP of the peer. Returns false if it is ignored: without a line rate, rates are not
+    /// limited.
+    pub(crate) fn on_cnp(&mut self, line: Option<NonZeroU64>, now: Instant) -> bool {
         // clause: DCQCN-OFF
-        let line = line.ok_or(DropReason::CongestionNotice)?;
+        let Some(line) = line else { return false };
         self.counts.rp_cnp_handled += 1;
         self.catch_up(now);
         match &mut self.rate {
@@ -156,7 +153,7 @@ impl Congestion {
             rate => *rate = Some(Box::new(Rate::new(line, now))),
         }
         self.set_pace(now);
-        Ok(())
+        true
     }
 
     /// The program or the path allows this much, the path in Mbit/s; 0 is everything. A new limit

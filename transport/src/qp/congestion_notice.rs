@@ -1,10 +1,10 @@
 //! Congestion notifications: a marked packet that came, and the packet that tells its sender.
 
-use super::admission::check_request;
 use super::congestion;
 use super::queue_pair::Qp;
 use super::shared::Service;
 use crate::cx::{PacketNote, TxBatch, TxReason, TxState};
+use crate::qp::queue_pair::check_request;
 use crate::time::Instant;
 use crate::wr::Av;
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Response};

@@ -4,11 +4,10 @@
 //! May touch the receive queue, [`Shared`] and the host.
 
 use crate::cx::{Host, MemError, RxPayload};
-use crate::qp::error::DropReason;
 use crate::qp::refusal::Refusal;
 use crate::qp::responder::Responder;
 use crate::qp::rq::RecvQueue;
-use crate::qp::shared::Shared;
+use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{Cqe, WcExtra, WcOpcode, WcStatus};
 use roxe_wire::{Deth, Header, ImmDt, NetHeader, icrc};
 

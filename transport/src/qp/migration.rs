@@ -5,10 +5,8 @@
 //! state for each packet.
 
 use crate::cx::FlowControl;
-use crate::qp::attr::MigState;
-use crate::qp::error::DropReason;
 use crate::qp::requester::Requester;
-use crate::qp::shared::{QpEvents, Service, Shared};
+use crate::qp::shared::{DropReason, MigState, QpEvents, Service, Shared};
 use crate::wr::Av;
 use roxe_wire::{Header, Kind, NetHeader, Pkey};
 

@@ -17,58 +17,49 @@
 //! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and
 //!   [`EarlyPackets`] in front of all.
 
-mod admission;
-mod attr;
-mod coalescing;
 mod completer;
 mod congestion;
 mod congestion_notice;
 mod datagram;
 mod early_packets;
-mod error;
 mod execution;
-mod in_flight;
-mod local;
 mod migration;
 mod modify;
-mod outgoing;
-pub mod probe;
 mod queue_pair;
 mod raw;
 mod refusal;
-mod refused_words;
-mod reliable;
+mod reliability;
 mod replay;
 mod reply;
 mod request_rules;
 mod requester;
 mod responder;
-mod retry;
 mod rq;
 mod segment;
-mod send_completion;
-mod send_rules;
+mod send_queue;
 pub(crate) mod shared;
-mod sq;
 mod status;
 mod tagged;
-mod unasked;
 mod unreliable;
 mod xrc;
 
-pub(crate) use admission::takes_receive;
-pub use attr::{AttrMask, MigState, QpAttr, QpState};
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use datagram::GRH_LEN;
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
-pub use error::{DropReason, PostError};
 pub use modify::ModifyError;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use modify::transition;
 pub use queue_pair::Qp;
+pub(crate) use queue_pair::takes_receive;
 pub use raw::FrameNote;
 pub use refusal::Outcome;
-pub use retry::RetryCounts;
-pub use shared::{QpCaps, QpConfig, QpEvents, Service};
-pub use status::QpStatus;
+pub use shared::{
+    AttrMask, DropReason, MigState, PostError, QpAttr, QpCaps, QpConfig, QpEvents, QpState, RetryCounts, Service,
+};
+pub use status::{Probe, QpStatus};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;
+
+/// Where the roles of a queue pair stand.
+pub mod probe {
+    pub use super::status::Probe;
+}

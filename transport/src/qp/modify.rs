@@ -3,8 +3,7 @@
 //! Reads and writes only `Shared`; what a transition does to the queues is the business of
 //! `queue_pair.rs`.
 
-use crate::qp::attr::{AttrMask, MigState, QpAttr, QpState};
-use crate::qp::shared::{Service, Shared};
+use crate::qp::shared::{AttrMask, MigState, QpAttr, QpState, Service, Shared};
 use crate::wr::Av;
 use thiserror::Error;
 

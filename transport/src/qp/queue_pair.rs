@@ -4,20 +4,19 @@
 //! that hits a fatal error says so in `Shared`; the change of state and the flush of both queues
 //! happen here, before the call that caused them returns.
 
-use super::admission::{check_request, check_response, takes_receive};
-use super::attr::{AttrMask, MigState, QpAttr, QpState};
-use super::congestion::CongestionCounts;
-use super::datagram::Datagram;
-use super::error::{DropReason, PostError};
-use super::modify::{self, ModifyError};
-use super::requester::Requester;
-use super::responder::Responder;
-use super::retry::RetryCounts;
-use super::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
+use crate::qp::congestion::CongestionCounts;
+use crate::qp::datagram::Datagram;
+use crate::qp::modify::{self, ModifyError};
+use crate::qp::requester::Requester;
+use crate::qp::responder::Responder;
+use crate::qp::rq;
+use crate::qp::shared::{
+    AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
+};
 use crate::time::Instant;
 use crate::wr::{RecvRequest, SendRequest};
-use roxe_wire::{Header, Kind, NetHeader, Packet, Psn, Qpn, Response};
+use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response};
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
@@ -251,9 +250,11 @@ impl Qp {
             (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             // clause: CNP-RECEIVED
-            (Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt, Kind::Cnp) => {
-                check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
-            }
+            (Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt, Kind::Cnp) => check_response(sh, net, bth)
+                .and_then(|()| {
+                    let is_obeyed = sh.congestion.on_cnp(sh.config.line_rate, host.now());
+                    if is_obeyed { Ok(()) } else { Err(DropReason::CongestionNotice) }
+                }),
             // clause: TAKE-SERVICE
             _ => Err(DropReason::WrongService),
         };
@@ -504,4 +505,40 @@ impl Qp {
             _ => {}
         }
     }
+}
+
+/// Whether a packet uses up or begins to use a receive.
+pub(crate) fn takes_receive(kind: &Kind) -> bool {
+    matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(rq::takes_receive)
+}
+
+/// Refuses requests in states that do not execute them, and packets of strangers.
+pub(super) fn check_request(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_requests() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Refuses responses in states that cannot have asked for them, and packets of strangers.
+pub(super) fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_responses() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may
+/// send datagrams.
+fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    let av = &sh.attr.av;
+    // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE
+    if sh.config.service != Service::Ud && (net.src != av.dgid || net.dst != av.sgid) {
+        return Err(DropReason::Address);
+    }
+    // clause: TAKE-PKEY
+    if !Pkey::DEFAULT.matches(bth.pkey) {
+        return Err(DropReason::Pkey);
+    }
+    Ok(())
 }

@@ -5,11 +5,10 @@
 //! May touch the queues, [`Shared`] and the host.
 
 use crate::cx::{Host, TxBatch, TxRoom};
-use crate::qp::error::DropReason;
 use crate::qp::queue_pair::Qp;
 use crate::qp::requester::{Requester, Step};
 use crate::qp::responder::Responder;
-use crate::qp::shared::Shared;
+use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{Cqe, SendFlags, WcOpcode, WcStatus};
 use roxe_wire::frame::{self, checksum};
 

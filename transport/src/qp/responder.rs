@@ -8,8 +8,6 @@
 //! own rules for PSNs; UD is in `datagram.rs`. May touch [`Shared`] and the host.
 
 use crate::cx::{Host, RxPayload};
-use crate::qp::attr::QpState;
-use crate::qp::error::DropReason;
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::reply::{Progress, Replies};
@@ -18,7 +16,7 @@ use crate::qp::request_rules::{
 };
 use crate::qp::rq::{RecvQueue, takes_receive};
 use crate::qp::segment::len_of;
-use crate::qp::shared::{QpConfig, QpEvents, Shared};
+use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
 use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcOpcode};
 use roxe_wire::{Bth, NakCode, PathMtu, Request, UcRequest};

@@ -2,10 +2,10 @@
 //! comes back.
 
 use crate::cx::{Host, TxBatch};
-use crate::qp::outgoing::{Departing, Outgoing, Put};
 use crate::qp::requester::{Requester, Step};
+use crate::qp::segment::{Departing, Outgoing, Put};
+use crate::qp::send_queue::SendWqe;
 use crate::qp::shared::{Service, Shared};
-use crate::qp::sq::SendWqe;
 use crate::wr::{Av, SendOp, WcStatus};
 use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Qkey, Qpn, UcRequest};
 

@@ -7,15 +7,12 @@
 //! two. May touch [`Shared`] and the host.
 
 use crate::cx::{Host, RxPayload, SrqPlace};
-use crate::qp::admission::check_request;
-use crate::qp::attr::QpState;
-use crate::qp::error::DropReason;
-use crate::qp::queue_pair::Qp;
+use crate::qp::queue_pair::{Qp, check_request};
 use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replay::{OnceKind, Op};
 use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
 use crate::qp::responder::{Incoming, Responder};
-use crate::qp::shared::{QpEvents, Service, Shared};
+use crate::qp::shared::{DropReason, QpEvents, QpState, Service, Shared};
 use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
 
 impl Qp {
