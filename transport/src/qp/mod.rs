@@ -20,21 +20,17 @@
 mod completer;
 mod congestion;
 mod congestion_notice;
-mod datagram;
 mod early_packets;
-mod execution;
 mod migration;
 mod modify;
 mod queue_pair;
 mod raw;
+mod receive_queue;
 mod refusal;
 mod reliability;
-mod replay;
-mod reply;
-mod request_rules;
+mod replies;
 mod requester;
 mod responder;
-mod rq;
 mod segment;
 mod send_queue;
 pub(crate) mod shared;
@@ -44,7 +40,6 @@ mod unreliable;
 mod xrc;
 
 pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
-pub use datagram::GRH_LEN;
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
 pub use modify::ModifyError;
 #[cfg(any(test, feature = "sim"))]
@@ -58,6 +53,7 @@ pub use shared::{
 };
 pub use status::{Probe, QpStatus};
 pub use tagged::MAX_RENDEZVOUS_REQUEST;
+pub use unreliable::GRH_LEN;
 
 /// Where the roles of a queue pair stand.
 pub mod probe {

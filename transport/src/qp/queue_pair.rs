@@ -6,14 +6,14 @@
 
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
 use crate::qp::congestion::CongestionCounts;
-use crate::qp::datagram::Datagram;
 use crate::qp::modify::{self, ModifyError};
+use crate::qp::receive_queue;
 use crate::qp::requester::Requester;
 use crate::qp::responder::Responder;
-use crate::qp::rq;
 use crate::qp::shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
 };
+use crate::qp::unreliable::Datagram;
 use crate::time::Instant;
 use crate::wr::{RecvRequest, SendRequest};
 use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response};
@@ -509,7 +509,7 @@ impl Qp {
 
 /// Whether a packet uses up or begins to use a receive.
 pub(crate) fn takes_receive(kind: &Kind) -> bool {
-    matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(rq::takes_receive)
+    matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(receive_queue::takes_receive)
 }
 
 /// Refuses requests in states that do not execute them, and packets of strangers.

@@ -9,9 +9,8 @@
 use crate::cx::{Host, RxPayload, SrqPlace};
 use crate::qp::queue_pair::{Qp, check_request};
 use crate::qp::refusal::{Answer, Outcome, Refusal};
-use crate::qp::replay::{OnceKind, Op};
-use crate::qp::request_rules::{Open, OpenWrite, check_op_valid, has_own_answer};
-use crate::qp::responder::{Incoming, Responder};
+use crate::qp::replies::{OnceKind, Op};
+use crate::qp::responder::{Incoming, Open, OpenWrite, Responder, check_op_valid, has_own_answer};
 use crate::qp::shared::{DropReason, QpEvents, QpState, Service, Shared};
 use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
 
