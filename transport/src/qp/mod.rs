@@ -18,13 +18,10 @@
 //!   [`EarlyPackets`] in front of all.
 
 mod completer;
-mod congestion;
-mod congestion_notice;
 mod early_packets;
-mod migration;
+pub(crate) mod features;
 mod modify;
 mod queue_pair;
-mod raw;
 mod receive_queue;
 mod refusal;
 mod reliability;
@@ -35,24 +32,22 @@ mod segment;
 mod send_queue;
 pub(crate) mod shared;
 mod status;
-mod tagged;
 mod unreliable;
-mod xrc;
 
-pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
+pub use features::congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
+pub use features::raw::FrameNote;
+pub use features::tags::MAX_RENDEZVOUS_REQUEST;
 pub use modify::ModifyError;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use modify::transition;
 pub use queue_pair::Qp;
 pub(crate) use queue_pair::takes_receive;
-pub use raw::FrameNote;
 pub use refusal::Outcome;
 pub use shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpCaps, QpConfig, QpEvents, QpState, RetryCounts, Service,
 };
 pub use status::{Probe, QpStatus};
-pub use tagged::MAX_RENDEZVOUS_REQUEST;
 pub use unreliable::GRH_LEN;
 
 /// Where the roles of a queue pair stand.

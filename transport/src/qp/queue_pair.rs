@@ -5,7 +5,7 @@
 //! happen here, before the call that caused them returns.
 
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
-use crate::qp::congestion::CongestionCounts;
+use crate::qp::features::congestion::CongestionCounts;
 use crate::qp::modify::{self, ModifyError};
 use crate::qp::receive_queue;
 use crate::qp::requester::Requester;
@@ -352,7 +352,8 @@ impl Qp {
     /// returned; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
-        if self.shared.congestion.notice_due && self.notify(tx) == TxState::BatchFull {
+        let sh = &mut self.shared;
+        if sh.congestion.notice_due && !sh.congestion.notify(tx, sh.config.qpn, sh.attr.dest_qpn, &sh.path) {
             return TxState::BatchFull;
         }
         // clause: ACK-BEFORE-REQUESTS
@@ -443,6 +444,26 @@ impl Qp {
     pub fn take_retry_counts(&mut self) -> Option<RetryCounts> {
         let counts = &mut self.shared.retries;
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
+    }
+
+    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked
+    /// acknowledgements is not known, and nobody else shall make us send.
+    #[cold]
+    fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
+        let sh = &mut self.shared;
+        // clause: CNP-WHEN
+        let is_data = match (sh.config.service, &header.kind) {
+            (Service::Rc, Kind::RcRequest(_))
+            | (Service::Uc, Kind::UcRequest(_))
+            | (Service::XrcTgt, Kind::XrcRequest(..)) => true,
+            (Service::Rc, Kind::RcResponse(response)) | (Service::XrcIni, Kind::XrcResponse(response)) => {
+                !matches!(response, Response::Ack(_) | Response::AtomicAck(..))
+            }
+            _ => false,
+        };
+        if is_data && check_request(sh, net, &header.bth).is_ok() {
+            sh.congestion.on_mark(now);
+        }
     }
 
     // clause: STATE-RESET

@@ -6,8 +6,8 @@
 //! May touch [`Shared`] and the host.
 
 use crate::cx::{Host, MemError, RxPayload, Side};
+use crate::qp::features::tags::{Rendezvous, TagMatch, wanted_tag};
 use crate::qp::shared::{PostError, QpConfig, Service, Shared};
-use crate::qp::tagged::{Rendezvous, TagMatch, wanted_tag};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 

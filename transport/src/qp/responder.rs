@@ -8,12 +8,12 @@
 //! is in `unreliable.rs`. May touch the receive queue, [`Shared`] and the host.
 
 use crate::cx::{AtomicOp, Host, RxPayload};
+use crate::qp::features::tags::MAX_RENDEZVOUS;
 use crate::qp::receive_queue::{RecvQueue, takes_receive};
 use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
 use crate::qp::replies::{OnceKind, Op, Progress, Replies, check_readable};
 use crate::qp::segment::{self, len_of};
 use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
-use crate::qp::tagged::MAX_RENDEZVOUS;
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcExtra, WcOpcode};
 use roxe_wire::{AtomicEth, Bth, Feth, ImmDt, NakCode, PathMtu, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
 

@@ -6,8 +6,8 @@
 //! QPs with few requests each stay small; in steady state nothing allocates. A queue that was empty
 //! begins anew with its first place, which is still in the cache. Touches `wr`.
 
+use crate::qp::features::tags::Rendezvous;
 use crate::qp::shared::{PostError, QpCaps, QpConfig, Service, Shared};
-use crate::qp::tagged::Rendezvous;
 use crate::wr::{ATOMIC_LEN, Access, MAX_MESSAGE, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
 

@@ -5,8 +5,8 @@
 //! May touch [`Congestion`], which holds what is known of the path.
 
 use crate::cx::{Host, Side};
-use crate::qp::congestion::{self, Congestion, RateLimit};
-use crate::qp::tagged::Rendezvous;
+use crate::qp::features::congestion::{self, Congestion, RateLimit};
+use crate::qp::features::tags::Rendezvous;
 use crate::reasons::reasons;
 use crate::wr::{Access, Av, Cqe};
 use bitflags::bitflags;

@@ -1,13 +1,16 @@
-//! Tag matching: the list of posted tags of a shared receive queue, and which of them a message
-//! finds.
+//! Tag matching: the list of posted tags of a shared receive queue, which of them a message finds,
+//! what becomes of a message whose first packet has arrived, and how its receive ends.
 //!
+//! The list is the host's, as the shared queue serves many queue pairs; the owner has the lock.
 //! Receives are matched in the order they were posted. A message that finds none goes to an
 //! ordinary receive, and from then on the program may hold a message that a tag it is just posting
 //! should get. So tags that are posted meanwhile match nothing until the program says that it has
 //! handled as many unexpected messages as there were (rdma-core, `Documentation/tag_matching.md`).
-//! Pure data: the owner of the list has the lock.
+//! Touches `wr` and the headers.
 
-use crate::wr::Sge;
+use crate::cx::TagFit;
+use crate::wr::{Cqe, MAX_MESSAGE, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
+use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 use std::collections::VecDeque;
 
 /// Unexpected messages that the program may leave unconfirmed before it is asked to synchronise:
@@ -180,6 +183,124 @@ impl TagList {
         self.free.push(posted.slot);
         Some(posted.slot)
     }
+}
+
+/// The longest rendezvous request that the card answers itself, bytes: what the first packet holds
+/// at any path MTU.
+pub const MAX_RENDEZVOUS_REQUEST: u32 = 256;
+
+/// Rendezvous that one QP has under way at most; later ones are left to the program.
+pub(crate) const MAX_RENDEZVOUS: u32 = 16;
+
+/// Data that waits in the memory of the peer for us to read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rendezvous {
+    /// Work request of the matched receive.
+    pub(crate) wr_id: u64,
+    /// Address of the data at the peer.
+    pub(crate) va: u64,
+    /// Remote key of the data.
+    pub(crate) rkey: RKey,
+    /// Length of the data, bytes.
+    pub(crate) len: u32,
+    /// Whether the end of it is a solicited event.
+    pub(crate) solicited: bool,
+    /// What the peer is told when it is over.
+    pub(crate) fin: Tmh,
+}
+
+/// What the current receive of a tag-matching queue is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TagMatch {
+    /// No tagged message: a WRITE with immediate, or the queue matches no tags.
+    #[default]
+    Plain,
+    /// A message that is not to be matched lands in an ordinary receive, header and all.
+    Untagged,
+    /// A message that no tag wants lands in an ordinary receive too, and the program matches it.
+    Unexpected {
+        /// The program should synchronise.
+        asks_sync: bool,
+    },
+    /// The data behind the header lands in a posted tag.
+    Matched(TmInfo),
+    /// A posted tag wants the data that the peer keeps, and the card reads it: the message itself
+    /// goes nowhere.
+    Rendezvous(Rendezvous),
+    /// A posted tag wants data that the peer keeps, but the card cannot read it: the posted tag
+    /// gets what is behind the header, and the program reads the data.
+    Incomplete(TmInfo),
+}
+
+impl TagMatch {
+    /// What becomes of a message that begins with `first`, which fits `fit` into a receive of
+    /// `room` bytes.
+    ///
+    /// `may_read`: `first` is the whole message, and the card can read data from the peer now.
+    pub(crate) fn of(first: &[u8], fit: TagFit, room: u64, may_read: bool) -> Self {
+        let header = Tmh::parse(first);
+        match (fit, header) {
+            (TagFit::Unexpected { asks_sync }, _) => Self::Unexpected { asks_sync },
+            (TagFit::Matched, Some((tmh, rest))) => Self::matched(tmh, rest, room, may_read),
+            _ => Self::Untagged,
+        }
+    }
+
+    fn matched(tmh: Tmh, rest: &[u8], room: u64, may_read: bool) -> Self {
+        let info = TmInfo { tag: tmh.tag, app_ctx: tmh.app_ctx, flags: TmFlags::MATCH | TmFlags::DATA_VALID };
+        if tmh.op != TmOp::Rendezvous {
+            return Self::Matched(info);
+        }
+        let fits = |rvh: &Rvh| u64::from(rvh.len) <= room && rvh.len <= MAX_MESSAGE;
+        // clause: TM-RENDEZVOUS-SOFTWARE
+        let is_short = rest.len() + Tmh::LEN <= MAX_RENDEZVOUS_REQUEST as usize;
+        match Rvh::parse(rest).filter(|rvh| may_read && is_short && fits(rvh)) {
+            Some(Rvh { va, rkey, len }) => {
+                let fin = Tmh { op: TmOp::Fin, ..tmh };
+                Self::Rendezvous(Rendezvous { wr_id: 0, va, rkey, len, solicited: false, fin })
+            }
+            None => Self::Incomplete(info),
+        }
+    }
+
+    /// Bytes at the beginning of the message that do not land in the receive.
+    // clause: TM-HEADER-SKIPPED
+    pub(crate) fn skipped(&self) -> u32 {
+        match self {
+            Self::Plain | Self::Untagged | Self::Unexpected { .. } => 0,
+            Self::Matched(_) | Self::Incomplete(_) => Tmh::LEN as u32,
+            Self::Rendezvous(_) => u32::MAX,
+        }
+    }
+
+    /// The completion of the receive: `cqe` is what it would be without tags.
+    // clause: TM-COMPLETION
+    pub(crate) fn stamp(&self, cqe: Cqe) -> Cqe {
+        let (opcode, tm) = match *self {
+            Self::Plain => return cqe,
+            Self::Untagged => (WcOpcode::TmNoTag, TmInfo::default()),
+            Self::Unexpected { asks_sync } => {
+                let flags = if asks_sync { TmFlags::SYNC_REQ } else { TmFlags::empty() };
+                (WcOpcode::TmRecv, TmInfo { flags, ..TmInfo::default() })
+            }
+            Self::Matched(info) | Self::Incomplete(info) => (WcOpcode::TmRecv, info),
+            Self::Rendezvous(Rendezvous { fin, .. }) => {
+                (WcOpcode::TmRecv, TmInfo { tag: fin.tag, app_ctx: fin.app_ctx, flags: TmFlags::MATCH })
+            }
+        };
+        match (self, cqe.status) {
+            (Self::Incomplete(_), WcStatus::Success) => Cqe { opcode, tm, status: WcStatus::TmRndvIncomplete, ..cqe },
+            (_, WcStatus::Success) => Cqe { opcode, tm, ..cqe },
+            _ => Cqe { opcode, ..cqe },
+        }
+    }
+}
+
+/// The tag that a message which begins with `first` is matched by, if it is.
+pub(crate) fn wanted_tag(first: &[u8]) -> Option<u64> {
+    // clause: TM-UNTAGGED
+    let (tmh, _) = Tmh::parse(first)?;
+    matches!(tmh.op, TmOp::Eager | TmOp::Rendezvous).then_some(tmh.tag)
 }
 
 #[cfg(test)]
