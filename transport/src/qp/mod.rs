@@ -1,21 +1,18 @@
 //! The queue pair and its parts, one file per subject.
 //!
-//! [`Qp`] (`queue_pair.rs`) owns a requester and a responder, which know nothing of each other;
-//! other files hold one part of a role each. Arrows only point down: from `queue_pair` to the
-//! roles, from there to queues, segmentation and attributes.
+//! [`Qp`] (`queue_pair.rs`) has the entry points: a request is posted, a packet is handed in,
+//! packets are asked for, a timer is due. It owns a requester and a responder, which know nothing of
+//! each other. Arrows only point down: from `queue_pair` to the roles, from there to queues,
+//! segmentation and attributes.
 //!
-//! * Both roles read `shared` and `attr`; `modify` checks what programs change there; `admission`
-//!   turns packets away that the state or the connection does not take.
-//! * Sending: `sq` is the queue, `send_rules` says what it takes, `segment` and `outgoing` make
-//!   packets; `requester` has the cursors, `reliable`, `unreliable`, `raw` and `local` the send
-//!   loops; `in_flight` reserves room at the receiver, `unasked` decides when to ask for an
-//!   acknowledgement; `completer` takes responses in, `retry` has counters and timers,
-//!   `send_completion` reports.
-//! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and
-//!   `execution`, or into `refusal`; `datagram` has UD, `xrc` the shared queues of XRC, `tagged`
-//!   what a matched tag means; `replay` remembers answers and `reply` sends them.
-//! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and
-//!   [`EarlyPackets`] in front of all.
+//! * Both roles read `shared`: attributes, configuration, state; `modify` is the table of what
+//!   programs may change there.
+//! * Sending: `send_queue` holds the requests, `requester` says which packet is next and sends it,
+//!   `segment` makes it, `reliability` has timer, retries and room at the receiver, `completer` takes
+//!   responses in; `unreliable` sends for UC and UD.
+//! * Receiving: `receive_queue` holds the receives, `responder` checks and executes requests or turns
+//!   to `refusal`, `replies` remembers answers and sends them; `unreliable` takes datagrams in.
+//! * Beside them: `features`, `status` for those who watch, and [`EarlyPackets`] in front of all.
 
 mod completer;
 mod early_packets;

@@ -3,7 +3,7 @@
 //! Of the three roles two live here. The *notification point* is the end that receives a marked
 //! packet (ECN = CE): it sends congestion notification packets (CNP) to the peer, not more often
 //! than every [`NOTICE_INTERVAL`]. It always does, because a peer whose packets can be marked has
-//! asked for that. The *reaction point* is the end that receives a CNP: it slows down ([`rate`]) if
+//! asked for that. The *reaction point* is the end that receives a CNP: it slows down ([`Rate`]) if
 //! the queue pair was made with a line rate; only then do its packets say that they can be marked
 //! (ECT), so that switches drop instead of marking for nothing.
 //!

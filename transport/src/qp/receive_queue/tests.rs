@@ -1,4 +1,4 @@
-//! Tests of `qp/rq.rs`.
+//! Tests of `qp/receive_queue.rs`.
 
 use super::*;
 use crate::qp::shared::{QpCaps, QpEvents, Service};

@@ -1,4 +1,4 @@
-//! Tests of `qp/replay.rs`.
+//! The ring of requests that may have to be answered again.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of `qp/raw.rs`.
+//! Tests of `qp/features/raw.rs`.
 
 use super::*;
 use crate::cx::{PacketNote, TxState};

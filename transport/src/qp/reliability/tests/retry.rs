@@ -1,4 +1,4 @@
-//! Tests of `qp/retry.rs`.
+//! Retry counters and the timer.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of `qp/datagram.rs`.
+//! Datagrams that come in.
 
 use super::*;
 use crate::qp::shared::{QpCaps, QpConfig, QpEvents, Service};

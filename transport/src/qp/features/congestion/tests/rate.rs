@@ -1,4 +1,4 @@
-//! Tests of `qp/congestion/rate.rs`.
+//! The rate of DCQCN.
 
 use super::*;
 
