@@ -37,7 +37,14 @@ impl Requester {
         response: &Response,
         payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
-        self.check_response_psn(psn)?;
+        // Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
+        // clause: RESP-REGION
+        if psn.is_before(self.una_psn) {
+            return Err(DropReason::DuplicateResponse);
+        }
+        if !psn.is_before(self.sent_psn) {
+            return Err(DropReason::GhostResponse);
+        }
         let una_before = self.una_psn;
         let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
@@ -89,18 +96,6 @@ impl Requester {
         self.widen(self.una_psn.distance(psn));
         self.on_progress(sh, host);
         true
-    }
-
-    /// Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
-    fn check_response_psn(&self, psn: Psn) -> Result<(), DropReason> {
-        // clause: RESP-REGION
-        if psn.is_before(self.una_psn) {
-            Err(DropReason::DuplicateResponse)
-        } else if psn.is_before(self.sent_psn) {
-            Ok(())
-        } else {
-            Err(DropReason::GhostResponse)
-        }
     }
 
     fn on_acknowledge<H: Host>(
@@ -277,20 +272,15 @@ impl Requester {
             ResponseError::Lost | ResponseError::NotReady(_) if self.retry.is_waiting() => {
                 return Err(DropReason::AwaitingRetry);
             }
-            ResponseError::Lost => return self.repair_loss(sh, host),
+            ResponseError::Lost => match self.retry.on_loss() {
+                Ok(true) => self.go_back_after_loss(sh, host),
+                Ok(false) => return Err(DropReason::AwaitingRetry),
+                Err(Exhausted) => self.give_up_path(sh, host),
+            },
             ResponseError::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
                 Ok(()) => self.go_back(sh, host),
                 Err(Exhausted) => self.fail_head(sh, host, WcStatus::RnrRetryExcErr),
             },
-        }
-        Ok(())
-    }
-
-    fn repair_loss<H: Host>(&mut self, sh: &mut Shared, host: &mut H) -> Result<(), DropReason> {
-        match self.retry.on_loss() {
-            Ok(true) => self.go_back_after_loss(sh, host),
-            Ok(false) => return Err(DropReason::AwaitingRetry),
-            Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
     }

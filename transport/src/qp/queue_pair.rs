@@ -10,6 +10,7 @@ use crate::qp::modify::{self, ModifyError};
 use crate::qp::receive_queue;
 use crate::qp::requester::Requester;
 use crate::qp::responder::Responder;
+use crate::qp::send_queue::check_op;
 use crate::qp::shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
 };
@@ -140,7 +141,8 @@ impl Qp {
             QpState::Sqe | QpState::Err => self.flush_due = true,
             QpState::Rts | QpState::Sqd => {}
         }
-        self.requester.post_send(&self.shared, req, srqn)
+        check_op(&self.shared, req)?;
+        self.requester.sq.push(req, srqn)
     }
 
     /// Send work requests that the queue takes now.

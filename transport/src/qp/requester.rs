@@ -16,10 +16,10 @@
 use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxReason, TxState};
 use crate::qp::reliability::{Exhausted, InFlight, Retry, Room, Timer, Unasked};
 use crate::qp::segment::{self, Departing, Outgoing, Put};
-use crate::qp::send_queue::{Depth, Origin, SendQueue, SendWqe, check_op};
-use crate::qp::shared::{PostError, QpConfig, QpEvents, QpState, Service, Shared};
+use crate::qp::send_queue::{Origin, SendQueue, SendWqe};
+use crate::qp::shared::{QpConfig, QpEvents, QpState, Service, Shared};
 use crate::time::Instant;
-use crate::wr::{Bind, Cqe, SendFlags, SendOp, SendRequest, TmFlags, TmInfo, WcOpcode, WcStatus};
+use crate::wr::{Bind, Cqe, SendFlags, SendOp, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps
@@ -76,7 +76,6 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) sq: SendQueue,
-    depth: Depth,
     pub(crate) cursor: Cursor,
     pub(crate) first_unstarted: u32,
     pub(crate) una_psn: Psn,
@@ -111,7 +110,6 @@ impl Requester {
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
             sq: SendQueue::new(config),
-            depth: Depth::default(),
             cursor: Cursor::default(),
             first_unstarted: 0,
             una_psn: Psn::default(),
@@ -130,20 +128,12 @@ impl Requester {
         }
     }
 
-    /// Queues a request; `srqn` means something on XRC only.
-    pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
-        check_op(sh, req)?;
-        self.sq.push(req, srqn)?;
-        self.depth.note(self.sq.tail_index().wrapping_sub(self.sq.head_index()));
-        Ok(())
-    }
-
     /// Whether the newest request may wait until there are more to send with it.
     pub(crate) fn may_coalesce(&self) -> bool {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1)).map(|wqe| wqe.length);
-        self.cursor.packet == 0 && newest.is_some_and(|length| self.depth.may_wait(under_way, waiting, length))
+        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(under_way, waiting, length))
     }
 
     /// In SQD: whether nothing that was started is left.
@@ -244,34 +234,28 @@ impl Requester {
             QpState::Sqd => self.cursor.wqe != self.first_unstarted,
             _ => false,
         };
+        // A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a
+        // local operation when everything earlier is.
+        // clause: SEND-FENCE
+        let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
+        // clause: SEND-LOCAL-ORDER
+        let is_fenced = by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe);
+        // READs and atomics wait for a free place at the responder, and READs for room in our own
+        // socket. With `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn
+        // comes.
+        // clause: SEND-RD-ATOMIC
+        let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
+        let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
+        let is_read_held = self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room);
         may_start
             && self.fault.is_none()
             // clause: RNR-WAIT
             && !self.retry.is_waiting()
             && !sh.congestion.is_pausing()
-            && !self.is_fenced(wqe)
-            && !self.is_read_held(sh, wqe)
+            && !is_fenced
+            && !is_read_held
             // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < self.window
-    }
-
-    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a local
-    /// operation when everything earlier is.
-    fn is_fenced(&self, wqe: &SendWqe) -> bool {
-        // clause: SEND-FENCE
-        let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
-        // clause: SEND-LOCAL-ORDER
-        by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe)
-    }
-
-    /// READs and atomics wait for a free place at the responder, and READs for room in our own
-    /// socket. With `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn
-    /// comes.
-    fn is_read_held(&self, sh: &Shared, wqe: &SendWqe) -> bool {
-        // clause: SEND-RD-ATOMIC
-        let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
-        let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
-        self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room)
     }
 
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.

@@ -4,18 +4,18 @@
 //! A request runs through short `check_*` steps. They change nothing that the application could
 //! see, so that a refused request can come again; the first that fails gives a [`Refusal`], and
 //! `refusal.rs` says what follows. Then it is executed, where only memory can still refuse. Answers
-//! are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its own rules for PSNs; UD
-//! is in `unreliable.rs`. May touch the receive queue, [`Shared`] and the host.
+//! are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its own rules for PSNs;
+//! UD is in `unreliable.rs`. May touch the receive queue, [`Shared`] and the host.
 
 use crate::cx::{AtomicOp, Host, RxPayload};
 use crate::qp::features::tags::MAX_RENDEZVOUS;
 use crate::qp::receive_queue::{RecvQueue, takes_receive};
-use crate::qp::refusal::{Answer, Outcome, Reaction, Refusal};
+use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replies::{OnceKind, Op, Progress, Replies, check_readable};
 use crate::qp::segment::{self, len_of};
 use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcExtra, WcOpcode};
-use roxe_wire::{AtomicEth, Bth, Feth, ImmDt, NakCode, PathMtu, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
+use roxe_wire::{AtomicEth, Bth, ImmDt, NakCode, PathMtu, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -23,6 +23,34 @@ pub(super) struct Incoming<'a> {
     pub(super) bth: &'a Bth,
     pub(super) req: &'a Request,
     pub(super) payload: RxPayload<'a>,
+}
+
+/// A WRITE whose packets are coming in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpenWrite {
+    pub(super) rkey: RKey,
+    /// Where the next byte goes.
+    pub(super) va: u64,
+    /// Bytes still to come.
+    pub(super) left: u32,
+    /// Bytes of the whole message.
+    pub(super) total: u32,
+}
+
+impl OpenWrite {
+    pub(super) const fn new(reth: &Reth) -> Self {
+        Self { rkey: reth.rkey, va: reth.va, left: reth.dma_len, total: reth.dma_len }
+    }
+}
+
+/// The message that is not complete yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Open {
+    #[default]
+    None,
+    /// A SEND of which this many bytes are in the current receive.
+    Send(u32),
+    Write(OpenWrite),
 }
 
 /// The NAK that answers, for now, every packet that is not the expected one.
@@ -132,7 +160,13 @@ impl Responder {
         let incoming = Incoming { bth, req, payload };
         // clause: PSN-WINDOW
         match bth.psn.distance(self.progress.e_psn) {
-            0 => self.handle_expected(sh, host, incoming),
+            0 => {
+                self.begin_expected(sh);
+                self.run(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
+                // clause: ACK-AFTER-DEED
+                self.advance(sh, incoming);
+                Ok(())
+            }
             1.. => Err(self.handle_future()),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
@@ -158,22 +192,6 @@ impl Responder {
             self.advance_by(len / mtu, bth, req);
         }
         is_placed
-    }
-
-    #[inline]
-    fn handle_expected<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        incoming: Incoming<'_>,
-    ) -> Result<(), DropReason> {
-        self.begin_expected(sh);
-        match self.run(sh, host, incoming) {
-            // clause: ACK-AFTER-DEED
-            Ok(()) => self.advance(sh, incoming),
-            Err(refusal) => return Err(self.refuse(sh, host, refusal)),
-        }
-        Ok(())
     }
 
     /// The request that is expected has come.
@@ -317,7 +335,8 @@ impl Responder {
     ) -> Result<(), Refusal> {
         match req {
             Request::SendFirst | Request::SendOnly(_) if sh.config.tag_matching => {
-                let may_read = matches!(req, Request::SendOnly(_)) && may_read(sh);
+                let can_read = sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS;
+                let may_read = matches!(req, Request::SendOnly(_)) && can_read;
                 self.receiving = self.rq.acquire_for(host, payload.bytes().unwrap_or_default(), may_read);
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
@@ -353,10 +372,6 @@ impl Responder {
         if !fits_opcode {
             return Err(Refusal::Length);
         }
-        self.check_message_length(req, len)
-    }
-
-    fn check_message_length(&self, req: &Request, len: u32) -> Result<(), Refusal> {
         // clause: CHECK-DMA-LENGTH
         let fits_message = match (req, self.open) {
             (Request::SendFirst | Request::SendOnly(_), _) => return self.check_room(0, len),
@@ -426,28 +441,18 @@ impl Responder {
         // clause: NAK-FATAL
         if reaction.fatal {
             sh.fail();
-            self.report(sh, host, refusal, reaction);
+            // The application hears of it by the receive in use, or else by an event (IBA §9.9.3).
+            if self.receiving {
+                let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
+                let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
+                self.complete_receive(sh, host, cqe);
+            } else {
+                // clause: EVENT-AFFILIATED
+                sh.events.insert(reaction.event);
+            }
         }
         reaction.reason
     }
-
-    /// The application hears of a fatal refusal by the receive in use, or else by an event (IBA
-    /// §9.9.3).
-    fn report<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal, reaction: Reaction) {
-        if self.receiving {
-            let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
-            let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
-            self.complete_receive(sh, host, cqe);
-        } else {
-            // clause: EVENT-AFFILIATED
-            sh.events.insert(reaction.event);
-        }
-    }
-}
-
-/// Tag matching: whether the QP can read data from the peer by itself.
-fn may_read(sh: &Shared) -> bool {
-    sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
 }
 
 impl Responder {
@@ -487,11 +492,19 @@ impl Responder {
                 self.remember(sh, bth, req, Op::Once(OnceKind::FetchAdd, original));
             }
             Request::AtomicWrite(reth) => {
-                store(host, reth, payload)?;
+                // clause: ATOMIC-WRITE-WHOLE
+                let word = payload.bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(Refusal::Length)?;
+                host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)?;
                 self.remember(sh, bth, req, Op::Once(OnceKind::AtomicWrite, 0));
             }
             Request::Flush(feth, reth) => {
-                flush(host, feth, reth)?;
+                // clause: FLUSH-RANGE, FLUSH-RIGHTS
+                let access = Access::of_flush(feth).ok_or(Refusal::NotAllowed)?;
+                let range = match feth.selectivity {
+                    Selectivity::Range => Some((reth.va, reth.dma_len.into())),
+                    Selectivity::Region | Selectivity::Reserved(_) => None,
+                };
+                host.flush_remote(reth.rkey, range, access).map_err(Refusal::remote)?;
                 self.remember(sh, bth, req, Op::Once(OnceKind::Flush, 0));
             }
         }
@@ -570,53 +583,8 @@ impl Responder {
     }
 }
 
-/// The 8 bytes of an ATOMIC WRITE go to memory as they came.
-// clause: ATOMIC-WRITE-WHOLE
-fn store<H: Host>(host: &mut H, reth: &Reth, payload: RxPayload<'_>) -> Result<(), Refusal> {
-    let word = payload.bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(Refusal::Length)?;
-    host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)
-}
-
-// clause: FLUSH-RANGE, FLUSH-RIGHTS
-fn flush<H: Host>(host: &mut H, feth: &Feth, reth: &Reth) -> Result<(), Refusal> {
-    let access = Access::of_flush(feth).ok_or(Refusal::NotAllowed)?;
-    let range = match feth.selectivity {
-        Selectivity::Range => Some((reth.va, reth.dma_len.into())),
-        Selectivity::Region | Selectivity::Reserved(_) => None,
-    };
-    host.flush_remote(reth.rkey, range, access).map_err(Refusal::remote)
-}
-
 fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, Refusal> {
     host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
-}
-
-/// A WRITE whose packets are coming in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OpenWrite {
-    pub(super) rkey: RKey,
-    /// Where the next byte goes.
-    pub(super) va: u64,
-    /// Bytes still to come.
-    pub(super) left: u32,
-    /// Bytes of the whole message.
-    pub(super) total: u32,
-}
-
-impl OpenWrite {
-    pub(super) const fn new(reth: &Reth) -> Self {
-        Self { rkey: reth.rkey, va: reth.va, left: reth.dma_len, total: reth.dma_len }
-    }
-}
-
-/// The message that is not complete yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Open {
-    #[default]
-    None,
-    /// A SEND of which this many bytes are in the current receive.
-    Send(u32),
-    Write(OpenWrite),
 }
 
 /// PSNs that `req` occupies: a READ one for each response packet.

@@ -1,8 +1,8 @@
 //! Messages into packets: how many, which part of the payload, which request; and how one packet of
 //! our own gets into the batch.
 //!
-//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches the entries of
-//! the send queue and the two traits that a payload passes: memory and batch.
+//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches the entries
+//! of the send queue and the two traits that a payload passes: memory and batch.
 
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::send_queue::SendWqe;

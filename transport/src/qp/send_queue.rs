@@ -171,6 +171,7 @@ pub(crate) struct SendQueue {
     base: u32,
     /// Entries that are not the program's; they have places of their own.
     internal: u32,
+    pub(super) depth: Depth,
     slots: Vec<SendWqe>,
     sges: SideArray<Sge>,
     inline: SideArray<u8>,
@@ -189,6 +190,7 @@ impl SendQueue {
             tail: 0,
             base: 0,
             internal: 0,
+            depth: Depth::default(),
             slots: Vec::new(),
             sges: SideArray::new(caps.max_send_sge.max(own_sges) as usize),
             // clause: ATOMIC-WRITE-INLINE
@@ -287,6 +289,7 @@ impl SendQueue {
             self.dests.put(slot, &[dest], dest);
         }
         self.fill(slot, SendWqe { num_sge, srqn, ..SendWqe::new(req.wr_id, req.op, flags, length, Origin::Program) });
+        self.depth.note(self.tail.wrapping_sub(self.head));
         Ok(())
     }
 
@@ -364,8 +367,18 @@ impl SendQueue {
             return Err(PostError::QueueFull);
         }
         let length = match req.data {
-            SendData::Sges(sges) => self.check_sges(sges)?,
-            SendData::Inline(bytes) => self.check_inline(&req.op, bytes)?,
+            SendData::Sges(sges) if sges.len() > self.caps.max_send_sge as usize => return Err(PostError::TooManySges),
+            SendData::Sges(sges) => {
+                let sum: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+                // clause: SEND-MAX-LENGTH
+                u32::try_from(sum).ok().filter(|length| *length <= MAX_MESSAGE).ok_or(PostError::BadLength)?
+            }
+            SendData::Inline(bytes) => {
+                let is_word = matches!(req.op, SendOp::AtomicWrite { .. });
+                let most = if is_word { ATOMIC_LEN } else { self.caps.max_inline_data };
+                let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= most);
+                length.ok_or(PostError::InlineTooLong)?
+            }
         };
         let fits = match req.op {
             // clause: ATOMIC-WRITE-LENGTH
@@ -375,28 +388,6 @@ impl SendQueue {
             _ => true,
         };
         if fits { Ok(length) } else { Err(PostError::BadLength) }
-    }
-
-    /// Bytes of the list, if the queue takes it.
-    fn check_sges(&self, sges: &[Sge]) -> Result<u32, PostError> {
-        if sges.len() > self.caps.max_send_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        let sum: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-        match u32::try_from(sum) {
-            // clause: SEND-MAX-LENGTH
-            Ok(length) if length <= MAX_MESSAGE => Ok(length),
-            _ => Err(PostError::BadLength),
-        }
-    }
-
-    /// Bytes of the inline data, if the queue takes it.
-    fn check_inline(&self, op: &SendOp, bytes: &[u8]) -> Result<u32, PostError> {
-        let most = if matches!(op, SendOp::AtomicWrite { .. }) { ATOMIC_LEN } else { self.caps.max_inline_data };
-        match u32::try_from(bytes.len()) {
-            Ok(length) if length <= most => Ok(length),
-            _ => Err(PostError::InlineTooLong),
-        }
     }
 }
 

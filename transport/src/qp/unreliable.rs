@@ -1,6 +1,6 @@
 //! UC and UD. Sending: a work request is done when its last packet is in the batch; nothing comes
-//! back. Receiving a datagram: each packet is a message that lands behind the 40 bytes of its GRH, or
-//! is lost in silence (IBA §9.8.3). Requests of UC are the responder's.
+//! back. Receiving a datagram: each packet is a message that lands behind the 40 bytes of its GRH,
+//! or is lost in silence (IBA §9.8.3). Requests of UC are the responder's.
 //!
 //! May touch the queues, [`Shared`] and the host.
 
