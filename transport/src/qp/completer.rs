@@ -12,7 +12,7 @@ use crate::qp::segment::{self, charge_range};
 use crate::qp::send_queue::{Origin, SendWqe};
 use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{SendData, WcStatus};
-use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
+use roxe_wire::{NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for besides retiring what it acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,12 @@ impl Requester {
             _ if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) => {
                 self.asked(sh, host, psn, |_| false).map(drop)
             }
-            Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
+            Response::AtomicAck(_, value) => self.asked(sh, host, psn, SendWqe::is_atomic).and_then(|wqe| {
+                // clause: ATOMIC-NATIVE
+                self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
+                self.on_answered(sh, host, &wqe, 0, 0);
+                Ok(())
+            }),
             // clause: READ-STYLES
             Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
             Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
@@ -153,20 +158,6 @@ impl Requester {
         }
         self.place(host, &wqe, segment::offset(index, mtu), payload)?;
         self.on_answered(sh, host, &wqe, index, len);
-        Ok(())
-    }
-
-    fn on_atomic_answer<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        psn: Psn,
-        value: AtomicAckEth,
-    ) -> Result<(), ResponseError> {
-        let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
-        // clause: ATOMIC-NATIVE
-        self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
-        self.on_answered(sh, host, &wqe, 0, 0);
         Ok(())
     }
 

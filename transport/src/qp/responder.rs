@@ -85,7 +85,6 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    /// A responder in RESET.
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
             rq: RecvQueue::new(config),

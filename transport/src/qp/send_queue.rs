@@ -151,14 +151,6 @@ impl<T: Copy> SideArray<T> {
     }
 }
 
-/// Elements and inline bytes that a request of the card's own needs.
-fn internal_room(config: &QpConfig) -> (u32, u32) {
-    match config.srq_max_sge {
-        Some(max_sge) if config.tag_matching => (max_sge, Tmh::LEN as u32),
-        _ => (0, 0),
-    }
-}
-
 /// The ring of send work requests, oldest (`head`) to newest (before `tail`).
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -182,7 +174,11 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let caps = config.caps;
-        let (own_sges, own_bytes) = internal_room(config);
+        // What a request of the card's own needs.
+        let (own_sges, own_bytes) = match config.srq_max_sge {
+            Some(max_sge) if config.tag_matching => (max_sge, Tmh::LEN as u32),
+            _ => (0, 0),
+        };
         Self {
             caps,
             mask: FIRST_PLACES - 1,
@@ -217,7 +213,6 @@ impl SendQueue {
         (index.wrapping_sub(self.base) & self.mask) as usize
     }
 
-    /// The place of the next entry.
     fn next_slot(&mut self) -> usize {
         if self.is_empty() {
             self.base = self.tail;
@@ -250,7 +245,6 @@ impl SendQueue {
         if queued { self.slots.get_mut(slot) } else { None }
     }
 
-    /// The oldest entry.
     pub(crate) fn head(&self) -> Option<&SendWqe> {
         self.get(self.head)
     }
@@ -331,7 +325,6 @@ impl SendQueue {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Removes the oldest entry.
     pub(crate) fn pop(&mut self) -> Option<SendWqe> {
         let wqe = *self.head()?;
         self.drop_head();
@@ -355,7 +348,6 @@ impl SendQueue {
         self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(keep)));
     }
 
-    /// Removes all entries.
     pub(crate) fn clear(&mut self) {
         self.head = self.tail;
         self.internal = 0;

@@ -385,7 +385,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// A QP in RESET.
     pub(crate) fn new(config: QpConfig) -> Self {
         let attr = QpAttr::default();
         Self {
@@ -416,7 +415,6 @@ impl Shared {
         }
     }
 
-    /// Enters `state`.
     pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
         self.attr.state = state;

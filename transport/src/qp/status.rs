@@ -6,7 +6,7 @@ use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::Refusal;
 use crate::qp::shared::{PostError, QpState, Service};
 use crate::qp::{AttrMask, QpAttr};
-use crate::wr::{SendData, SendOp, SendRequest, Sge};
+use crate::wr::{SendData, SendOp, SendRequest};
 use roxe_wire::{Gid, Psn, Qpn};
 
 /// Where a queue pair stands. Numbers of messages and PSNs wrap; what grew between two looks is
@@ -214,7 +214,10 @@ impl Qp {
                     SendOp::Flush { .. } => "no data, and a range of 2147483648 at most",
                     _ => "2147483648 at most",
                 };
-                format!("{error}: the list of {operation} has {} bytes; accepted are {accepted}", total(sges))
+                format!(
+                    "{error}: the list of {operation} has {} bytes; accepted are {accepted}",
+                    sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>()
+                )
             }
             (PostError::MissingDestination, _) => format!("{error}: wr.ud.ah of a datagram is NULL"),
             _ => error.to_string(),
@@ -234,10 +237,6 @@ impl Qp {
             _ => error.to_string(),
         }
     }
-}
-
-fn total(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 /// Returns true if the data of the operation leaves with the request.

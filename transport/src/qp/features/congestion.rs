@@ -126,8 +126,8 @@ impl Congestion {
         }
     }
 
-    /// Sends a CNP to the peer `dest_qpn` at the end of `path`. Nothing else of the connection is in
-    /// it. Returns false if the batch is full.
+    /// Sends a CNP to the peer `dest_qpn` at the end of `path`; nothing else of the connection is
+    /// in it. Returns false if the batch is full.
     #[cold]
     pub(crate) fn notify<T: TxBatch>(&mut self, tx: &mut T, qpn: Qpn, dest_qpn: Qpn, path: &Av) -> bool {
         // clause: CNP-SENT

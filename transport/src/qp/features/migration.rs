@@ -16,24 +16,6 @@ impl Shared {
     pub(crate) fn mig_req(&self) -> bool {
         self.attr.path_mig_state == MigState::Migrated
     }
-
-    /// The alternate path becomes the path, and there is none any more.
-    fn take_alternate(&mut self) {
-        let attr = &mut self.attr;
-        attr.av = core::mem::take(&mut attr.alt_av);
-        attr.timeout = core::mem::take(&mut attr.alt_timeout);
-        attr.path_mig_state = MigState::Migrated;
-        self.set_path();
-        self.events.insert(QpEvents::PATH_MIG);
-    }
-
-    /// The peer wants something of this path that cannot be. Told once for each time that software
-    /// arms.
-    fn fail_migration(&mut self) {
-        if !core::mem::replace(&mut self.migration_failed, true) {
-            self.events.insert(QpEvents::PATH_MIG_ERR);
-        }
-    }
 }
 
 impl Requester {
@@ -47,7 +29,12 @@ impl Requester {
         if sh.config.service != Service::Uc {
             self.go_back(sh, flow);
         }
-        sh.take_alternate();
+        let attr = &mut sh.attr;
+        attr.av = core::mem::take(&mut attr.alt_av);
+        attr.timeout = core::mem::take(&mut attr.alt_timeout);
+        attr.path_mig_state = MigState::Migrated;
+        sh.set_path();
+        sh.events.insert(QpEvents::PATH_MIG);
         self.retry.reset(&sh.attr);
         true
     }
@@ -80,7 +67,11 @@ impl Requester {
             }
             // clause: APM-ASTRAY
             (MigState::Armed, true) if came_by(&sh.attr.av) => {
-                sh.fail_migration();
+                // The peer wants something of this path that cannot be. Told once for each time
+                // that software arms.
+                if !core::mem::replace(&mut sh.migration_failed, true) {
+                    sh.events.insert(QpEvents::PATH_MIG_ERR);
+                }
                 return Err(DropReason::Address);
             }
             _ => {}

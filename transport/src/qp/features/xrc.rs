@@ -12,7 +12,7 @@ use crate::qp::refusal::{Answer, Outcome, Refusal};
 use crate::qp::replies::{OnceKind, Op};
 use crate::qp::responder::{Incoming, Open, OpenWrite, Responder, check_op_valid, has_own_answer};
 use crate::qp::shared::{DropReason, QpEvents, QpState, Service, Shared};
-use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Psn, Request, Syndrome, XrcEth};
+use roxe_wire::{Bth, Kind, NakCode, NetHeader, Packet, Request, Syndrome, XrcEth};
 
 impl Qp {
     /// The shared queue that `packet` names, if it is the request that this XRC target expects next
@@ -54,7 +54,9 @@ impl Qp {
     /// This target is a proxy: executes one request for a target in another process, which keeps
     /// order and answers. The packet may have any PSN. What it would answer is not sent.
     pub fn execute_for_other<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> Outcome {
-        self.responder.begin_remote_request(packet.header.bth.psn);
+        // A proxy owes nothing, and any packet is the one that it expects.
+        self.responder.replies.reset();
+        self.responder.progress.e_psn = packet.header.bth.psn;
         let result = self.handle_packet(host, net, packet);
         let events = self.poll_event() & (QpEvents::REQ_ERR | QpEvents::ACCESS_ERR | QpEvents::FATAL);
         match result {
@@ -71,12 +73,6 @@ impl Responder {
     // clause: XRC-ONE-QUEUE
     fn goes_on(&self, srqn: u32) -> bool {
         self.open == Open::None || srqn == self.rq.srqn
-    }
-
-    /// A proxy owes nobody an answer, and any packet is the one it expects.
-    fn begin_remote_request(&mut self, psn: Psn) {
-        self.replies.reset();
-        self.progress.e_psn = psn;
     }
 
     /// The word that the atomic of the remote request found.
