@@ -61,7 +61,6 @@ pub mod rss;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod steering;
-pub mod tags;
 pub mod time;
 pub mod wr;
 
@@ -69,3 +68,4 @@ pub mod wr;
 mod tests;
 
 pub use qp::Qp;
+pub use qp::features::tags;

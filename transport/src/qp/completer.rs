@@ -6,15 +6,13 @@
 //! tells is a [`ResponseError`], dealt with in one `match`.
 
 use crate::cx::{Host, RxPayload, Side};
-use crate::qp::error::DropReason;
-use crate::qp::in_flight::charge_range;
+use crate::qp::reliability::Exhausted;
 use crate::qp::requester::{Requester, index_of};
-use crate::qp::retry::Exhausted;
-use crate::qp::segment;
-use crate::qp::shared::Shared;
-use crate::qp::sq::{Origin, SendWqe};
+use crate::qp::segment::{self, charge_range};
+use crate::qp::send_queue::{Origin, SendWqe};
+use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{SendData, WcStatus};
-use roxe_wire::{AtomicAckEth, NakCode, PathMtu, Psn, Response, Syndrome};
+use roxe_wire::{NakCode, PathMtu, Psn, Response, Syndrome};
 
 /// What a response asks for besides retiring what it acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +37,14 @@ impl Requester {
         response: &Response,
         payload: RxPayload<'_>,
     ) -> Result<(), DropReason> {
-        self.check_response_psn(psn)?;
+        // Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
+        // clause: RESP-REGION
+        if psn.is_before(self.una_psn) {
+            return Err(DropReason::DuplicateResponse);
+        }
+        if !psn.is_before(self.sent_psn) {
+            return Err(DropReason::GhostResponse);
+        }
         let una_before = self.una_psn;
         let result = match *response {
             Response::Ack(aeth) => self.on_acknowledge(sh, host, psn, aeth.syndrome),
@@ -48,7 +53,12 @@ impl Requester {
             _ if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) => {
                 self.asked(sh, host, psn, |_| false).map(drop)
             }
-            Response::AtomicAck(_, value) => self.on_atomic_answer(sh, host, psn, value),
+            Response::AtomicAck(_, value) => self.asked(sh, host, psn, SendWqe::is_atomic).and_then(|wqe| {
+                // clause: ATOMIC-NATIVE
+                self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
+                self.on_answered(sh, host, &wqe, 0, 0);
+                Ok(())
+            }),
             // clause: READ-STYLES
             Response::ReadFirst(_) | Response::ReadMiddle => self.on_read_answer(sh, host, psn, payload, false),
             Response::ReadLast(_) | Response::ReadOnly(_) => self.on_read_answer(sh, host, psn, payload, true),
@@ -91,18 +101,6 @@ impl Requester {
         self.widen(self.una_psn.distance(psn));
         self.on_progress(sh, host);
         true
-    }
-
-    /// Answers can only be about packets that were sent and not acknowledged (IBA §9.7.5.1.1).
-    fn check_response_psn(&self, psn: Psn) -> Result<(), DropReason> {
-        // clause: RESP-REGION
-        if psn.is_before(self.una_psn) {
-            Err(DropReason::DuplicateResponse)
-        } else if psn.is_before(self.sent_psn) {
-            Ok(())
-        } else {
-            Err(DropReason::GhostResponse)
-        }
     }
 
     fn on_acknowledge<H: Host>(
@@ -160,20 +158,6 @@ impl Requester {
         }
         self.place(host, &wqe, segment::offset(index, mtu), payload)?;
         self.on_answered(sh, host, &wqe, index, len);
-        Ok(())
-    }
-
-    fn on_atomic_answer<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        psn: Psn,
-        value: AtomicAckEth,
-    ) -> Result<(), ResponseError> {
-        let wqe = self.asked(sh, host, psn, SendWqe::is_atomic)?;
-        // clause: ATOMIC-NATIVE
-        self.place(host, &wqe, 0, RxPayload::Bytes(&value.0.to_ne_bytes()))?;
-        self.on_answered(sh, host, &wqe, 0, 0);
         Ok(())
     }
 
@@ -279,20 +263,15 @@ impl Requester {
             ResponseError::Lost | ResponseError::NotReady(_) if self.retry.is_waiting() => {
                 return Err(DropReason::AwaitingRetry);
             }
-            ResponseError::Lost => return self.repair_loss(sh, host),
+            ResponseError::Lost => match self.retry.on_loss() {
+                Ok(true) => self.go_back_after_loss(sh, host),
+                Ok(false) => return Err(DropReason::AwaitingRetry),
+                Err(Exhausted) => self.give_up_path(sh, host),
+            },
             ResponseError::NotReady(code) => match self.retry.on_rnr(&sh.attr, host.now(), code) {
                 Ok(()) => self.go_back(sh, host),
                 Err(Exhausted) => self.fail_head(sh, host, WcStatus::RnrRetryExcErr),
             },
-        }
-        Ok(())
-    }
-
-    fn repair_loss<H: Host>(&mut self, sh: &mut Shared, host: &mut H) -> Result<(), DropReason> {
-        match self.retry.on_loss() {
-            Ok(true) => self.go_back_after_loss(sh, host),
-            Ok(false) => return Err(DropReason::AwaitingRetry),
-            Err(Exhausted) => self.give_up_path(sh, host),
         }
         Ok(())
     }

@@ -14,10 +14,10 @@
 //! [`Qp`] and belongs to whoever drives that: a driver whose packets can neither be early nor
 //! overtake each other needs none. Knows no clock and sends nothing.
 
-use super::error::DropReason;
 use super::queue_pair::Qp;
 use super::shared::Service;
 use crate::cx::Host;
+use crate::qp::shared::DropReason;
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::{Kind, NetHeader, Packet, Psn, icrc};

@@ -1,73 +1,53 @@
 //! The queue pair and its parts, one file per subject.
 //!
-//! [`Qp`] (`queue_pair.rs`) owns a requester and a responder, which know nothing of each other;
-//! other files hold one part of a role each. Arrows only point down: from `queue_pair` to the
-//! roles, from there to queues, segmentation and attributes.
+//! [`Qp`] (`queue_pair.rs`) has the entry points: a request is posted, a packet is handed in,
+//! packets are asked for, a timer is due. It owns a requester and a responder, which know nothing
+//! of each other. Arrows only point down: from `queue_pair` to the roles, from there to queues,
+//! segmentation and attributes.
 //!
-//! * Both roles read `shared` and `attr`; `modify` checks what programs change there; `admission`
-//!   turns packets away that the state or the connection does not take.
-//! * Sending: `sq` is the queue, `send_rules` says what it takes, `segment` and `outgoing` make
-//!   packets; `requester` has the cursors, `reliable`, `unreliable`, `raw` and `local` the send
-//!   loops; `in_flight` reserves room at the receiver, `unasked` decides when to ask for an
-//!   acknowledgement; `completer` takes responses in, `retry` has counters and timers,
-//!   `send_completion` reports.
-//! * Receiving: `rq` is the queue; `responder` puts requests through `request_rules` and
-//!   `execution`, or into `refusal`; `datagram` has UD, `xrc` the shared queues of XRC, `tagged`
-//!   what a matched tag means; `replay` remembers answers and `reply` sends them.
-//! * Beside them: `status` for who watches, `congestion` and its notices, `migration` of paths, and
-//!   [`EarlyPackets`] in front of all.
+//! * Both roles read `shared`: attributes, configuration, state; `modify` is the table of what
+//!   programs may change there.
+//! * Sending: `send_queue` holds the requests, `requester` says which packet is next and sends it,
+//!   `segment` makes it, `reliability` has timer, retries and room at the receiver, `completer`
+//!   takes responses in; `unreliable` sends for UC and UD.
+//! * Receiving: `receive_queue` holds the receives, `responder` checks and executes requests or
+//!   turns to `refusal`, `replies` remembers answers and sends them; `unreliable` takes datagrams
+//!   in.
+//! * Beside them: `features`, `status` for those who watch, and [`EarlyPackets`] in front of all.
 
-mod admission;
-mod attr;
-mod coalescing;
 mod completer;
-mod congestion;
-mod congestion_notice;
-mod datagram;
 mod early_packets;
-mod error;
-mod execution;
-mod in_flight;
-mod local;
-mod migration;
+pub(crate) mod features;
 mod modify;
-mod outgoing;
-pub mod probe;
 mod queue_pair;
-mod raw;
+mod receive_queue;
 mod refusal;
-mod refused_words;
-mod reliable;
-mod replay;
-mod reply;
-mod request_rules;
+mod reliability;
+mod replies;
 mod requester;
 mod responder;
-mod retry;
-mod rq;
 mod segment;
-mod send_completion;
-mod send_rules;
+mod send_queue;
 pub(crate) mod shared;
-mod sq;
 mod status;
-mod tagged;
-mod unasked;
 mod unreliable;
-mod xrc;
 
-pub(crate) use admission::takes_receive;
-pub use attr::{AttrMask, MigState, QpAttr, QpState};
-pub use congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
-pub use datagram::GRH_LEN;
 pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
-pub use error::{DropReason, PostError};
+pub use features::congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
+pub use features::raw::FrameNote;
+pub use features::tags::MAX_RENDEZVOUS_REQUEST;
 pub use modify::ModifyError;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use modify::transition;
 pub use queue_pair::Qp;
-pub use raw::FrameNote;
-pub use retry::RetryCounts;
-pub use shared::{QpCaps, QpConfig, QpEvents, Service};
-pub use status::QpStatus;
-pub use tagged::MAX_RENDEZVOUS_REQUEST;
+pub(crate) use queue_pair::takes_receive;
+pub use shared::{
+    AttrMask, DropReason, MigState, PostError, QpAttr, QpCaps, QpConfig, QpEvents, QpState, RetryCounts, Service,
+};
+pub use status::{Probe, QpStatus};
+pub use unreliable::GRH_LEN;
+
+/// Where the roles of a queue pair stand.
+pub mod probe {
+    pub use super::status::Probe;
+}

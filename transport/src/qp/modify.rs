@@ -3,8 +3,7 @@
 //! Reads and writes only `Shared`; what a transition does to the queues is the business of
 //! `queue_pair.rs`.
 
-use crate::qp::attr::{AttrMask, MigState, QpAttr, QpState};
-use crate::qp::shared::{Service, Shared};
+use crate::qp::shared::{AttrMask, MigState, QpAttr, QpState, Service, Shared};
 use crate::wr::Av;
 use thiserror::Error;
 
@@ -134,7 +133,14 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
 /// Changes nothing.
 pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let from = sh.state;
-    check_cur_state(from, attr, mask)?;
+    // `CUR_STATE` states what the caller believes. It may only be given where sends are possible
+    // (IBA §11.2.5.2), and a wrong belief is refused: looking up the edge of another state could
+    // restart PSNs of a live connection.
+    // clause: STATE-CURRENT
+    let sends = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    if mask.contains(AttrMask::CUR_STATE) && !(sends && attr.cur_state == Some(from)) {
+        return Err(ModifyError::BadValue(AttrMask::CUR_STATE));
+    }
     let to = if mask.contains(AttrMask::STATE) { attr.state } else { from };
     let (required, optional) =
         transition(sh.config.service, from, to).ok_or(ModifyError::BadTransition { from, to })?;
@@ -148,18 +154,6 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
     }
     check_values(sh, attr, mask)?;
     Ok(to)
-}
-
-/// `CUR_STATE` states what the caller believes. It may only be given where sends are possible (IBA
-/// §11.2.5.2), and a wrong belief is refused: looking up the edge of another state could restart
-/// PSNs of a live connection.
-fn check_cur_state(from: QpState, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
-    let allowed = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-    // clause: STATE-CURRENT
-    if mask.contains(AttrMask::CUR_STATE) && !(allowed && attr.cur_state == Some(from)) {
-        return Err(ModifyError::BadValue(AttrMask::CUR_STATE));
-    }
-    Ok(())
 }
 
 /// Whether every value named by `mask` is one that this port and this library can honour.

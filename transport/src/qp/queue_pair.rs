@@ -4,20 +4,20 @@
 //! that hits a fatal error says so in `Shared`; the change of state and the flush of both queues
 //! happen here, before the call that caused them returns.
 
-use super::admission::{check_request, check_response, takes_receive};
-use super::attr::{AttrMask, MigState, QpAttr, QpState};
-use super::congestion::CongestionCounts;
-use super::datagram::Datagram;
-use super::error::{DropReason, PostError};
-use super::modify::{self, ModifyError};
-use super::requester::Requester;
-use super::responder::Responder;
-use super::retry::RetryCounts;
-use super::shared::{QpConfig, QpEvents, Service, Shared};
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
+use crate::qp::features::congestion::CongestionCounts;
+use crate::qp::modify::{self, ModifyError};
+use crate::qp::receive_queue;
+use crate::qp::requester::Requester;
+use crate::qp::responder::Responder;
+use crate::qp::send_queue::check_op;
+use crate::qp::shared::{
+    AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
+};
+use crate::qp::unreliable::Datagram;
 use crate::time::Instant;
 use crate::wr::{RecvRequest, SendRequest};
-use roxe_wire::{Header, Kind, NetHeader, Packet, Psn, Qpn, Response};
+use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response};
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
@@ -141,7 +141,8 @@ impl Qp {
             QpState::Sqe | QpState::Err => self.flush_due = true,
             QpState::Rts | QpState::Sqd => {}
         }
-        self.requester.post_send(&self.shared, req, srqn)
+        check_op(&self.shared, req)?;
+        self.requester.sq.push(req, srqn)
     }
 
     /// Send work requests that the queue takes now.
@@ -251,9 +252,11 @@ impl Qp {
             (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             // clause: CNP-RECEIVED
-            (Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt, Kind::Cnp) => {
-                check_response(sh, net, bth).and_then(|()| sh.congestion.on_cnp(sh.config.line_rate, host.now()))
-            }
+            (Service::Rc | Service::Uc | Service::XrcIni | Service::XrcTgt, Kind::Cnp) => check_response(sh, net, bth)
+                .and_then(|()| {
+                    let is_obeyed = sh.congestion.on_cnp(sh.config.line_rate, host.now());
+                    if is_obeyed { Ok(()) } else { Err(DropReason::CongestionNotice) }
+                }),
             // clause: TAKE-SERVICE
             _ => Err(DropReason::WrongService),
         };
@@ -351,7 +354,8 @@ impl Qp {
     /// returned; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
-        if self.shared.congestion.notice_due && self.notify(tx) == TxState::BatchFull {
+        let sh = &mut self.shared;
+        if sh.congestion.notice_due && !sh.congestion.notify(tx, sh.config.qpn, sh.attr.dest_qpn, &sh.path) {
             return TxState::BatchFull;
         }
         // clause: ACK-BEFORE-REQUESTS
@@ -444,6 +448,26 @@ impl Qp {
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
+    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked
+    /// acknowledgements is not known, and nobody else shall make us send.
+    #[cold]
+    fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
+        let sh = &mut self.shared;
+        // clause: CNP-WHEN
+        let is_data = match (sh.config.service, &header.kind) {
+            (Service::Rc, Kind::RcRequest(_))
+            | (Service::Uc, Kind::UcRequest(_))
+            | (Service::XrcTgt, Kind::XrcRequest(..)) => true,
+            (Service::Rc, Kind::RcResponse(response)) | (Service::XrcIni, Kind::XrcResponse(response)) => {
+                !matches!(response, Response::Ack(_) | Response::AtomicAck(..))
+            }
+            _ => false,
+        };
+        if is_data && check_request(sh, net, &header.bth).is_ok() {
+            sh.congestion.on_mark(now);
+        }
+    }
+
     // clause: STATE-RESET
     fn reset(&mut self) {
         self.shared = Shared::new(self.shared.config);
@@ -504,4 +528,40 @@ impl Qp {
             _ => {}
         }
     }
+}
+
+/// Whether a packet uses up or begins to use a receive.
+pub(crate) fn takes_receive(kind: &Kind) -> bool {
+    matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(receive_queue::takes_receive)
+}
+
+/// Refuses requests in states that do not execute them, and packets of strangers.
+pub(super) fn check_request(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_requests() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Refuses responses in states that cannot have asked for them, and packets of strangers.
+pub(super) fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    if !sh.state.accepts_responses() {
+        return Err(DropReason::BadState);
+    }
+    check_connection(sh, net, bth)
+}
+
+/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may
+/// send datagrams.
+fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
+    let av = &sh.attr.av;
+    // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE
+    if sh.config.service != Service::Ud && (net.src != av.dgid || net.dst != av.sgid) {
+        return Err(DropReason::Address);
+    }
+    // clause: TAKE-PKEY
+    if !Pkey::DEFAULT.matches(bth.pkey) {
+        return Err(DropReason::Pkey);
+    }
+    Ok(())
 }

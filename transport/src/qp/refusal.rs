@@ -3,8 +3,7 @@
 //! Pure data; `responder.rs` acts on it.
 
 use crate::cx::MemError;
-use crate::qp::error::DropReason;
-use crate::qp::shared::{QpEvents, Service};
+use crate::qp::shared::{DropReason, QpEvents, Service};
 use crate::wr::WcStatus;
 use roxe_wire::NakCode;
 

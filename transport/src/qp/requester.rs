@@ -1,9 +1,8 @@
-//! The sending role: which work request and which packet come next, and everything that this must
-//! wait for.
+//! The sending role: which work request and which packet come next, everything that this must wait
+//! for, the send loop of RC and XRC, local operations, and how work requests complete.
 //!
-//! Lives here: the cursors of the send queue. `reliable.rs` has the send loop of RC and XRC,
-//! `unreliable.rs` that of UC and UD, `completer.rs` what responses do to the cursors. Touches the
-//! send queue, `segment`, `in_flight`, `retry` and the host.
+//! `unreliable.rs` has the send loop of UC and UD, `completer.rs` what responses do to the cursors.
+//! Touches the send queue, `segment`, `reliability` and the host.
 //!
 //! Three PSNs and three places in the queue, always in this order:
 //!
@@ -14,21 +13,14 @@
 //!                 never started
 //! ```
 
-use crate::cx::{FlowControl, Host, PacketNote, TxBatch, TxReason, TxState};
-use crate::qp::attr::QpState;
-use crate::qp::coalescing::Depth;
-use crate::qp::error::PostError;
-use crate::qp::in_flight::InFlight;
-use crate::qp::retry::{Exhausted, Retry, Timer};
-use crate::qp::segment;
-use crate::qp::send_completion::complete;
-use crate::qp::send_rules::check_op;
-use crate::qp::shared::{QpConfig, QpEvents, Service, Shared};
-use crate::qp::sq::{Origin, SendQueue, SendWqe};
-use crate::qp::unasked::Unasked;
+use crate::cx::{FlowControl, Host, PacketNote, Side, TxBatch, TxReason, TxState};
+use crate::qp::reliability::{Exhausted, InFlight, Retry, Room, Timer, Unasked};
+use crate::qp::segment::{self, Departing, Outgoing, Put};
+use crate::qp::send_queue::{Origin, SendQueue, SendWqe};
+use crate::qp::shared::{QpConfig, QpEvents, QpState, Service, Shared};
 use crate::time::Instant;
-use crate::wr::{SendFlags, SendRequest, WcStatus};
-use roxe_wire::{PathMtu, Psn};
+use crate::wr::{Bind, Cqe, SendFlags, SendOp, TmFlags, TmInfo, WcOpcode, WcStatus};
+use roxe_wire::{Bth, Header, Kind, PathMtu, Psn, XrcEth};
 
 /// PSNs under way at most. The peer can tell 2^23 apart; this is more than any network holds, keeps
 /// late packets recognisable and the bytes of [`InFlight`] within 32 bits.
@@ -84,7 +76,6 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) sq: SendQueue,
-    depth: Depth,
     pub(crate) cursor: Cursor,
     pub(crate) first_unstarted: u32,
     pub(crate) una_psn: Psn,
@@ -119,7 +110,6 @@ impl Requester {
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
             sq: SendQueue::new(config),
-            depth: Depth::default(),
             cursor: Cursor::default(),
             first_unstarted: 0,
             una_psn: Psn::default(),
@@ -138,20 +128,12 @@ impl Requester {
         }
     }
 
-    /// Queues a request; `srqn` means something on XRC only.
-    pub(crate) fn post_send(&mut self, sh: &Shared, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
-        check_op(sh, req)?;
-        self.sq.push(req, srqn)?;
-        self.depth.note(self.sq.tail_index().wrapping_sub(self.sq.head_index()));
-        Ok(())
-    }
-
     /// Whether the newest request may wait until there are more to send with it.
     pub(crate) fn may_coalesce(&self) -> bool {
         let under_way = self.cursor.wqe.wrapping_sub(self.sq.head_index());
         let waiting = self.sq.tail_index().wrapping_sub(self.cursor.wqe);
         let newest = self.sq.get(self.sq.tail_index().wrapping_sub(1)).map(|wqe| wqe.length);
-        self.cursor.packet == 0 && newest.is_some_and(|length| self.depth.may_wait(under_way, waiting, length))
+        self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(under_way, waiting, length))
     }
 
     /// In SQD: whether nothing that was started is left.
@@ -252,34 +234,28 @@ impl Requester {
             QpState::Sqd => self.cursor.wqe != self.first_unstarted,
             _ => false,
         };
+        // A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a
+        // local operation when everything earlier is.
+        // clause: SEND-FENCE
+        let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
+        // clause: SEND-LOCAL-ORDER
+        let is_fenced = by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe);
+        // READs and atomics wait for a free place at the responder, and READs for room in our own
+        // socket. With `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn
+        // comes.
+        // clause: SEND-RD-ATOMIC
+        let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
+        let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
+        let is_read_held = self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room);
         may_start
             && self.fault.is_none()
             // clause: RNR-WAIT
             && !self.retry.is_waiting()
             && !sh.congestion.is_pausing()
-            && !self.is_fenced(wqe)
-            && !self.is_read_held(sh, wqe)
+            && !is_fenced
+            && !is_read_held
             // clause: PSN-OUTSTANDING
             && self.cursor.psn.distance(self.una_psn) < self.window
-    }
-
-    /// A fenced request starts when earlier READs and atomics are complete (IBA §10.8.3.3), a local
-    /// operation when everything earlier is.
-    fn is_fenced(&self, wqe: &SendWqe) -> bool {
-        // clause: SEND-FENCE
-        let by_flag = self.reads_out > 0 && self.cursor.packet == 0 && wqe.flags.contains(SendFlags::FENCE);
-        // clause: SEND-LOCAL-ORDER
-        by_flag || (wqe.is_local() && self.sq.head_index() != self.cursor.wqe)
-    }
-
-    /// READs and atomics wait for a free place at the responder, and READs for room in our own
-    /// socket. With `max_rd_atomic` = 0 there is nothing to wait for: they fail when their turn
-    /// comes.
-    fn is_read_held(&self, sh: &Shared, wqe: &SendWqe) -> bool {
-        // clause: SEND-RD-ATOMIC
-        let no_place = self.reads_out >= u32::from(sh.attr.max_rd_atomic);
-        let no_room = self.bytes_due > READ_AHEAD && wqe.is_read();
-        self.reads_out > 0 && wqe.awaits_response() && (no_place || no_room)
     }
 
     /// What there is to say about the packet at the cursor, which belongs to `wqe`.
@@ -448,4 +424,206 @@ impl Requester {
 /// Which packet of `wqe` has `psn`.
 pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
     psn.sub(wqe.first_psn.get()).get()
+}
+
+impl Requester {
+    /// Puts the RC packet at the cursor into the batch.
+    pub(super) fn send_reliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let mtu = sh.attr.path_mtu;
+        self.begin(mtu);
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
+        // clause: SEND-RD-ATOMIC-0
+        if wqe.awaits_response() && sh.attr.max_rd_atomic == 0 {
+            return self.stop_with(sh, host, WcStatus::LocQpOpErr);
+        }
+        let Some(packet) = Outgoing::of(wqe, self.cursor.packet, mtu) else {
+            return if wqe.is_local() {
+                self.run_local(sh, host)
+            } else {
+                // clause: SEND-ATOMIC-LENGTH
+                self.stop_with(sh, host, WcStatus::LocLenErr)
+            };
+        };
+        let cost = packet.cost::<H>();
+        let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
+        // Built where it is read: whoever copies what was just written in small pieces waits until
+        // all that was written before is there, also in a ring that the other processor has.
+        let mut departing = Departing {
+            av: &sh.path,
+            header: self.header(sh, wqe, &packet),
+            payload: self.sq.payload(self.cursor.wqe, wqe),
+            note: self.note(sh, wqe),
+        };
+        let fits_same_send = |count| tx.fits_same_send(departing.header.padded_len(packet.len as usize), count);
+        let room = self.in_flight.reserve(sh, host, cost, packet.next_len.map_or(0, H::charge), run, fits_same_send);
+        if room == Room::None {
+            return Step::Stop;
+        }
+        // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+        let asks_ack = packet.asks_ack
+            || room == Room::First
+            || self.unasked.is_enough(cost, self.window)
+            || sh.congestion.pauses_after(host.now(), packet.len);
+        departing.header.bth.ack_req = asks_ack;
+        match departing.put(host, tx, &packet) {
+            Put::Done => {}
+            Put::Full => return Step::BatchFull,
+            // clause: SEND-LOCAL-FAULT
+            Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+        }
+        self.reads_out += u32::from(wqe.awaits_response());
+        self.bytes_due += packet.brings;
+        self.in_flight.on_sent(cost);
+        self.unasked.add(1, cost, asks_ack);
+        self.advance(packet.span);
+        self.retry.on_sent(&sh.attr, host.now());
+        Step::Sent(packet.len)
+    }
+
+    /// Goes on with the packets that are neither first nor last of the message whose packet has
+    /// just left: what differs from one to the next is little, and the rest is done once for all of
+    /// them.
+    pub(super) fn send_middles<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let (mtu, Cursor { wqe: at, packet: index, .. }) = (sh.attr.path_mtu, self.cursor);
+        let sent = Step::Sent(mtu.bytes());
+        let Some(wqe) = self.sq.get(at).filter(|wqe| index + 1 < wqe.packets && !wqe.awaits_response()) else {
+            return sent;
+        };
+        let Some(mut packet) = Outgoing::of(wqe, index, mtu) else { return sent };
+        let (header, payload) = (self.header(sh, wqe, &packet), self.sq.payload(at, wqe));
+        let Some(form) = header.form(packet.len as usize) else { return sent };
+        let mut departing = Departing { av: &sh.path, header, payload, note: self.note(sh, wqe) };
+        let (cost, mut joins) = (packet.cost::<H>(), false);
+        while let Some(next) = packet.next_len
+            // clause: PSN-OUTSTANDING
+            && self.cursor.psn.distance(self.una_psn) < self.window
+        {
+            let index = self.cursor.packet;
+            // Those that need not ask may share the header of the one before.
+            let spare = if joins { self.unasked.spare(cost, self.window) } else { 0 };
+            let silent = spare.min(wqe.packets - 1 - index);
+            let joined = if silent > 0 {
+                let behind = H::charge(segment::payload_len(wqe.length, mtu, index + silent));
+                let run = || packet.charge_behind::<H>(wqe, index + silent - 1, mtu);
+                let room = self.in_flight.reserve(sh, host, silent * cost, behind, run, |_| false);
+                if room == Room::Both { departing.join(host, tx, &packet, silent) } else { 0 }
+            } else {
+                0
+            };
+            let mut asks_ack = false;
+            if joined == 0 {
+                let run = || packet.charge_behind::<H>(wqe, index, mtu);
+                let fits_same_send = |count| tx.fits_same_send(form.len(), count);
+                let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
+                if room == Room::None {
+                    return Step::Stop;
+                }
+                // clause: SEND-ASK-STALL, SEND-ASK-MIDDLE
+                asks_ack = room == Room::First || self.unasked.is_enough(cost, self.window);
+                (departing.header.bth.ack_req, departing.header.bth.psn) = (asks_ack, self.cursor.psn);
+                departing.note.reason = self.tx_reason();
+                match departing.put_as(host, tx, &form, packet.offset) {
+                    Put::Done => joins = sh.config.service == Service::Rc && tx.joins(),
+                    Put::Full => return Step::BatchFull,
+                    // clause: SEND-LOCAL-FAULT
+                    Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
+                }
+            }
+            let count = joined.max(1);
+            self.in_flight.on_sent(count * cost);
+            self.unasked.add(count, count * cost, asks_ack);
+            self.cursor.step(count, &mut self.sent_psn);
+            packet.go_on(wqe, self.cursor.packet, mtu);
+        }
+        sent
+    }
+
+    /// The headers of `packet` of `wqe`, which is at the cursor and asks for no acknowledgement
+    /// yet.
+    fn header(&self, sh: &Shared, wqe: &SendWqe, packet: &Outgoing) -> Header {
+        let bth = Bth {
+            solicited: packet.solicited,
+            // clause: BTH-MIGRATED
+            mig_req: sh.mig_req(),
+            ..Bth::new(sh.attr.dest_qpn, self.cursor.psn)
+        };
+        let kind = match sh.config.service {
+            Service::Rc => Kind::RcRequest(packet.request),
+            // clause: XRC-EVERY-REQUEST
+            _ => Kind::XrcRequest(XrcEth(wqe.srqn), packet.request),
+        };
+        Header { bth, kind }
+    }
+}
+
+impl Requester {
+    /// Executes the local operation at the cursor, which is the oldest request.
+    // clause: SEND-LOCAL-ORDER, PSN-LOCAL
+    pub(crate) fn run_local<H: Host>(&mut self, sh: &mut Shared, host: &mut H) -> Step {
+        let done = match self.sq.get(self.cursor.wqe).map(|wqe| wqe.op) {
+            // clause: INVALIDATE-LOCAL
+            Some(SendOp::LocalInvalidate(rkey)) => host.invalidate_local(rkey).is_ok(),
+            // clause: WINDOW-BIND
+            Some(SendOp::BindWindow { rkey, lkey, access, addr, length }) => {
+                host.bind(&Bind { rkey, lkey, access, addr, length }).is_ok()
+            }
+            _ => false,
+        };
+        if !done {
+            return self.stop_with(sh, host, WcStatus::MwBindErr);
+        }
+        self.cursor.wqe = self.cursor.wqe.wrapping_add(1);
+        self.first_unstarted = self.cursor.wqe;
+        self.complete_head(sh, host);
+        Step::Local
+    }
+}
+
+/// Appends a completion of `wqe`.
+pub(super) fn complete<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+    match wqe.origin {
+        Origin::Program => {}
+        Origin::Rendezvous => return complete_rendezvous(sh, host, wqe, status),
+        Origin::Fin => return fail_fin(sh, status),
+    }
+    let cqe = Cqe {
+        wr_id: wqe.wr_id,
+        status,
+        opcode: wqe.wc_opcode(),
+        // clause: WC-BYTE-LEN
+        byte_len: wqe.lands(),
+        // clause: WC-SOLICITED
+        solicited: status != WcStatus::Success,
+        ..Cqe::default()
+    };
+    sh.complete(host, Side::Send, cqe);
+}
+
+/// The data of a rendezvous is there, or will never be: the receive that matched it completes for
+/// the second time.
+// clause: TM-RENDEZVOUS-BROKEN
+fn complete_rendezvous<H: Host>(sh: &mut Shared, host: &mut H, wqe: &SendWqe, status: WcStatus) {
+    let (status, byte_len, flags) = match status {
+        WcStatus::Success => (status, wqe.length, TmFlags::DATA_VALID),
+        _ => (WcStatus::TmRndvIncomplete, 0, TmFlags::empty()),
+    };
+    let cqe = Cqe {
+        wr_id: wqe.wr_id,
+        status,
+        opcode: WcOpcode::TmRecv,
+        byte_len,
+        solicited: status != WcStatus::Success || wqe.flags.contains(SendFlags::SOLICITED),
+        tm: TmInfo { flags, ..TmInfo::default() },
+        ..Cqe::default()
+    };
+    sh.complete(host, Side::Recv, cqe);
+}
+
+/// The peer could not be told that a rendezvous is over. No completion can say so, but for a flush
+/// somebody else's has.
+fn fail_fin(sh: &mut Shared, status: WcStatus) {
+    // clause: TM-FIN-LOST
+    if status != WcStatus::WrFlushErr {
+        sh.events.insert(QpEvents::FATAL);
+    }
 }

@@ -1,27 +1,21 @@
 //! The receiving side of a QP: requests of the peer are checked in the order of the standard and
 //! executed, or refused.
 //!
-//! A request runs through short `check_*` steps, here and in `request_rules.rs`. They change
-//! nothing that the application could see, so that a refused request can come again; the first that
-//! fails gives a [`Refusal`], and `refusal.rs` says what follows. `execution.rs` does what was
-//! asked for. Answers are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its
-//! own rules for PSNs; UD is in `datagram.rs`. May touch [`Shared`] and the host.
+//! A request runs through short `check_*` steps. They change nothing that the application could
+//! see, so that a refused request can come again; the first that fails gives a [`Refusal`], and
+//! `refusal.rs` says what follows. Then it is executed, where only memory can still refuse. Answers
+//! are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its own rules for PSNs;
+//! UD is in `unreliable.rs`. May touch the receive queue, [`Shared`] and the host.
 
-use crate::cx::{Host, RxPayload};
-use crate::qp::attr::QpState;
-use crate::qp::error::DropReason;
-use crate::qp::refusal::{Answer, Reaction, Refusal};
-use crate::qp::replay::{OnceKind, Op};
-use crate::qp::reply::{Progress, Replies};
-use crate::qp::request_rules::{
-    Open, check_op_seq, check_op_valid, check_rkey, has_own_answer, note_denied, note_length, psns, starts,
-};
-use crate::qp::rq::{RecvQueue, takes_receive};
-use crate::qp::segment::len_of;
-use crate::qp::shared::{QpConfig, QpEvents, Shared};
-use crate::qp::tagged::MAX_RENDEZVOUS;
-use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcOpcode};
-use roxe_wire::{Bth, NakCode, PathMtu, Request, UcRequest};
+use crate::cx::{AtomicOp, Host, RxPayload};
+use crate::qp::features::tags::MAX_RENDEZVOUS;
+use crate::qp::receive_queue::{RecvQueue, takes_receive};
+use crate::qp::refusal::{Answer, Refusal};
+use crate::qp::replies::{OnceKind, Op, Progress, Replies, check_readable};
+use crate::qp::segment::{self, len_of};
+use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
+use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcExtra, WcOpcode};
+use roxe_wire::{AtomicEth, Bth, ImmDt, NakCode, PathMtu, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -29,6 +23,34 @@ pub(super) struct Incoming<'a> {
     pub(super) bth: &'a Bth,
     pub(super) req: &'a Request,
     pub(super) payload: RxPayload<'a>,
+}
+
+/// A WRITE whose packets are coming in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpenWrite {
+    pub(super) rkey: RKey,
+    /// Where the next byte goes.
+    pub(super) va: u64,
+    /// Bytes still to come.
+    pub(super) left: u32,
+    /// Bytes of the whole message.
+    pub(super) total: u32,
+}
+
+impl OpenWrite {
+    pub(super) const fn new(reth: &Reth) -> Self {
+        Self { rkey: reth.rkey, va: reth.va, left: reth.dma_len, total: reth.dma_len }
+    }
+}
+
+/// The message that is not complete yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Open {
+    #[default]
+    None,
+    /// A SEND of which this many bytes are in the current receive.
+    Send(u32),
+    Write(OpenWrite),
 }
 
 /// The NAK that answers, for now, every packet that is not the expected one.
@@ -61,7 +83,6 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    /// A responder in RESET.
     pub(crate) fn new(config: &QpConfig) -> Self {
         Self {
             rq: RecvQueue::new(config),
@@ -135,7 +156,13 @@ impl Responder {
         let incoming = Incoming { bth, req, payload };
         // clause: PSN-WINDOW
         match bth.psn.distance(self.progress.e_psn) {
-            0 => self.handle_expected(sh, host, incoming),
+            0 => {
+                self.begin_expected(sh);
+                self.run(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
+                // clause: ACK-AFTER-DEED
+                self.advance(sh, incoming);
+                Ok(())
+            }
             1.. => Err(self.handle_future()),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
@@ -161,22 +188,6 @@ impl Responder {
             self.advance_by(len / mtu, bth, req);
         }
         is_placed
-    }
-
-    #[inline]
-    fn handle_expected<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        incoming: Incoming<'_>,
-    ) -> Result<(), DropReason> {
-        self.begin_expected(sh);
-        match self.run(sh, host, incoming) {
-            // clause: ACK-AFTER-DEED
-            Ok(()) => self.advance(sh, incoming),
-            Err(refusal) => return Err(self.refuse(sh, host, refusal)),
-        }
-        Ok(())
     }
 
     /// The request that is expected has come.
@@ -320,7 +331,8 @@ impl Responder {
     ) -> Result<(), Refusal> {
         match req {
             Request::SendFirst | Request::SendOnly(_) if sh.config.tag_matching => {
-                let may_read = matches!(req, Request::SendOnly(_)) && may_read(sh);
+                let can_read = sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS;
+                let may_read = matches!(req, Request::SendOnly(_)) && can_read;
                 self.receiving = self.rq.acquire_for(host, payload.bytes().unwrap_or_default(), may_read);
                 if self.receiving { Ok(()) } else { Err(Refusal::NoReceive) }
             }
@@ -356,10 +368,6 @@ impl Responder {
         if !fits_opcode {
             return Err(Refusal::Length);
         }
-        self.check_message_length(req, len)
-    }
-
-    fn check_message_length(&self, req: &Request, len: u32) -> Result<(), Refusal> {
         // clause: CHECK-DMA-LENGTH
         let fits_message = match (req, self.open) {
             (Request::SendFirst | Request::SendOnly(_), _) => return self.check_room(0, len),
@@ -429,28 +437,246 @@ impl Responder {
         // clause: NAK-FATAL
         if reaction.fatal {
             sh.fail();
-            self.report(sh, host, refusal, reaction);
+            // The application hears of it by the receive in use, or else by an event (IBA §9.9.3).
+            if self.receiving {
+                let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
+                let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
+                self.complete_receive(sh, host, cqe);
+            } else {
+                // clause: EVENT-AFFILIATED
+                sh.events.insert(reaction.event);
+            }
         }
         reaction.reason
     }
+}
 
-    /// The application hears of a fatal refusal by the receive in use, or else by an event (IBA
-    /// §9.9.3).
-    fn report<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal, reaction: Reaction) {
-        if self.receiving {
-            let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
-            let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
-            self.complete_receive(sh, host, cqe);
-        } else {
-            // clause: EVENT-AFFILIATED
-            sh.events.insert(reaction.event);
+impl Responder {
+    /// Does what the request asks for. Only memory can still refuse.
+    pub(super) fn execute<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        incoming: Incoming<'_>,
+    ) -> Result<(), Refusal> {
+        let Incoming { bth, req, payload } = incoming;
+        match req {
+            Request::SendFirst | Request::SendMiddle => self.place_send(host, payload)?,
+            Request::SendLast(tail) | Request::SendOnly(tail) => {
+                self.place_send(host, payload)?;
+                self.finish_send(sh, host, bth, tail)?;
+            }
+            Request::WriteFirst(reth) => self.place_write(host, OpenWrite::new(reth), payload)?,
+            Request::WriteOnly(reth, imm) => {
+                self.place_write(host, OpenWrite::new(reth), payload)?;
+                self.finish_write(sh, host, bth, *imm);
+            }
+            Request::WriteMiddle => self.continue_write(host, payload)?,
+            Request::WriteLast(imm) => {
+                self.continue_write(host, payload)?;
+                self.finish_write(sh, host, bth, *imm);
+            }
+            Request::Read(reth) => self.remember(sh, bth, req, Op::Read(*reth)),
+            Request::CompareSwap(eth) => {
+                // clause: ATOMIC-RESULT
+                let op = AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add };
+                let original = atomic(host, eth, op)?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::CompareSwap, original));
+            }
+            Request::FetchAdd(eth) => {
+                let original = atomic(host, eth, AtomicOp::FetchAdd { add: eth.swap_or_add })?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::FetchAdd, original));
+            }
+            Request::AtomicWrite(reth) => {
+                // clause: ATOMIC-WRITE-WHOLE
+                let word = payload.bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(Refusal::Length)?;
+                host.store_remote(reth.rkey, reth.va, word).map_err(Refusal::remote)?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::AtomicWrite, 0));
+            }
+            Request::Flush(feth, reth) => {
+                // clause: FLUSH-RANGE, FLUSH-RIGHTS
+                let access = Access::of_flush(feth).ok_or(Refusal::NotAllowed)?;
+                let range = match feth.selectivity {
+                    Selectivity::Range => Some((reth.va, reth.dma_len.into())),
+                    Selectivity::Region | Selectivity::Reserved(_) => None,
+                };
+                host.flush_remote(reth.rkey, range, access).map_err(Refusal::remote)?;
+                self.remember(sh, bth, req, Op::Once(OnceKind::Flush, 0));
+            }
         }
+        Ok(())
+    }
+
+    pub(super) fn place_send<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
+        let received = if let Open::Send(received) = self.open { received } else { 0 };
+        self.rq.scatter(host, received, payload).map_err(|_| Refusal::LocalProtection)?;
+        self.open = Open::Send(received.saturating_add(len_of(payload.len())));
+        Ok(())
+    }
+
+    /// The key goes after the data is placed and before the application hears of it (IBA §9.4.1).
+    fn finish_send<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        bth: &Bth,
+        tail: &SendTail,
+    ) -> Result<(), Refusal> {
+        let extra = match tail {
+            SendTail::Plain => WcExtra::None,
+            SendTail::Imm(imm) => WcExtra::Imm(*imm),
+            SendTail::Invalidate(ieth) => {
+                // clause: INVALIDATE-KEY
+                host.invalidate_remote(ieth.0).map_err(|_| Refusal::Invalidate)?;
+                WcExtra::Invalidated(ieth.0)
+            }
+        };
+        let byte_len = if let Open::Send(received) = self.open { self.rq.landed(received) } else { 0 };
+        self.open = Open::None;
+        let opcode = WcOpcode::Recv;
+        let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
+        self.complete_receive(sh, host, cqe);
+        Ok(())
+    }
+
+    // clause: NAK-DATA-STAYS
+    fn continue_write<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
+        let Open::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
+        self.place_write(host, write, payload)
+    }
+
+    /// Memory checks the key again for every packet: it may have gone since the first.
+    pub(super) fn place_write<H: Host>(
+        &mut self,
+        host: &mut H,
+        write: OpenWrite,
+        payload: RxPayload<'_>,
+    ) -> Result<(), Refusal> {
+        if !payload.is_empty() {
+            // clause: CHECK-KEY-AGAIN
+            host.write_remote(write.rkey, write.va, payload).map_err(Refusal::remote)?;
+        }
+        let len = len_of(payload.len());
+        let (va, left) = (write.va.wrapping_add(len.into()), write.left.saturating_sub(len));
+        self.open = Open::Write(OpenWrite { va, left, ..write });
+        Ok(())
+    }
+
+    fn finish_write<H: Host>(&mut self, sh: &mut Shared, host: &mut H, bth: &Bth, imm: Option<ImmDt>) {
+        // clause: WC-BYTE-LEN
+        let byte_len = if let Open::Write(write) = self.open { write.total } else { 0 };
+        self.open = Open::None;
+        if let Some(imm) = imm {
+            let (opcode, extra) = (WcOpcode::RecvRdmaWithImm, WcExtra::Imm(imm));
+            let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
+            self.complete_receive(sh, host, cqe);
+        }
+    }
+
+    pub(super) fn complete_receive<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) {
+        self.receiving = false;
+        self.rq.complete(sh, host, cqe);
     }
 }
 
-/// Tag matching: whether the QP can read data from the peer by itself.
-fn may_read(sh: &Shared) -> bool {
-    sh.attr.max_rd_atomic > 0 && sh.rendezvous_count < MAX_RENDEZVOUS
+fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, Refusal> {
+    host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
+}
+
+/// PSNs that `req` occupies: a READ one for each response packet.
+// clause: PSN-SPAN
+pub(super) fn psns(req: &Request, mtu: PathMtu) -> u32 {
+    match req {
+        Request::Read(reth) => segment::packets(reth.dma_len, mtu),
+        _ => 1,
+    }
+}
+
+/// Whether `req` is answered by more than an acknowledgement, so that it must be remembered.
+pub(super) const fn has_own_answer(req: &Request) -> bool {
+    matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
+}
+
+/// Whether `req` begins a message.
+pub(super) const fn starts(req: &Request) -> bool {
+    !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
+}
+
+/// A message is one run of packets, and no other request comes between them (IBA §9.7.4).
+pub(super) fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
+    // clause: CHECK-SEQUENCE
+    let in_sequence = match open {
+        Open::None => starts(req),
+        Open::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
+        Open::Write(_) => matches!(req, Request::WriteMiddle | Request::WriteLast(_)),
+    };
+    if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
+}
+
+/// The right that an operation needs on the QP and on the memory.
+#[inline]
+pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
+    Ok(match req {
+        Request::SendFirst | Request::SendMiddle | Request::SendLast(_) | Request::SendOnly(_) => Access::empty(),
+        // clause: ATOMIC-WRITE-WHOLE
+        Request::WriteFirst(_)
+        | Request::WriteMiddle
+        | Request::WriteLast(_)
+        | Request::WriteOnly(..)
+        | Request::AtomicWrite(_) => Access::REMOTE_WRITE,
+        Request::Read(_) => Access::REMOTE_READ,
+        Request::CompareSwap(_) | Request::FetchAdd(_) => Access::REMOTE_ATOMIC,
+        // clause: FLUSH-RIGHTS, FLUSH-RESERVED
+        Request::Flush(feth, _) => Access::of_flush(feth).ok_or(Refusal::NotAllowed)?,
+    })
+}
+
+/// The access flags of the QP allow the operation (IBA §9.7.4).
+pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
+    let needed = right_of(req)?;
+    // clause: CHECK-ACCESS-FLAGS
+    if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
+}
+
+/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88). A FLUSH,
+/// which changes nothing, is checked by doing it.
+pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
+    // clause: CHECK-KEY
+    let checked = match req {
+        // clause: CHECK-KEY-EMPTY
+        Request::WriteFirst(reth) | Request::WriteOnly(reth, _) if reth.dma_len > 0 => {
+            host.check_remote(reth.rkey, reth.va, reth.dma_len.into(), Access::REMOTE_WRITE)
+        }
+        Request::Read(reth) => check_readable(host, reth),
+        // clause: CHECK-ATOMIC-ALIGNED
+        Request::CompareSwap(eth) | Request::FetchAdd(eth) if eth.va % 8 != 0 => return Err(Refusal::Misaligned),
+        Request::CompareSwap(eth) | Request::FetchAdd(eth) => {
+            host.check_remote(eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)
+        }
+        // clause: ATOMIC-WRITE-LENGTH
+        Request::AtomicWrite(reth) if reth.va % 8 != 0 => return Err(Refusal::Misaligned),
+        Request::AtomicWrite(reth) => host.check_remote(reth.rkey, reth.va, 8, Access::REMOTE_WRITE),
+        _ => Ok(()),
+    };
+    checked.map_err(Refusal::remote)
+}
+
+/// The length of a request is why it is refused, unless its receive is too short.
+#[cold]
+#[inline(never)]
+pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {
+    if refusal == Refusal::Length {
+        host.wrong_length(req, len);
+    }
+}
+
+/// The access flags of the queue pair do not allow `req`.
+#[cold]
+#[inline(never)]
+pub(super) fn note_denied<H: Host>(host: &mut H, req: &Request) {
+    if let Ok(right) = right_of(req) {
+        host.denied(right);
+    }
 }
 
 #[cfg(test)]

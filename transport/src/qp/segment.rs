@@ -1,11 +1,14 @@
-//! Messages into packets, as pure functions: how many, which part of the payload, which request.
+//! Messages into packets: how many, which part of the payload, which request; and how one packet of
+//! our own gets into the batch.
 //!
-//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches only `wire`
-//! and `wr`.
+//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches the entries
+//! of the send queue and the two traits that a payload passes: memory and batch.
 
-use crate::wr::{ATOMIC_LEN, MAX_MESSAGE, SendOp};
+use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
+use crate::qp::send_queue::SendWqe;
+use crate::wr::{ATOMIC_LEN, Av, MAX_MESSAGE, SendData, SendOp};
 use roxe_wire::opcode::Position;
-use roxe_wire::{AtomicEth, Ieth, PathMtu, Request, Reth, SendTail};
+use roxe_wire::{AtomicEth, Form, Header, Ieth, PathMtu, Request, Reth, SendTail};
 
 /// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence
 /// of requests, so that the answers never outrun the receive buffer of our own socket.
@@ -39,6 +42,16 @@ pub(crate) const fn offset(index: u32, mtu: PathMtu) -> u32 {
 /// Payload bytes of packet `index` of a message of `length` bytes.
 pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
     length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
+}
+
+/// What packets `from..to` of a message of `length` bytes in `packets` packets occupy together.
+pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
+    if packets == 1 {
+        return if from < to { F::charge_alone(length) } else { 0 };
+    }
+    let full = to.min(packets - 1).saturating_sub(from);
+    let last = if from < to && to == packets { F::charge(length - (packets - 1) * mtu.bytes()) } else { 0 };
+    full * F::charge(mtu.bytes()) + last
 }
 
 /// Where packet `index` of `packets` stands in its message.
@@ -117,94 +130,158 @@ fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Reque
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use roxe_wire::{ImmDt, RKey};
+/// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
+const RUN: u32 = 16;
 
-    const MTU: PathMtu = PathMtu::Mtu256;
+/// One packet of a message: what it says and carries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) request: Request,
+    /// Payload bytes.
+    pub(crate) len: u32,
+    /// Where in the message they start.
+    pub(crate) offset: u32,
+    /// PSNs it takes.
+    pub(crate) span: u32,
+    /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
+    pub(crate) next_len: Option<u32>,
+    /// Bytes of READ data that its answers carry.
+    pub(crate) brings: u32,
+    /// The responder must answer.
+    pub(crate) asks_ack: bool,
+    pub(crate) solicited: bool,
+}
 
-    // clause: PSN-SPAN
-    #[test]
-    fn an_empty_message_is_one_packet() {
-        assert_eq!(packets(0, MTU), 1);
-        assert_eq!(payload_len(0, MTU, 0), 0);
-        assert_eq!(position(0, 1), Position::Only);
+impl Outgoing {
+    /// What it counts for at the receiver.
+    pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
+        // What has no payload costs the least either way.
+        let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
+        if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
-    #[test]
-    fn a_multiple_of_the_mtu_ends_with_a_full_packet() {
-        assert_eq!(packets(256, MTU), 1);
-        assert_eq!(packets(512, MTU), 2);
-        assert_eq!(payload_len(512, MTU, 1), 256);
-        assert_eq!(packets(513, MTU), 3);
-        assert_eq!(payload_len(513, MTU, 2), 1);
+    /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is
+    /// packet `index` of `wqe`.
+    pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+        let next = index + self.span;
+        charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
-    #[test]
-    fn the_longest_message_fits_the_arithmetic() {
-        let n = packets(MAX_MESSAGE, MTU);
-        assert_eq!(n, 1 << 23);
-        assert_eq!(offset(n - 1, MTU), MAX_MESSAGE - 256);
-        assert_eq!(payload_len(MAX_MESSAGE, MTU, n - 1), 256);
+    /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of
+    /// another length than its word.
+    // A call would hand it over in memory, and whoever copies what was just written there waits for
+    // it: 15 cycles.
+    #[inline(always)]
+    pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
+        if let SendOp::Read { remote_addr, rkey } = wqe.op {
+            let end = read_chunk_end(index, wqe.packets, mtu);
+            let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
+            let part = read_part(whole, mtu, index, end);
+            return Some(Self::question(Request::Read(part), end - index, part.dma_len));
+        }
+        let position = position(index, wqe.packets);
+        let request = request(&wqe.op, wqe.length, position)?;
+        if wqe.awaits_response() {
+            return Some(Self { len: wqe.question_len(), ..Self::question(request, 1, 0) });
+        }
+        // clause: SEND-ASK-LAST
+        let asks_ack = index + 1 == wqe.packets;
+        let next_len = if asks_ack { None } else { Some(payload_len(wqe.length, mtu, index + 1)) };
+        let len = payload_len(wqe.length, mtu, index);
+        // clause: BTH-SOLICITED
+        let (offset, solicited) = (offset(index, mtu), asks_ack && wqe.is_solicited());
+        Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
     }
 
-    // clause: SEND-TAIL
-    #[test]
-    fn only_the_last_packet_carries_the_tail_and_only_the_first_the_address() {
-        let op = SendOp::WriteImm { remote_addr: 7, rkey: RKey(8), imm: ImmDt([1; 4]) };
-        let reth = Reth { va: 7, rkey: RKey(8), dma_len: 700 };
-        let sequence = [0, 1, 2].map(|i| request(&op, 700, position(i, 3)));
-        let expected = [Request::WriteFirst(reth), Request::WriteMiddle, Request::WriteLast(Some(ImmDt([1; 4])))];
-        assert_eq!(sequence, expected.map(Some));
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Position::First), Some(Request::SendFirst));
-        let tail = SendTail::Invalidate(Ieth(RKey(3)));
-        assert_eq!(request(&SendOp::SendInvalidate(RKey(3)), 0, Position::Last), Some(Request::SendLast(tail)));
+    /// From a packet in the middle of `wqe` to the next one, which is packet `index` and in the
+    /// middle too; but the last packet differs in more.
+    #[inline]
+    pub(crate) fn go_on(&mut self, wqe: &SendWqe, index: u32, mtu: PathMtu) {
+        self.offset = offset(index, mtu);
+        self.next_len = (index + 1 < wqe.packets).then(|| payload_len(wqe.length, mtu, index + 1));
     }
 
-    // clause: ATOMIC-OPERANDS
-    #[test]
-    fn atomics_map_their_operands() {
-        let op = SendOp::CompareSwap { remote_addr: 8, rkey: RKey(1), compare: 3, swap: 4 };
-        let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 4, compare: 3 };
-        assert_eq!(request(&op, 8, Position::Only), Some(Request::CompareSwap(eth)));
-        let op = SendOp::FetchAdd { remote_addr: 8, rkey: RKey(1), add: 5 };
-        let eth = AtomicEth { va: 8, rkey: RKey(1), swap_or_add: 5, compare: 0 };
-        assert_eq!(request(&op, 8, Position::Only), Some(Request::FetchAdd(eth)));
+    /// A request whose answer takes `span` PSNs; but for an ATOMIC WRITE it has no payload.
+    fn question(request: Request, span: u32, brings: u32) -> Self {
+        // clause: SEND-ASK-LAST
+        Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
+    }
+}
+
+/// Outcome of [`Departing::put`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// The packet is in the batch.
+    Done,
+    /// The batch is full.
+    Full,
+    /// The payload could not be read; there is no packet.
+    Fault,
+}
+
+/// A packet about to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Departing<'a> {
+    pub(crate) av: &'a Av,
+    pub(crate) header: Header,
+    pub(crate) payload: SendData<'a>,
+    pub(crate) note: PacketNote,
+}
+
+impl Departing<'_> {
+    /// Puts it into the batch as what `packet` says.
+    #[inline]
+    pub(crate) fn put<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing) -> Put {
+        match self.header.form(packet.len as usize) {
+            Some(form) => self.put_as(memory, tx, &form, packet.offset),
+            None => Put::Fault,
+        }
     }
 
-    // clause: RETRY-READ-TAIL
-    #[test]
-    fn a_retried_read_asks_for_a_tail_of_the_original_request() {
-        let reth = Reth { va: 0x1000, rkey: RKey(1), dma_len: 100 * 256 - 6 };
-        let n = packets(reth.dma_len, MTU);
-        assert_eq!(read_chunk_end(0, n, MTU), 64);
-        assert_eq!(read_part(reth, MTU, 0, 64), Reth { dma_len: 64 * 256, ..reth });
-        assert_eq!(read_chunk_end(63, n, MTU), 64);
-        let last = Reth { va: 0x1000 + 63 * 256, dma_len: 256, ..reth };
-        assert_eq!(read_part(reth, MTU, 63, 64), last);
-        assert_eq!(read_chunk_end(64, n, MTU), 100);
-        let rest = Reth { va: 0x1000 + 64 * 256, dma_len: 36 * 256 - 6, ..reth };
-        assert_eq!(read_part(reth, MTU, 64, 100), rest);
-        assert_eq!(read_chunk_end(0, 1000, PathMtu::Mtu4096), 32);
+    /// Puts the packet into the batch when its form is known; `offset` is where in the message its
+    /// payload starts.
+    #[inline]
+    pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
+        let Self { av, header, payload, note } = self;
+        let Some(slot) = tx.slot(av, header.bth.dest_qpn, form.len(), note) else { return Put::Full };
+        let written = slot.put_header(header, form).is_some_and(|room| payload.read(memory, offset, room));
+        if written {
+            return Put::Done;
+        }
+        tx.retract();
+        Put::Fault
     }
 
-    proptest! {
-        /// The packets of a message partition it.
-        // clause: PSN-SPAN
-        #[test]
-        fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {
-            let mtu = PathMtu::from_code(code).expect("a code");
-            let n = packets(length, mtu);
-            let mut at = 0;
-            for i in 0..n {
-                prop_assert_eq!(offset(i, mtu), at);
-                let len = payload_len(length, mtu, i);
-                prop_assert!(len == mtu.bytes() || matches!(position(i, n), Position::Only | Position::Last));
-                at += len;
-            }
-            prop_assert_eq!(at, length);
+    /// Puts `packet`, and those behind it up to `count`, behind a packet from which they differ by
+    /// their PSNs. Returns how many; 0: the batch does not join packets, or not these, or not all
+    /// of them could be read.
+    #[inline]
+    pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
+        let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };
+        let joined = len_of(room.len()) / packet.len;
+        if self.payload.read(memory, packet.offset, room) {
+            return joined;
+        }
+        tx.retract();
+        0
+    }
+}
+
+impl SendData<'_> {
+    /// Copies `out.len()` bytes from `offset` on; whether that was possible.
+    #[inline]
+    pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
+        match self {
+            _ if out.is_empty() => true,
+            // clause: RETRY-DATA
+            Self::Sges(sges) => memory.gather(sges, offset, out).is_ok(),
+            Self::Inline(bytes) => match bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len())) {
+                Some(bytes) => out.put(bytes).is_some(),
+                None => false,
+            },
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

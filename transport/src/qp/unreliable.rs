@@ -1,16 +1,22 @@
-//! The send loop of UC and UD: a work request is done when its last packet is in the batch; nothing
-//! comes back.
+//! UC and UD. Sending: a work request is done when its last packet is in the batch; nothing comes
+//! back. Receiving a datagram: each packet is a message that lands behind the 40 bytes of its GRH,
+//! or is lost in silence (IBA §9.8.3). Requests of UC are the responder's.
+//!
+//! May touch the queues, [`Shared`] and the host.
 
-use crate::cx::{Host, TxBatch};
-use crate::qp::outgoing::{Departing, Outgoing, Put};
+use crate::cx::{Host, MemError, RxPayload, TxBatch};
+use crate::qp::receive_queue::RecvQueue;
+use crate::qp::refusal::Refusal;
 use crate::qp::requester::{Requester, Step};
-use crate::qp::shared::{Service, Shared};
-use crate::qp::sq::SendWqe;
-use crate::wr::{Av, SendOp, WcStatus};
-use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Qkey, Qpn, UcRequest};
+use crate::qp::responder::Responder;
+use crate::qp::segment::{Departing, Outgoing, Put};
+use crate::qp::send_queue::SendWqe;
+use crate::qp::shared::{DropReason, Service, Shared};
+use crate::wr::{Av, Cqe, SendOp, WcExtra, WcOpcode, WcStatus};
+use roxe_wire::{Bth, Deth, Header, ImmDt, Kind, NetHeader, PathMtu, Qkey, Qpn, UcRequest, icrc};
 
 /// A packet and the way it goes.
-struct Datagram {
+struct NextPacket {
     av: Av,
     qpn: Qpn,
     kind: Kind,
@@ -27,7 +33,7 @@ impl Requester {
             Service::Ud => self.next_ud(sh),
             _ => self.next_uc(sh),
         };
-        let Datagram { av, qpn, kind, packet } = match next {
+        let NextPacket { av, qpn, kind, packet } = match next {
             Ok(next) => next,
             Err(status) => return self.stop_with(sh, host, status),
         };
@@ -58,18 +64,18 @@ impl Requester {
     }
 
     /// The packet at the cursor of a UC queue.
-    fn next_uc(&mut self, sh: &Shared) -> Result<Datagram, WcStatus> {
+    fn next_uc(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         let mtu = sh.attr.path_mtu;
         self.begin(mtu);
         let wqe = self.sq.get(self.cursor.wqe).ok_or(WcStatus::GeneralErr)?;
         let packet = Outgoing::of(wqe, self.cursor.packet, mtu).ok_or(WcStatus::LocQpOpErr)?;
         let request = UcRequest::try_from(packet.request).map_err(|_| WcStatus::LocQpOpErr)?;
-        Ok(Datagram { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
+        Ok(NextPacket { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
 
     /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3
     /// only says that nothing is sent; hardware reports a local length error).
-    fn next_ud(&mut self, sh: &Shared) -> Result<Datagram, WcStatus> {
+    fn next_ud(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
         let (wqe, dest) = self.sq.get(index).zip(self.sq.dest(index)).ok_or(WcStatus::GeneralErr)?;
@@ -80,7 +86,7 @@ impl Requester {
         let imm = if let SendOp::SendImm(imm) = wqe.op { Some(imm) } else { None };
         let deth = Deth { qkey: qkey_to_send(sh, dest.qkey), src_qpn: sh.config.qpn };
         let packet = Outgoing::of(wqe, 0, PathMtu::Mtu4096).ok_or(WcStatus::LocQpOpErr)?;
-        Ok(Datagram { av: dest.av, qpn: dest.qpn, kind: Kind::Ud { deth, imm }, packet })
+        Ok(NextPacket { av: dest.av, qpn: dest.qpn, kind: Kind::Ud { deth, imm }, packet })
     }
 }
 
@@ -96,53 +102,98 @@ fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::qp::{AttrMask, QpAttr, QpState};
-    use crate::sim::setup::{QKEY, QPN_B, av};
-    use crate::sim::{Pair, Peer, Rng, Setup};
-    use crate::wr::{SendData, SendFlags, SendRequest, UdDest};
+/// Bytes in front of the payload of a received datagram (`man ibv_post_recv`).
+pub const GRH_LEN: u32 = 40;
 
-    // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
-    #[test]
-    fn a_controlled_q_key_in_a_request_stands_for_that_of_the_queue_pair() {
-        let (qp, _) = Setup::of(Service::Ud).make(Peer::A);
-        let mut sh = Shared::new(*qp.config());
-        sh.attr.qkey = Qkey(7);
-        assert_eq!(qkey_to_send(&sh, Qkey(0x7fff_ffff)), Qkey(0x7fff_ffff));
-        assert_eq!(qkey_to_send(&sh, Qkey(0x8000_0000)), Qkey(7));
-        sh.config.qpn = Qpn::GSI;
-        assert_eq!(qkey_to_send(&sh, Qkey(5)), Qkey::GSI);
-    }
+/// What hardware reports in `sl` on RoCEv2: the type of the layer-3 header. UCX reads it to tell
+/// where the addresses are.
+const L3_IPV4: u8 = 0b1010;
+const L3_IPV6: u8 = 0b1001;
 
-    // clause: STATE-SQE
-    #[test]
-    fn a_send_error_flushes_posted_requests_until_the_queue_is_restarted() {
-        let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));
-        pair.bring_to(Peer::A, QpState::Rts);
-        let mr = pair.end(Peer::A).host.memory.register(257, crate::wr::Access::empty());
-        let post = |pair: &mut Pair, wr_id, len| {
-            let ud = Some(UdDest { av: av(Peer::A), qpn: QPN_B, qkey: QKEY });
-            let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
-            let req = SendRequest { wr_id, op, flags, data: SendData::Sges(&[mr.sge(0, len)]), ud };
-            assert_eq!(pair.post_send(Peer::A, &req), Ok(()));
+/// A datagram as it came in.
+#[derive(Clone, Copy)]
+pub(crate) struct Datagram<'a> {
+    /// All its headers.
+    pub(crate) header: &'a Header,
+    pub(crate) deth: &'a Deth,
+    pub(crate) imm: Option<ImmDt>,
+    pub(crate) payload: RxPayload<'a>,
+}
+
+impl Responder {
+    /// A datagram for this QP. One that finds no receive, or one that is too short, is lost, and
+    /// the receive stays.
+    ///
+    /// # Errors
+    /// Why it was lost.
+    pub(crate) fn handle_ud<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        net: &NetHeader,
+        datagram: &Datagram<'_>,
+    ) -> Result<(), DropReason> {
+        let rq = &mut self.rq;
+        let byte_len = check(sh, host, rq, datagram).map_err(|(reason, refusal)| {
+            self.refused = refusal;
+            reason
+        })?;
+        // clause: UNRELIABLE-OWN-FAULT
+        if place(host, rq, net, datagram).is_err() {
+            let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
+            rq.complete(sh, host, cqe);
+            sh.fail();
+            return Err(DropReason::LocalProtection);
+        }
+        let cqe = Cqe {
+            opcode: WcOpcode::Recv,
+            byte_len,
+            extra: datagram.imm.map_or(WcExtra::None, WcExtra::Imm),
+            src_qpn: datagram.deth.src_qpn,
+            grh: true,
+            // clause: UD-COMPLETION
+            sl: if net.dst.is_ipv4() { L3_IPV4 } else { L3_IPV6 },
+            solicited: datagram.header.bth.solicited,
+            ..Cqe::default()
         };
-        (1..=3).zip([256, 257, 0]).for_each(|(wr_id, len)| post(&mut pair, wr_id, len));
-        pair.transmit(Peer::A);
-        assert_eq!(pair.end(Peer::A).qp.state(), QpState::Sqe);
-        post(&mut pair, 4, 0);
-        let end = pair.end(Peer::A);
-        let attr = QpAttr { state: QpState::Rts, ..*end.qp.attr() };
-        assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::STATE), Ok(()));
-        post(&mut pair, 5, 0);
-        pair.transmit(Peer::A);
-        let done: Vec<_> = core::iter::from_fn(|| pair.send_done(Peer::A)).map(|cqe| (cqe.wr_id, cqe.status)).collect();
-        let flushed = WcStatus::WrFlushErr;
-        let expected =
-            [(1, WcStatus::Success), (2, WcStatus::LocLenErr), (3, flushed), (4, flushed), (5, WcStatus::Success)];
-        assert_eq!(done, expected);
-        let psns: Vec<_> = pair.log.iter().map(|logged| logged.header.bth.psn.get()).collect();
-        assert_eq!(psns, [100, 101]);
+        rq.complete(sh, host, cqe);
+        Ok(())
     }
 }
+
+/// Why a datagram is lost, and what is wrong with its length if that is it.
+type Lost = (DropReason, Option<Refusal>);
+
+/// Bytes the datagram takes in the current receive, or why it is lost.
+fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Datagram<'_>) -> Result<u32, Lost> {
+    // clause: UD-QKEY
+    if datagram.deth.qkey != sh.attr.qkey {
+        return Err((DropReason::Qkey, None));
+    }
+    let len = u32::try_from(datagram.payload.len()).map_err(|_| (DropReason::InvalidRequest, Some(Refusal::Length)))?;
+    // clause: UD-PORT-MTU
+    if len > sh.config.port_mtu {
+        return Err((DropReason::InvalidRequest, Some(Refusal::Length)));
+    }
+    if !rq.acquire(host) {
+        return Err((DropReason::NoReceive, None));
+    }
+    let byte_len = GRH_LEN + len;
+    // clause: UD-LOST
+    if u64::from(byte_len) > rq.room() {
+        Err((DropReason::InvalidRequest, Some(Refusal::ReceiveTooShort)))
+    } else {
+        Ok(byte_len)
+    }
+}
+
+/// The GRH, or what an IP header gives of one, and then the payload.
+fn place<H: Host>(host: &mut H, rq: &RecvQueue, net: &NetHeader, datagram: &Datagram<'_>) -> Result<(), MemError> {
+    let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
+    // clause: UD-GRH
+    rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)))?;
+    rq.scatter(host, GRH_LEN, datagram.payload)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Congestion: which marks are answered, what a CNP looks like and does, and what is left
 //! afterwards.
 //!
-//! The numbers of DCQCN itself are checked in `qp/congestion/rate.rs`. Here the line carries 10
+//! The numbers of DCQCN itself are checked in `qp/features/congestion.rs`. Here the line carries 10
 //! Gbit/s, packets hold 1024 bytes and count as 1088, so a burst of 32 KiB is 31 packets (31 · 1088
 //! = 33,728).
 

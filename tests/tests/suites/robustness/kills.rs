@@ -96,7 +96,8 @@ impl How {
 
 /// How long a requester tries in vain, by its attributes: the first two times it waits for an
 /// acknowledgement as long as they ask for, then twice as long, then four times, but then for 250
-/// ms at most (`transport/src/qp/retry.rs`; IBA §9.7.6.1.3 allows up to four times each time).
+/// ms at most (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows up to four times each
+/// time).
 fn promise() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
     let longest = one.max(Duration::from_millis(250));

@@ -1,7 +1,7 @@
 //! Tests of `qp/modify.rs`.
 
 use super::*;
-use crate::qp::congestion::RateLimit;
+use crate::qp::features::congestion::RateLimit;
 use crate::qp::shared::{QpCaps, QpConfig};
 use roxe_wire::{PathMtu, Psn, Qpn};
 use std::fmt::Write;

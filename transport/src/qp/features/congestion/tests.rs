@@ -1,0 +1,6 @@
+//! Tests of `congestion.rs`, by part.
+
+use super::*;
+
+mod pacer;
+mod rate;

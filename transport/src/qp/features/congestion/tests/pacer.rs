@@ -1,0 +1,58 @@
+//! Bursts and pauses.
+
+use super::*;
+
+const fn us(us: u64) -> Instant {
+    Instant(us * 1000)
+}
+
+/// 100 Mbit/s from 0 on.
+fn pacer() -> Pacer {
+    let mut pacer = Pacer::new(Instant(0));
+    pacer.set(100_000_000, BURST);
+    pacer
+}
+
+/// Sends packets of 960 + 64 bytes, 81.92 us each at 100 Mbit/s, until there is a pause.
+fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
+    for sent in 0.. {
+        if let Some(until) = pacer.pause(now) {
+            return (sent, until);
+        }
+        let last = pacer.pauses_after(now, 960);
+        pacer.on_sent(now, 960);
+        assert_eq!(last, pacer.pause(now).is_some(), "packet {sent}");
+    }
+    unreachable!("a burst has an end")
+}
+
+/// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us
+/// later.
+#[test]
+fn a_burst_is_paid_for_before_the_next() {
+    let mut pacer = pacer();
+    let end = Instant(2_621_440);
+    assert_eq!(burst(&mut pacer, Instant(0)), (32, end));
+    assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
+}
+
+/// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay
+/// what they would have been. More than 100 us are not: after a long silence they are 1.2
+/// packets of 81.92 us, which makes 34 packets (33 · 81.92 - 100 = 2603.36 is less than a
+/// burst) and 34 · 81.92 - 100 = 2685.28 us.
+#[test]
+fn a_late_end_of_a_pause_costs_nothing() {
+    let mut pacer = pacer();
+    burst(&mut pacer, Instant(0));
+    assert_eq!(burst(&mut pacer, Instant(2_621_440 + 40_960)), (33, Instant(2_621_440 + 33 * 81_920)));
+    assert_eq!(burst(&mut pacer, us(1_000_000)), (34, Instant(1_000_000_000 + 2_685_280)));
+}
+
+#[test]
+fn a_burst_of_a_byte_is_a_packet_and_the_longest_one_fits_the_arithmetic() {
+    let mut pacer = pacer();
+    pacer.set(100_000_000, 1);
+    assert_eq!(burst(&mut pacer, Instant(0)), (1, Instant(81_920)));
+    pacer.set(0, u64::MAX);
+    assert_eq!(pacer.pause(Instant(0)), None);
+}

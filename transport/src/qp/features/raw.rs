@@ -1,0 +1,99 @@
+//! Raw packets: a work request is one whole Ethernet frame, sent as it is and received as it came
+//! (`man ibv_create_qp`, `IBV_QPT_RAW_PACKET`). Which frames come here is decided by flow steering,
+//! see [`crate::steering`].
+//!
+//! May touch the queues, [`Shared`] and the host.
+
+use crate::cx::{Host, TxBatch, TxRoom};
+use crate::qp::queue_pair::Qp;
+use crate::qp::requester::{Requester, Step};
+use crate::qp::responder::Responder;
+use crate::qp::shared::{DropReason, Shared};
+use crate::wr::{Cqe, SendFlags, WcOpcode, WcStatus};
+use roxe_wire::frame::{self, checksum};
+
+/// What is known of a received frame besides its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameNote {
+    /// Tag of the flow that it matched; 0: none.
+    pub flow_tag: u32,
+    /// The frame holds TCP or UDP in IPv4, and its checksums are right.
+    pub ip_csum_ok: bool,
+}
+
+impl Qp {
+    /// Takes in one frame that flow steering has chosen this QP for.
+    ///
+    /// # Errors
+    /// Why it was ignored, for the counters.
+    pub fn handle_frame<H: Host>(&mut self, host: &mut H, frame: &[u8], note: FrameNote) -> Result<(), DropReason> {
+        // clause: TAKE-REQUESTS
+        let result = if self.shared.state.accepts_requests() {
+            self.responder.handle_frame(&mut self.shared, host, frame, note)
+        } else {
+            Err(DropReason::BadState)
+        };
+        self.settle(host);
+        result
+    }
+}
+
+impl Responder {
+    /// A frame that finds no receive, or one that is too short, is lost, and the receive stays.
+    fn handle_frame<H: Host>(
+        &mut self,
+        sh: &mut Shared,
+        host: &mut H,
+        frame: &[u8],
+        note: FrameNote,
+    ) -> Result<(), DropReason> {
+        let rq = &mut self.rq;
+        if !rq.acquire(host) {
+            return Err(DropReason::NoReceive);
+        }
+        // clause: RAW-LOST
+        let byte_len = u32::try_from(frame.len()).map_err(|_| DropReason::InvalidRequest)?;
+        if u64::from(byte_len) > rq.room() {
+            return Err(DropReason::InvalidRequest);
+        }
+        // clause: UNRELIABLE-OWN-FAULT
+        if rq.scatter(host, 0, frame.into()).is_err() {
+            let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
+            rq.complete(sh, host, cqe);
+            sh.fail();
+            return Err(DropReason::LocalProtection);
+        }
+        let FrameNote { flow_tag, ip_csum_ok } = note;
+        rq.complete(sh, host, Cqe { opcode: WcOpcode::Recv, byte_len, flow_tag, ip_csum_ok, ..Cqe::default() });
+        Ok(())
+    }
+}
+
+impl Requester {
+    /// Puts the frame at the cursor into the batch; then its work request is done.
+    pub(crate) fn send_frame<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
+        let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
+        let (len, flags) = (wqe.length, wqe.flags);
+        // clause: RAW-LENGTH
+        if !(frame::ETH_LEN..=sh.config.port_mtu as usize).contains(&(len as usize)) {
+            return self.stop_with(sh, host, WcStatus::LocLenErr);
+        }
+        let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
+        let Some(frame) = tx.frame(len as usize, &note) else { return Step::BatchFull };
+        if !payload.read(host, 0, TxRoom::Own(frame)) {
+            tx.retract();
+            return self.stop_with(sh, host, WcStatus::LocProtErr);
+        }
+        if flags.contains(SendFlags::IP_CSUM) {
+            checksum::fill(frame);
+        }
+        self.advance(1);
+        self.una_psn = self.cursor.psn;
+        self.complete_head(sh, host);
+        self.check_drained(sh);
+        Step::Sent(len)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,6 @@
+//! Tests of `tags.rs`, by part.
+
+use super::*;
+
+mod list;
+mod messages;

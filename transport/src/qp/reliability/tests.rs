@@ -1,0 +1,6 @@
+//! Tests of `reliability.rs`, by part.
+
+use super::*;
+
+mod retry;
+mod unasked;

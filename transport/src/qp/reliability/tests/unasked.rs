@@ -1,0 +1,21 @@
+//! When an acknowledgement is asked for.
+
+use super::*;
+
+// clause: SEND-ASK-MIDDLE
+#[test]
+fn an_acknowledgement_is_asked_for_by_bytes_packets_and_window() {
+    let asks = |limit, bytes, window| {
+        let mut unasked = Unasked { limit, ..Unasked::default() };
+        let mut until = |_: &i32| {
+            let asks = unasked.is_enough(bytes, window);
+            unasked.add(1, bytes, asks);
+            !asks
+        };
+        [(); 2].map(|()| 1 + (0..1000).take_while(&mut until).count())
+    };
+    assert_eq!(asks(10_000, 1000, 1 << 16), [10, 10]);
+    assert_eq!(asks(u32::MAX, 1000, 1 << 16), [64, 64]);
+    assert_eq!(asks(u32::MAX, 1000, 64), [16, 16]);
+    assert_eq!(asks(1, 1000, 1 << 16), [1, 1]);
+}

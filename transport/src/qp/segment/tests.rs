@@ -1,0 +1,7 @@
+//! Tests of `segment.rs`, by part.
+
+use super::*;
+
+mod costs;
+mod outgoing;
+mod segmentation;

@@ -1,0 +1,6 @@
+//! Tests of `unreliable.rs`, by part.
+
+use super::*;
+
+mod datagrams;
+mod sending;
