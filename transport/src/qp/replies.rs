@@ -14,7 +14,9 @@ use crate::qp::segment::len_of;
 use crate::qp::shared::{Service, Shared};
 use crate::time::Instant;
 use crate::wr::Access;
-use roxe_wire::{Aeth, AtomicAckEth, Bth, Header, Kind, Msn, PathMtu, Psn, RKey, Request, Response, Reth, Syndrome};
+use roxe_wire::{
+    Aeth, AtomicAckEth, Bth, Header, Kind, Msn, NakCode, PathMtu, Psn, RKey, Request, Response, Reth, Syndrome,
+};
 use std::collections::VecDeque;
 
 /// How far the responder has come: the two numbers every answer is made from.
@@ -33,6 +35,8 @@ struct Nak {
     syndrome: Syndrome,
     /// The QP is in the error state; this is the last it says.
     fatal: bool,
+    /// The newest request that was dropped while this NAK waited to be sent.
+    dropped: Option<Psn>,
 }
 
 /// Acknowledges duplicates up to, not including, a READ or atomic that the peer may still miss.
@@ -113,10 +117,28 @@ impl Replies {
         self.ack = true;
     }
 
-    /// The request expected next came after all: a NAK about it that is not sent yet has no meaning
-    /// any more.
-    pub(crate) fn withdraw_nak(&mut self) {
-        self.nak = None;
+    /// A request behind the expected one was dropped.
+    pub(crate) fn note_dropped(&mut self, psn: Psn) {
+        if let Some(nak) = &mut self.nak
+            && nak.dropped.is_none_or(|newest| psn.is_after(newest))
+        {
+            nak.dropped = Some(psn);
+        }
+    }
+
+    /// The request that an unsent NAK was about came after all; `e_psn` is expected now. Of what was
+    /// dropped behind it the peer knows nothing: if that has not come again, the NAK asks for it.
+    /// Returns true if it does.
+    // clause: GAP-NAK
+    #[inline]
+    pub(crate) fn on_expected(&mut self, e_psn: Psn) -> bool {
+        let Some(nak) = &mut self.nak else { return false };
+        let asks = nak.dropped.is_some_and(|psn| !psn.is_before(e_psn));
+        (nak.psn, nak.syndrome) = (e_psn, Syndrome::Nak(NakCode::PsnSequence));
+        if !asks {
+            self.nak = None;
+        }
+        asks
     }
 
     pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, fatal: bool, rnr_timer: u8) {
@@ -126,7 +148,8 @@ impl Replies {
             Answer::RnrNak => Syndrome::RnrNak { timer: rnr_timer },
             Answer::Nak(code) => Syndrome::Nak(code),
         };
-        self.nak = Some(Nak { psn, syndrome, fatal });
+        let dropped = self.nak.and_then(|nak| nak.dropped);
+        self.nak = Some(Nak { psn, syndrome, fatal, dropped });
     }
 
     /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.

@@ -15,7 +15,7 @@ use crate::qp::replies::{OnceKind, Op, Progress, Replies, check_readable};
 use crate::qp::segment::{self, len_of};
 use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcExtra, WcOpcode};
-use roxe_wire::{AtomicEth, Bth, ImmDt, NakCode, PathMtu, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
+use roxe_wire::{AtomicEth, Bth, ImmDt, NakCode, PathMtu, Psn, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
 
 /// A request packet.
 #[derive(Clone, Copy)]
@@ -163,7 +163,7 @@ impl Responder {
                 self.advance(sh, incoming);
                 Ok(())
             }
-            1.. => Err(self.handle_future()),
+            1.. => Err(self.handle_future(bth.psn)),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
     }
@@ -194,7 +194,6 @@ impl Responder {
     #[inline]
     pub(super) fn begin_expected(&mut self, sh: &mut Shared) {
         self.nak_state = NakState::None;
-        self.replies.withdraw_nak();
         self.note_established(sh);
     }
 
@@ -202,12 +201,13 @@ impl Responder {
     /// dropped in silence (IBA §9.7.5), also when the expected packet was there but found no
     /// receive.
     // clause: GAP-DROPPED
-    fn handle_future(&mut self) -> DropReason {
+    fn handle_future(&mut self, psn: Psn) -> DropReason {
         // clause: GAP-NAK
         if self.nak_state == NakState::None {
             self.nak_state = NakState::Sequence;
             self.replies.refuse(self.progress.e_psn, Answer::Nak(NakCode::PsnSequence), false, 0);
         }
+        self.replies.note_dropped(psn);
         DropReason::OutOfSequence
     }
 
@@ -412,6 +412,9 @@ impl Responder {
     #[inline]
     fn advance_by(&mut self, psns: u32, bth: &Bth, req: &Request) {
         self.progress.e_psn = self.progress.e_psn.add(psns);
+        if self.replies.on_expected(self.progress.e_psn) {
+            self.nak_state = NakState::Sequence;
+        }
         // clause: MSN-COUNT
         if self.open == Open::None {
             self.progress.msn = self.progress.msn.next();

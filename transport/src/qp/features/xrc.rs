@@ -26,7 +26,6 @@ impl Responder {
         if bth.psn == self.progress.e_psn {
             // clause: XRC-ONE-QUEUE
             if !is_known || self.open != Open::None && srqn != self.rq.srqn {
-                self.replies.withdraw_nak();
                 self.note_established(sh);
                 return Err(self.refuse(sh, host, Refusal::SharedQueue));
             }

@@ -64,14 +64,37 @@ fn an_answered_duplicate_lets_the_next_gap_be_reported() {
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 1)]);
 }
 
+// clause: GAP-NAK
 #[test]
-fn a_gap_that_closes_before_it_was_reported_is_not() {
+fn unsent_nak_asks_for_what_was_dropped_behind_the_late_packet() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
     assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
     assert_eq!(s.put_quietly(FIRST + 1, write, b"x"), Ok(()));
-    assert_eq!(s.out(), [ack(FIRST + 1, 2)], "the first request still asked");
+    assert_eq!(s.out(), [nak(FIRST + 2, NakCode::PsnSequence, 2)], "which acknowledges what is before it");
+}
+
+#[test]
+fn unsent_nak_is_withdrawn_once_all_that_was_dropped_came_again() {
+    let mut s = rc();
+    let write = Request::WriteOnly(s.reth(0, 1), None);
+    assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
+    assert_eq!(s.put(FIRST + 2, write, b"x"), Err(DropReason::OutOfSequence));
+    assert_eq!(s.put_quietly(FIRST + 1, write, b"x"), Ok(()));
+    assert_eq!(s.put_quietly(FIRST + 2, write, b"x"), Ok(()));
+    assert_eq!(s.out(), [ack(FIRST + 2, 3)], "the first request still asked");
+}
+
+// clause: GAP-AFTER-RNR
+#[test]
+fn unsent_rnr_nak_becomes_one_for_what_was_dropped_behind_it() {
+    let mut s = rc();
+    assert_eq!(s.put(FIRST, SEND, b"x"), Err(DropReason::NoReceive));
+    assert_eq!(s.put(FIRST + 1, SEND, b"x"), Err(DropReason::OutOfSequence));
+    s.receive(7, &[s.mr.sge(0, 2)]);
+    assert_eq!(s.put(FIRST, SEND, b"x"), Ok(()));
+    assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 1)]);
 }
 
 // clause: PSN-WINDOW
