@@ -17,9 +17,9 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `unread`, `unpolled`: queues of events with a descriptor; which of them nobody reads;
-//!   which completions nobody has polled
-//! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
+//! - `event`, `sleepers`, `unpolled`: queues of events with a descriptor; which of them nobody
+//!   reads, and threads that sleep in front of them; which completions nobody has polled
+//! - `device`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
 //! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
@@ -28,9 +28,8 @@
 //! - `remote_targets`, `xrcd`, `xrc_remote`: XRC domains, also across processes
 //! - `ib_cm`: the connection manager of a device, which engines hand messages, XRC requests and
 //!   changes of the interface up to, and who has which port
-//! - `runtime`: the engines of this process
-//! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
-//!   a device
+//! - `runtime`: the devices and engines of this process
+//! - `fork`, `devices`: a fork; the list of devices, opening one, and the end of the process
 //! - [`cm`]: the objects behind librdmacm, above everything else
 //!
 //! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
@@ -76,7 +75,6 @@ mod comp_channel;
 mod context;
 mod cq;
 mod device;
-mod device_attr;
 mod devices;
 mod dm;
 mod engine_set;
@@ -87,7 +85,6 @@ mod fork;
 mod ib_cm;
 mod mr;
 mod mw;
-mod open;
 mod pd;
 mod qp;
 mod remote_targets;
@@ -98,7 +95,6 @@ mod srq;
 #[allow(unsafe_code)]
 mod testing;
 mod unpolled;
-mod unread;
 mod wq;
 mod xrc_domain;
 mod xrc_remote;
@@ -108,8 +104,7 @@ pub use ah::{Ah, AhAttr};
 pub use comp_channel::CompChannel;
 pub use context::Context;
 pub use cq::{Cq, CqInit, Moderation};
-pub use device::Device;
-pub use device_attr::DeviceAttr;
+pub use device::{Device, DeviceAttr};
 pub use devices::{devices, preview};
 pub use dm::Dm;
 pub use event::{AsyncEvent, AsyncEventKind};

@@ -5,9 +5,9 @@
 
 use super::address::Address;
 use crate::device::Device;
-use crate::devices::{devices, known_devices};
+use crate::devices::devices;
 use crate::fork;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, known_devices};
 use roxe_base::error::Error;
 use roxe_engine::notice;
 use roxe_engine::port::Netdev;
