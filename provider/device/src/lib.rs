@@ -35,7 +35,7 @@
 //! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
-//! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
+//! goes by `qp::host` to `cq`. Tag matching is in `srq`, raw packets with flows and RSS in
 //! `qp::{steering, rss}` and `wq`, XRC across processes in `qp::{xrc_target, xrc_requests,
 //! remote_target}`: who reads the path of a packet can skip these.
 //!
