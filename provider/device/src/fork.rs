@@ -16,7 +16,7 @@
 //! programs nothing either.
 
 use crate::device::Device;
-use crate::ib_cm::{interface_change, ports};
+use crate::ib_cm::{observers_lock, ports};
 use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
@@ -114,7 +114,7 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([interface_change::lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
+        .chain([observers_lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });

@@ -5,8 +5,7 @@
 //! which is the [`Agent`].
 
 use crate::device::Device;
-use crate::ib_cm::agent::Agent;
-use crate::ib_cm::session::Session;
+use crate::ib_cm::{Agent, Session};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Mutex, rank};

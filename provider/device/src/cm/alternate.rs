@@ -7,7 +7,7 @@
 use super::event::{EventData, EventKind, Told};
 use super::id::{Id, Inner, State, refused};
 use super::route::Path;
-use crate::ib_cm::session::Session;
+use crate::ib_cm::Session;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_transport::cm::{Alternate, AlternateAnswer, Route};

@@ -7,7 +7,7 @@ use super::event::{ConnParam, EventData, EventKind, Told, UdParam};
 use super::explain::note_refusal;
 use super::id::{Id, Inner, Link, Side, State};
 use super::route::Path;
-use crate::ib_cm::session::{CmHandler, Request, Session};
+use crate::ib_cm::{CmHandler, Request, Session};
 use roxe_base::error::Error;
 use roxe_transport::cm::{self as machine, Ece, Ending, Origin, Route};
 use roxe_transport::qp::Service;

@@ -3,7 +3,7 @@
 
 use super::event::{EventData, EventKind};
 use super::id::{Id, State};
-use crate::ib_cm::interface_change::Observer;
+use crate::ib_cm::Observer;
 use roxe_engine::adapter::Adapter;
 
 impl Observer for Id {

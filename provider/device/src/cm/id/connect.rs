@@ -6,7 +6,7 @@ use crate::cm::address::Address;
 use crate::cm::event::{ConnParam, UDP_QKEY};
 use crate::cm::route::Path;
 use crate::event::AsyncEventKind;
-use crate::ib_cm::session::Session;
+use crate::ib_cm::Session;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_QP_RD_ATOM;

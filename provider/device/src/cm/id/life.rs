@@ -3,7 +3,7 @@
 use super::connect::send_on_own_packets;
 use super::listen::{stop_listening, with_machine};
 use super::state::{Channel, Id, Inner, Link, State};
-use crate::ib_cm::interface_change;
+use crate::ib_cm::observe;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::lock::Mutex;
@@ -53,7 +53,7 @@ impl Id {
         let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
         let channel = Mutex::new(Arc::clone(channel));
         let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });
-        interface_change::add(name, Arc::downgrade(&id) as _);
+        observe(name, Arc::downgrade(&id) as _);
         id
     }
 
@@ -122,14 +122,15 @@ fn end(engine: &Runtime, comm: CommId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ib_cm::is_observed_by;
 
     #[test]
     fn ids_hear_of_their_interface_as_long_as_they_live() {
         let channel = Channel::create().unwrap();
         let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
         let name = id.name;
-        assert!(interface_change::has(name));
+        assert!(is_observed_by(name));
         drop(id);
-        assert!(!interface_change::has(name));
+        assert!(!is_observed_by(name));
     }
 }

@@ -9,7 +9,7 @@
 use super::state::{Id, Inner, Link};
 use crate::cm::event::UDP_QKEY;
 use crate::cm::route::Path;
-use crate::ib_cm::session::Session;
+use crate::ib_cm::Session;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 use roxe_base::limits;

@@ -22,8 +22,8 @@ use crate::cm::options::IdOption;
 use crate::cm::route::{Alternates, Path};
 use crate::device::Device;
 use crate::event::EventQueue;
-use crate::ib_cm::interface_change;
 use crate::ib_cm::ports::{Claim, Ephemeral};
+use crate::ib_cm::unobserve;
 use crate::qp::Qp;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
@@ -404,7 +404,7 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        interface_change::remove(self.name);
+        unobserve(self.name);
     }
 }
 
