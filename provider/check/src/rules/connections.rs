@@ -4,14 +4,12 @@
 //! shown it. Of ends in two processes only the packets tell; where both are in this one, the report
 //! names them both, and sooner.
 
-use super::observer::Observer;
-use crate::attributes::Attributes;
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::World;
+use crate::world::{Attributes, Observer, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState};

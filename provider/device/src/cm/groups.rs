@@ -1,7 +1,7 @@
 //! The multicast groups of a datagram id, and which of them its queue pair is attached to by the
 //! id's doing.
 
-use super::address::Address;
+use super::route::Address;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 
