@@ -107,7 +107,6 @@ impl Trace {
     }
 }
 
-/// Adds what happened.
 pub(crate) fn observe(event: &Event<'_>) {
     add(|lines, tracks| tracks.event(lines, event, clock::now()));
 }

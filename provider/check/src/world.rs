@@ -375,7 +375,6 @@ pub(crate) fn describe(made: &Made) -> String {
     }
 }
 
-/// Bytes of a list.
 pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }

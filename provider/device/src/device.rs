@@ -22,7 +22,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device number `index`, over `netdev`.
     pub(crate) fn new(index: u32, netdev: &Netdev) -> Self {
         let adapter = Arc::new(Adapter::new(index, netdev));
         Self { adapter, dm_budget: Arc::default(), quotas: Quotas::default() }

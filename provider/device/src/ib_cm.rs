@@ -248,7 +248,6 @@ pub(crate) trait Observer: Send + Sync {
 
 type Observers = HashMap<ObjectId, Weak<dyn Observer>>;
 
-/// All observers of this process.
 static OBSERVERS: LazyLock<Mutex<rank::CmIds, Observers>> = LazyLock::new(Mutex::default);
 
 /// From now on `observer` hears of every change, until [`unobserve`] is called with the same name.
@@ -266,7 +265,6 @@ pub(crate) fn observers_lock() -> &'static impl Lockable {
     &*OBSERVERS
 }
 
-/// Whether an observer has this name.
 #[cfg(test)]
 pub(crate) fn is_observed_by(name: ObjectId) -> bool {
     OBSERVERS.lock().contains_key(&name)

@@ -143,7 +143,6 @@ impl MemoryTable {
     }
 }
 
-/// Closes every window that `which` picks.
 fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
     let picked = |(key, entry): (u32, &Region)| entry.window().filter(|_| which(entry)).map(|window| (key, window));
     let windows: Vec<_> = regions.iter().filter_map(picked).collect();

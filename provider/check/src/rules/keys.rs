@@ -14,7 +14,6 @@ use roxe_base::uses::ObjectId;
 use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{AttrMask, DropReason, Service};
 use roxe_transport::wr::{Access, Bind, SendOp, Sge};
-use roxe_wire::RKey;
 use std::collections::VecDeque;
 
 /// `key-confused`, `key-of-other-pd`, `key-stale`, `key-out-of-range`, `access-missing`,
@@ -404,7 +403,8 @@ impl Windows {
             }
             Event::Invalidated { qp, rkey } => {
                 let Some(pair) = world.qp(qp) else { return };
-                let posted = posted(world, |op| invalidates(op, rkey));
+                let invalidates = |op: &SendOp| matches!(op, SendOp::LocalInvalidate(key) | SendOp::SendInvalidate(key) if *key == rkey);
+                let posted = posted(world, invalidates);
                 if let Some(bindings) = self.0.get_mut(&(pair.context, rkey.0 >> 8)) {
                     close(bindings, "invalidated", &posted);
                 }
@@ -438,10 +438,6 @@ fn posted(world: &World, is_it: impl Fn(&SendOp) -> bool) -> Stack {
     let is_it = |work: &&Work| work.op.as_ref().is_some_and(&is_it);
     let work = world.all_outstanding().map(|(_, work)| work).find(is_it);
     work.map_or_else(Stack::unknown, |work| work.posted.clone())
-}
-
-fn invalidates(op: &SendOp, rkey: RKey) -> bool {
-    matches!(op, SendOp::LocalInvalidate(key) | SendOp::SendInvalidate(key) if *key == rkey)
 }
 
 /// What peers may do with a region, as far as their uses are seen.

@@ -49,7 +49,6 @@ impl Observer for Queues {
     }
 }
 
-/// A send was posted.
 fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     if world.is_in_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");

@@ -56,7 +56,6 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
-    /// Something happened.
     pub(super) fn event(&mut self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         self.name(lines, at);
         match *event {
@@ -101,7 +100,6 @@ impl Tracks {
         }
     }
 
-    /// What goes wrong.
     fn mishap(&self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         let none = Args::default;
         let mut put = |object: ObjectId, name: &dyn Display, args: Args| {
@@ -135,7 +133,6 @@ impl Tracks {
         }
     }
 
-    /// A packet left or arrived.
     pub(super) fn packet(&mut self, lines: &mut Lines, packet: &TracedPacket, now: Instant) {
         self.name(lines, now);
         let TracedPacket { at, qpn, sent, peer, header, message, remark } = packet;
@@ -212,7 +209,6 @@ impl Tracks {
         }
     }
 
-    /// A receive request ends.
     fn received(&mut self, lines: &mut Lines, qp: ObjectId, cqe: &Cqe, at: Instant) {
         let Some(pair) = self.pairs.get(&qp) else { return };
         let queue = pair.pair.srq.unwrap_or(qp);
@@ -238,7 +234,6 @@ impl Tracks {
         }
     }
 
-    /// How many receives are posted now.
     fn count_receives(&self, lines: &mut Lines, queue: ObjectId, at: Instant) {
         let posted = self.receives.get(&queue).map_or(0, VecDeque::len) as u64;
         let args = Args::default().number("posted", posted);
@@ -289,7 +284,6 @@ struct PairTrack {
 }
 
 impl PairTrack {
-    /// A queue pair was made.
     fn new(lines: &mut Lines, at: Instant, pair: Pair) -> Self {
         let new = Self { pair, state: QpState::Reset, waits: false, sends: VecDeque::new() };
         new.name(lines, at, None);
@@ -297,7 +291,6 @@ impl PairTrack {
         new
     }
 
-    /// The number of its track.
     const fn track(&self) -> u32 {
         self.pair.qpn.get()
     }
@@ -323,7 +316,6 @@ impl PairTrack {
         lines.put(Phase::Instant, self.track(), at, what, args);
     }
 
-    /// Its attributes changed.
     fn modified(&mut self, lines: &mut Lines, at: Instant, attr: &QpAttr, mask: AttrMask) {
         if mask.contains(AttrMask::DEST_QPN) {
             self.name(lines, at, Some(attr.dest_qpn));
@@ -386,7 +378,6 @@ impl PairTrack {
         }
     }
 
-    /// A packet of it leaves.
     fn sent(&mut self, lines: &mut Lines, at: Instant, note: PacketNote, header: &Header) {
         let Some(wr_id) = note.wr_id else { return };
         self.end_wait(lines, at);
@@ -532,7 +523,6 @@ impl Lines {
         std::mem::swap(&mut self.text, text);
     }
 
-    /// Adds an event of a track.
     fn put(&mut self, phase: Phase, track: u32, at: Instant, (category, name): (&str, &dyn Display), args: &Args) {
         let (pid, to) = (self.pid, &mut self.text);
         let (letter, id) = match phase {

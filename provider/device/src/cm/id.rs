@@ -553,7 +553,6 @@ impl fmt::Debug for Id {
     }
 }
 
-/// Takes no more requests.
 pub(super) fn stop_listening(engine: &Runtime, listen: ListenId, claim: Option<&Claim>) {
     if let Some(claim) = claim {
         claim.unwatch(engine);

@@ -272,17 +272,14 @@ impl Inner {
 
     /// Whether an id at this address of all stands for those of its IP version only.
     pub(super) fn is_of_one_family(&self, addr: &Address) -> bool {
-        addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(system_default_af_only)
+        // The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
+        let default = || std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1");
+        addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(default)
     }
 }
 
 pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
-}
-
-/// The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
-fn system_default_af_only() -> bool {
-    std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1")
 }
 
 /// The flow label of a path: the program's, or one that differs from connection to connection.

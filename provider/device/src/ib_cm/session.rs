@@ -90,9 +90,7 @@ pub(super) struct Unanswered {
 /// What a verb or a handler works with, under the agent's lock. It must not wait, and must not call
 /// [`Agent::run`](super::Agent::run).
 pub(crate) struct Session<'a> {
-    /// The machine.
     pub(crate) cm: &'a mut Cm,
-    /// Whose.
     pub(crate) engine: &'a Engine,
     /// Who hears of a connection or lookup.
     pub(crate) ids: &'a mut HashMap<CommId, Arc<dyn CmHandler>>,
@@ -308,7 +306,6 @@ impl MadSender {
         Self { psn, link: None, was_kept_waiting: false }
     }
 
-    /// Sends what `cm` has to send.
     fn send_all(&mut self, cm: &mut Cm, engine: &Engine) {
         let Some(first) = cm.poll_transmit() else { return };
         let mut batch = Batch::take();

@@ -80,7 +80,6 @@ pub(super) fn note_flush(
 /// What a queue pair knows about a failure.
 #[derive(Debug)]
 pub(super) struct Circumstances {
-    /// Its attributes.
     pub(super) attr: QpAttr,
     /// Length of a request of which nothing was acknowledged.
     pub(super) unanswered: Option<u32>,
@@ -91,7 +90,6 @@ pub(super) struct Circumstances {
 }
 
 impl Failed {
-    /// Explains the failure.
     pub(super) fn explain(self, qp: &QpResources, circumstances: Circumstances) {
         let Circumstances { attr, unanswered, probe, history } = circumstances;
         let Some((side, cqe)) = self.cqe else { return };

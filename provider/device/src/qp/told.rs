@@ -170,7 +170,6 @@ impl QpHost<'_> {
         }
     }
 
-    /// A request ends.
     #[cold]
     #[inline(never)]
     pub(super) fn note_completion(&mut self, side: Side, cqe: Cqe) {
