@@ -10,11 +10,11 @@
 //! one that waits on memory is outside when its packets come, so it stays up. Arming a completion
 //! queue fills the score: the program is about to sleep. If it receives itself before it does
 //! ([`crate::event_wait`]), the score is filled when it gives up.
-//! [`crate::poll_policy::background`] decides; this asks, and does it.
+//! [`crate::poll_policy`] decides; this asks, and does it.
 
 use crate::engine::Engine;
-use crate::poll_policy::background::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poll_policy::spin::{Look, SpinGovernor};
+use crate::poll_policy::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
 use crate::rx_state::{Rx, Visitor};

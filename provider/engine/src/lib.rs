@@ -14,7 +14,7 @@
 //! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
 //!   of one; `table`: queue pairs by number.
 //! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
-//!   `presence`, `waiters`, `spinning`: what threads tell each other for it.
+//!   `presence`, `waiters`: what threads tell each other for it.
 //! - [`scheduler`]: what is due and what is ready; `poller`, `thread`: how the background thread
 //!   sleeps and is woken.
 //! - `links`, `rings`, [`flow_control`], [`interceptor`]: sockets by address, rings by process,
@@ -73,7 +73,6 @@ mod rx;
 mod rx_state;
 pub mod scheduler;
 pub mod shutdown;
-mod spinning;
 mod start;
 pub mod stats_file;
 mod status;
