@@ -17,11 +17,10 @@ pub(crate) mod spin;
 #[cfg(test)]
 mod traces;
 
+use crate::presence::muting::FULL;
 pub use delayed_ack::DelayedAck;
 use std::time::Duration;
 
-/// The highest score of the background thread; at zero it is muted.
-pub(crate) const FULL: i32 = 32;
 /// Who has come in to receive within this time polls, for all that the thread knows. On a slow
 /// processor a poll that takes in 64 KB lasts as long.
 const POLLS_WITHIN: Duration = Duration::from_millis(1);

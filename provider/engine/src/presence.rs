@@ -3,7 +3,7 @@
 //!
 //! Touches nothing but the clock.
 
-mod muting;
+pub(crate) mod muting;
 
 use crate::poll_policy::POLLS_AFTER_ARMING;
 use crate::waiters::Waiters;
@@ -130,8 +130,8 @@ impl Presence {
 
 #[cfg(test)]
 mod tests {
+    use super::muting::FULL;
     use super::*;
-    use crate::poll_policy::FULL;
     use roxe_base::uses::Counted;
 
     #[test]

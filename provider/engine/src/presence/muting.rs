@@ -5,8 +5,10 @@
 //! that it is, and looks at the score again. With a full fence between the two steps of either side
 //! at least one of them sees the other: packets are never left alone.
 
-use crate::poll_policy::FULL;
 use crate::sync::{AtomicBool, AtomicI32, Ordering, fence};
+
+/// The highest score of the background thread; at zero it is muted.
+pub(crate) const FULL: i32 = 32;
 
 /// The score, and whether the thread is muted.
 #[derive(Debug, Default)]
