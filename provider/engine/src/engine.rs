@@ -145,7 +145,8 @@ impl Engine {
             scheduler,
             links: Links::default(),
             flows,
-            rings: Rings::new(config.rings, rings),
+            // Who records or spoils packets sees those of the wire.
+            rings: Rings::new(config.rings && interceptor.is_none(), rings),
             interceptor,
             started: AtomicBool::new(false),
             starting: Mutex::default(),

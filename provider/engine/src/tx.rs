@@ -198,7 +198,7 @@ impl Batch {
     /// counted, as on any network.
     pub fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
         if let Some(interceptor) = engine.interceptor() {
-            self.flush_intercepted(engine, interceptor, ordinal, cached, None);
+            self.flush_intercepted(engine, interceptor, ordinal, cached);
             return self.clear();
         }
         let mut at = 0;

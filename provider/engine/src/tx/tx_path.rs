@@ -3,8 +3,7 @@
 //!
 //! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the
 //! first packet of a batch to its end, inside that of the queue pair. Packets are built where the
-//! other process reads them. If somebody watches (a interceptor), they are staged, judged and
-//! sealed as for the socket, and then copied into the ring.
+//! other process reads them.
 
 use super::{Batch, Copied};
 use crate::engine::Engine;
@@ -133,8 +132,6 @@ impl TxCache {
 struct OpenRing {
     sender: ArcMutexGuard<rank::RingSender, Sender>,
     built: Built,
-    /// Bytes of the ring that staged packets will take.
-    planned: u64,
     /// What is staged goes nowhere.
     loses: bool,
 }
@@ -233,7 +230,7 @@ impl<'a> TxPath<'a> {
     pub fn flush(&mut self, ordinal: u32) -> bool {
         self.put_late_ack();
         match (self.open.take(), &mut self.batch) {
-            (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
+            (Some(mut open), _) => self.flush_ring(&mut open),
             (None, Some(batch)) => {
                 self.cache.sent += batch.used as u64;
                 batch.flush(self.engine, ordinal, &mut self.cache.link);
@@ -313,15 +310,10 @@ impl<'a> TxPath<'a> {
         self.batch.into_iter().for_each(Batch::put_back);
     }
 
-    fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
+    fn flush_ring(&mut self, open: &mut OpenRing) {
         if open.loses {
             self.engine.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
-        } else if let Some(interceptor) = self.engine.interceptor() {
-            let batch = self.batch.get_or_insert_with(Batch::take);
-            self.cache.sent += batch.used as u64;
-            batch.flush_intercepted(self.engine, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
-            batch.clear();
         }
         open.sender.publish();
         if open.built.packets > 0 {
@@ -353,7 +345,7 @@ impl<'a> TxPath<'a> {
                 if sender.writer.is_none() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
+                    self.open = Some(OpenRing { sender, built: Built::default(), loses });
                 }
                 true
             }
@@ -420,17 +412,6 @@ impl<'a> TxPath<'a> {
         let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
         self.open.as_mut().is_some_and(|open| open.sender.has_room(both))
     }
-
-    /// Whether a packet that takes `bytes` of the ring may be staged behind the others.
-    fn plan(&mut self, bytes: u64) -> bool {
-        let Some(open) = &mut self.open else { return true };
-        if open.sender.has_room(open.planned + bytes) {
-            open.planned += bytes;
-            return true;
-        }
-        // Those before it go first.
-        open.planned == 0 && self.wait(bytes)
-    }
 }
 
 impl TxBatch for TxPath<'_> {
@@ -440,10 +421,8 @@ impl TxBatch for TxPath<'_> {
             return None;
         }
         let total = len + icrc::LEN;
-        let loses = self.open.as_ref().is_some_and(|open| open.loses);
-        if loses || self.open.is_none() || self.engine.interceptor().is_some() {
-            let fits = loses || self.plan(record_len(total));
-            return if fits { self.batch().room(av, to, len, note).map(TxRoom::Own) } else { None };
+        if self.open.as_ref().is_none_or(|open| open.loses) {
+            return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
         let heading = heading(av);
         match &mut self.late_ack {
@@ -474,12 +453,12 @@ impl TxBatch for TxPath<'_> {
 
     #[inline]
     fn joins(&self) -> bool {
-        self.open.is_some() && self.engine.interceptor().is_none()
+        self.open.is_some()
     }
 
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        let open = self.open.as_mut().filter(|_| self.engine.interceptor().is_none())?;
+        let open = self.open.as_mut()?;
         let room = open.sender.writer.as_mut()?.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
@@ -494,7 +473,7 @@ impl TxBatch for TxPath<'_> {
 
     fn retract(&mut self) {
         match &mut self.open {
-            Some(open) if self.engine.interceptor().is_none() && !open.loses => {
+            Some(open) if !open.loses => {
                 self.late_ack.iter_mut().for_each(|ack| ack.is_due = false);
                 open.built.take_back();
                 open.sender.writer.iter_mut().for_each(Writer::retract);
