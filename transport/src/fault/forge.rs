@@ -58,17 +58,11 @@ impl Forged {
                 Header { bth, kind: Kind::Cnp }
             }
         };
-        forge(&header, &[])
+        let len = header.padded_len(0);
+        let mut bytes = vec![0; len + icrc::LEN];
+        header.emit(0, bytes.get_mut(..len)?)?;
+        Some(bytes)
     }
-}
-
-/// The bytes of a packet that nobody emitted, from the BTH to an ICRC that is not computed yet.
-/// `None` when `header` cannot carry `payload`.
-pub(crate) fn forge(header: &Header, payload: &[u8]) -> Option<Vec<u8>> {
-    let len = header.padded_len(payload.len());
-    let mut bytes = vec![0; len + icrc::LEN];
-    header.emit(payload.len(), bytes.get_mut(..len)?)?.copy_from_slice(payload);
-    Some(bytes)
 }
 
 impl fmt::Display for Forged {

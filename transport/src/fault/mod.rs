@@ -43,8 +43,6 @@ mod verdict;
 mod tests;
 
 pub use forge::Forged;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use forge::forge;
 pub use injector::{Injector, RuleReport, mix};
 pub use ops::OpSet;
 pub use parse::RuleError;

@@ -2,7 +2,7 @@
 //! to know, and with damaged bytes.
 
 use super::*;
-use crate::sim::rng::Choices;
+use roxe_sim::Choices;
 use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
 
 const BACKLOG: usize = 4;

@@ -15,9 +15,9 @@ mod strangers;
 mod world;
 
 use super::*;
-use crate::sim::rng::Rng;
 use crate::time::Instant;
 use core::time::Duration;
+use roxe_sim::Rng;
 use roxe_wire::cm::{
     Answered, CommId, Drep, Dreq, Guid, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
     Small, TimeCode, TransactionId, Transport,
