@@ -16,7 +16,6 @@ pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     }
-    /// Restores what was.
     struct Restore(c_int);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -1,10 +1,9 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
-//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print) and the parsed
-//! `Config`. Nothing else in the crate reads the environment. Touches only `std::env`, and the file
-//! of rules that `ROXE_FAULTS` may name.
+//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print), the parsed
+//! `Config`, and what devices are called. Nothing else in the crate reads the environment. Touches
+//! only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
 
-use crate::device_name::DeviceName;
 use crate::privilege::is_privileged_start;
 use crate::profile::{self, Profile};
 use crate::weakest::Wanted;
@@ -448,6 +447,49 @@ fn word<T: Copy>(words: &[(&str, T)], text: &str) -> Option<T> {
 fn parse_names(text: &str) -> Option<Vec<String>> {
     let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
     names.iter().all(|name| !name.is_empty()).then_some(names)
+}
+
+/// What devices are called (`ROXE_DEVICE_NAME`): a text, and the number of the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName {
+    stem: String,
+    first: u32,
+}
+
+impl Default for DeviceName {
+    fn default() -> Self {
+        Self { stem: "roxe".to_owned(), first: 0 }
+    }
+}
+
+impl DeviceName {
+    const RULE: &str = "it must be letters, _ and - with a number behind, such as mlx5_0";
+    /// Bytes that leave room for a number in the 64 of a name.
+    const MAX: usize = 56;
+
+    fn parse(text: &str) -> Option<Self> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        if text.is_empty() || text.len() > Self::MAX || !text.bytes().all(is_allowed) {
+            return None;
+        }
+        let stem = text.trim_end_matches(|digit: char| digit.is_ascii_digit());
+        let number = &text[stem.len()..];
+        // "x007" would come back as "x7", and "x" as "x0".
+        let first: u32 = number.parse().ok().filter(|first: &u32| first.to_string() == number)?;
+        first.checked_add(u32::from(u16::MAX))?;
+        Some(Self { stem: stem.to_owned(), first })
+    }
+
+    /// The name of device number `index` of a process.
+    pub fn nth(&self, index: u32) -> String {
+        format!("{}{}", self.stem, self.first.saturating_add(index))
+    }
+
+    /// Whether a device of ours could be called so.
+    pub fn matches(&self, name: &str) -> bool {
+        let number = name.strip_prefix(&*self.stem).unwrap_or_default();
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! [`error`] and [`config`], which every verb does.
 //!
 //! - [`error`]: the one error: what happened, to what, what to do, and the errno for a C caller
-//! - [`config`]: the environment variables, parsed once, and what an unset one means;
-//!   [`device_name`]: what devices are called
+//! - [`config`]: the environment variables, parsed once, and what an unset one means; what devices
+//!   are called
 //! - [`limits`]: what `ibv_query_device` reports, and what there therefore can be; [`profile`]: the
 //!   limits of cards
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`] has the table of all ranks: the lock
@@ -45,7 +45,6 @@ pub mod cancel;
 #[allow(unsafe_code)]
 pub mod clock;
 pub mod config;
-pub mod device_name;
 pub mod error;
 #[allow(unsafe_code)]
 pub mod exit;

@@ -196,7 +196,9 @@ pub fn failed(failure: &Failure<'_>) {
     let mut text = line(failure, &cause);
     if wanted == Explain::Full {
         details(failure, &cause, &mut text);
-        say(&text, &history(failure));
+        let labels = std::iter::once("last events").chain(std::iter::repeat(""));
+        let events = failure.history.iter().zip(labels);
+        say(&text, &events.map(|(event, label)| format!("    {label:<14} {event}\n")).collect::<String>());
     } else {
         say(&text, "");
     }
@@ -284,12 +286,6 @@ fn details(failure: &Failure<'_>, cause: &Cause, text: &mut String) {
         line("attributes", &format!("timeout {timeout} ({wait}), retry_cnt {retries}, rnr_retry {rnr}"));
     }
     line("what to do", &cause.advice);
-}
-
-/// The last events of the queue pair.
-fn history(failure: &Failure<'_>) -> String {
-    let labels = std::iter::once("last events").chain(std::iter::repeat(""));
-    failure.history.iter().zip(labels).map(|(event, label)| format!("    {label:<14} {event}\n")).collect()
 }
 
 /// What can be said where nothing is known but the status, and how to find out more.

@@ -18,13 +18,10 @@
 //! settings, call stacks, standard error, the report file and that of the trace; knows no sockets.
 #![deny(unsafe_code)]
 
-mod attributes;
 mod event;
 pub mod explain;
-mod fork_support;
 mod id_map;
 mod listeners;
-mod made;
 mod report;
 mod rule;
 mod rules;
@@ -38,9 +35,9 @@ mod tracked;
 mod world;
 
 pub use event::{Arrived, Event, Made, Memory, Pair};
-pub use fork_support::note_fork_support;
 pub use listeners::{is_checking, is_on};
 pub use rule::{Halt, Rule, Selection, Severity};
+pub use rules::note_fork_support;
 pub use suppressions::Suppressions;
 pub use tracked::{Tracked, for_library};
 

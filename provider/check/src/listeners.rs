@@ -3,9 +3,7 @@
 use roxe_base::instruments;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The checker.
 pub(crate) const CHECK: u8 = 1;
-/// The trace.
 pub(crate) const TRACE: u8 = 2;
 
 /// None, or some of them.
@@ -29,13 +27,11 @@ pub fn is_tracing() -> bool {
     LISTENERS.load(Ordering::Relaxed) & TRACE != 0
 }
 
-/// From now on it listens.
 pub(crate) fn add(listener: u8) {
     LISTENERS.fetch_or(listener, Ordering::Relaxed);
     instruments::turn_on();
 }
 
-/// No longer.
 pub(crate) fn remove(listener: u8) {
     LISTENERS.fetch_and(!listener, Ordering::Relaxed);
 }

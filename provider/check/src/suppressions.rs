@@ -8,7 +8,6 @@
 use crate::report::Named;
 use crate::rule::Rule;
 
-/// One line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Suppression {
     rule: String,

@@ -2,44 +2,46 @@
 //! (docs/trace.md).
 //!
 //! ```text
-//! device, capi  tell(|| Event)       -> Tracks: a track for each queue pair -> Lines -> File
-//! engine        packets(&[packet])   ->                                    (lines)   (file)
+//! device, capi  tell(|| Event)       -> Tracks: a track for each queue pair -> Lines -> file
+//! engine        packets(&[packet])   ->
 //! ```
 //!
 //! A further listener to the events of the checker; packets come as captures see them. What is told
 //! becomes lines in memory; the background thread of an engine writes them out every
 //! [`INTERVAL`], so that a process that is killed loses no more than that, and whoever finds
-//! a megabyte waiting writes it itself. Touches the file of the trace and standard error.
+//! a megabyte waiting writes it itself.
+//!
+//! The file is an array of events in JSON, to which processes append whole lines. Viewers take an
+//! array without its closing bracket, so nobody has to be the last. The first one writes the
+//! opening bracket: every process holds a shared lock on the file while it lives, and who gets it
+//! alone is the first. Touches the file and standard error.
 
-mod file;
-mod lines;
-mod packet;
-mod pair;
 mod tracks;
 
 pub use crate::listeners::is_tracing as is_on;
-pub use packet::TracedPacket;
+pub use tracks::TracedPacket;
 
 use crate::event::Event;
 use crate::listeners;
-use lines::Lines;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
-use roxe_base::private_file::names_process;
+use roxe_base::private_file::{self, names_process, with_process_id};
 use roxe_base::standard_error;
-use std::fs::File;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tracks::Tracks;
+use tracks::{Lines, Tracks};
 
 /// How long lines wait in memory at most while the process runs.
 pub const INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes of lines that wait in memory.
 const LIMIT: usize = 1 << 20;
+/// What the array begins with.
+const START: &[u8] = b"[\n";
 
 static FILE: Mutex<rank::TraceFile, Option<Output>> = Mutex::new(None);
 static TRACE: Mutex<rank::Trace, Option<Trace>> = Mutex::new(None);
@@ -71,11 +73,32 @@ pub(crate) fn start(config: &Config) -> Result<bool, Error> {
 fn begin(wanted: &Path) -> io::Result<()> {
     let mut output = FILE.lock();
     if output.is_none() {
-        let file = Some(file::open(wanted)?);
+        let file = Some(open(wanted)?);
         *output = Some(Output { wanted: wanted.into(), file, writing: String::new() });
         *TRACE.lock() = Some(Trace::new());
     }
     Ok(())
+}
+
+/// Opens the file `wanted`. An existing one is overwritten, unless another process is writing it.
+fn open(wanted: &Path) -> io::Result<File> {
+    let mut file = private_file::open(OpenOptions::new().append(true), &with_process_id(wanted))?;
+    match file.try_lock() {
+        Ok(()) => {
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            file.write_all(START)?;
+            // Nothing of this process is there yet: if another one gets the lock alone before this
+            // one shares it, the file begins anew.
+            file.lock_shared()?;
+        }
+        Err(TryLockError::WouldBlock) => file.lock_shared()?,
+        // A file system without locks: then the first is who finds it empty.
+        Err(TryLockError::Error(_)) if file.metadata()?.len() == 0 => file.write_all(START)?,
+        Err(TryLockError::Error(_)) => {}
+    }
+    Ok(file)
 }
 
 impl Trace {
@@ -84,7 +107,6 @@ impl Trace {
     }
 }
 
-/// Adds what happened.
 pub(crate) fn observe(event: &Event<'_>) {
     add(|lines, tracks| tracks.event(lines, event, clock::now()));
 }
@@ -124,7 +146,7 @@ pub fn write_out() {
     let written = uncancelled(|| {
         let file = match file {
             Some(file) => file,
-            None => file.insert(file::open(wanted)?),
+            None => file.insert(open(wanted)?),
         };
         file.write_all(writing.as_bytes())
     });
@@ -163,6 +185,8 @@ pub(crate) fn abandon() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     /// Alone with the trace of this process.
     #[test]
@@ -174,9 +198,40 @@ mod tests {
         abandon();
         observe(&Event::Exit);
         end();
-        let text = std::fs::read_to_string(&path).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
         listeners::remove(listeners::TRACE);
-        std::fs::remove_file(path).unwrap();
+        fs::remove_file(path).unwrap();
         assert_eq!((text.matches("process_name").count(), text.lines().count()), (1, 3), "{text}");
+    }
+
+    fn scratch(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("roxe-trace-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn processes_share_a_file_that_begins_once_and_the_next_run_begins_anew() {
+        let path = scratch("shared");
+        fs::write(&path, "an old trace").unwrap();
+        let (mut first, mut second) = (open(&path).unwrap(), open(&path).unwrap());
+        first.write_all(b"1\n").unwrap();
+        second.write_all(b"2\n").unwrap();
+        drop(first);
+        open(&path).unwrap().write_all(b"3\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"[\n1\n2\n3\n");
+        drop(second);
+        drop(open(&path).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), START);
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_new_trace_is_for_its_owner_only_and_never_opened_through_a_link() {
+        let (path, link) = (scratch("private"), scratch("link"));
+        drop(open(&path).unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        symlink(&path, &link).unwrap();
+        assert_eq!(open(&link).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        fs::remove_file(link).unwrap();
+        fs::remove_file(path).unwrap();
     }
 }

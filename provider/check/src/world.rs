@@ -1,17 +1,19 @@
-//! What the program has: its objects, where each was made, and the requests that are outstanding.
+//! What the program has: its objects, where each was made, what it set on its queue pairs, and the
+//! requests that are outstanding.
 //!
-//! Kept up to date from the events; rules read it. Touches nothing.
+//! Kept up to date from the events; rules, which are [`Observer`]s, read it. Touches nothing.
 
-use crate::attributes::Attributes;
 use crate::event::{Event, Made, Memory, Pair};
 use crate::id_map::IdMap;
+use crate::report::Report;
 use crate::stack::Stack;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use roxe_transport::qp::{AttrMask, QpState};
+use roxe_transport::qp::{AttrMask, QpAttr, QpState};
 use roxe_transport::wr::{Cqe, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
+use std::fmt;
 
 /// Destroyed objects that are remembered.
 const REMEMBERED: usize = 4096;
@@ -50,6 +52,13 @@ pub(crate) struct Work {
     pub(crate) serial: u64,
     /// The card has written its completion.
     pub(crate) completed: bool,
+}
+
+/// A rule, or some that share what they remember: looks at events for one subject.
+pub(crate) trait Observer: fmt::Debug + Send {
+    /// Looks at `event`, which the program caused at `stack`. What the event adds is in `world`
+    /// already, what it ends still is.
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
 }
 
 /// The objects of the program and its outstanding requests.
@@ -247,6 +256,67 @@ impl World {
     }
 }
 
+/// The attributes of one queue pair.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attributes {
+    /// Those that are not in `set` have no meaning.
+    pub(crate) values: QpAttr,
+    pub(crate) set: AttrMask,
+    /// The state that the program moved it to; a failure of the card does not show here.
+    pub(crate) state: QpState,
+    /// The calls that set what there is, oldest first.
+    calls: Vec<(AttrMask, Stack)>,
+}
+
+impl Attributes {
+    /// Whether all of these are set.
+    pub(crate) fn has(&self, mask: AttrMask) -> bool {
+        self.set.contains(mask)
+    }
+
+    /// The call that set `attribute`.
+    pub(crate) fn call(&self, attribute: AttrMask) -> Stack {
+        let call = self.calls.iter().find(|(mask, _)| mask.contains(attribute));
+        call.map_or_else(Stack::unknown, |(_, stack)| stack.clone())
+    }
+
+    /// The program set these; back in RESET it begins anew.
+    pub(crate) fn modify(&mut self, attr: &QpAttr, mask: AttrMask, stack: &Stack) {
+        if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            *self = Self::default();
+        }
+        let values = &mut self.values;
+        macro_rules! copy {
+            ($($bit:ident => $field:ident),* $(,)?) => {
+                $(if mask.contains(AttrMask::$bit) { values.$field = attr.$field; })*
+            };
+        }
+        copy! {
+            ACCESS_FLAGS => access,
+            QKEY => qkey,
+            AV => av,
+            PATH_MTU => path_mtu,
+            TIMEOUT => timeout,
+            RETRY_CNT => retry_cnt,
+            RQ_PSN => rq_psn,
+            SQ_PSN => sq_psn,
+            MAX_QP_RD_ATOMIC => max_rd_atomic,
+            MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
+            MIN_RNR_TIMER => min_rnr_timer,
+            DEST_QPN => dest_qpn,
+        }
+        if mask.contains(AttrMask::STATE) {
+            self.state = attr.state;
+        }
+        self.set |= mask;
+        for (earlier, _) in &mut self.calls {
+            earlier.remove(mask);
+        }
+        self.calls.retain(|(earlier, _)| !earlier.is_empty());
+        self.calls.push((mask, stack.clone()));
+    }
+}
+
 impl Work {
     fn send(request: &SendRequest<'_>, sq_sig_all: bool, posted: Stack) -> Self {
         let (sges, len) = match request.data {
@@ -305,7 +375,6 @@ pub(crate) fn describe(made: &Made) -> String {
     }
 }
 
-/// Bytes of a list.
 pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }

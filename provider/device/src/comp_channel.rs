@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::EventQueue;
-use crate::unread;
+use crate::sleepers::watch_unread;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
@@ -143,7 +143,7 @@ impl CompChannel {
     }
 
     pub(crate) fn announce(&self, cq: ObjectId, user: u64) {
-        let watch = unread::watch(self.context.engine(), (&self.events, self.id()), None);
+        let watch = watch_unread(self.context.engine(), (&self.events, self.id()), None);
         self.events.push(cq, user, watch);
     }
 

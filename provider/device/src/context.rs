@@ -5,7 +5,7 @@
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
-use crate::unread;
+use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
@@ -151,7 +151,7 @@ impl Context {
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
         let fatal = kind.is_fatal().then_some((source, kind));
-        let watch = unread::watch(&self.engine, (&self.events, self.id()), fatal);
+        let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);
         self.events.push(source, AsyncEvent { kind, user }, watch);
     }
 

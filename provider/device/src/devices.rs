@@ -1,22 +1,20 @@
-//! The devices of this process: the list that [`devices`] gives out.
+//! The devices of this process: the list that [`devices`] gives out, and opening one of them.
 //!
 //! Touches the interfaces of the system, and standard error for a seed and for counters.
 
+use crate::context::Context;
 use crate::device::Device;
-use crate::runtime;
+use crate::fork;
+use crate::runtime::{self, KNOWN, known_devices};
 use roxe_base::config::{Config, Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
-use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::standard_error;
 use roxe_base::weakest;
 use roxe_engine::port::Netdev;
 use roxe_engine::stats_file::{legend_of, line};
 use roxe_net::runtime_dir;
 use std::sync::{Arc, Once};
-
-/// What earlier calls of [`devices`] gave out, with their engines and counters.
-static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as
 /// `roxe0`, `roxe1`, ...
@@ -66,10 +64,16 @@ pub fn preview() -> Result<Vec<Device>, Error> {
         .collect())
 }
 
-/// The devices that were given out, for the end of the process: nothing while another thread is
-/// about to change them.
-pub(crate) fn known_devices() -> Vec<Arc<Device>> {
-    KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
+impl Device {
+    /// Opens the device as its interface is now. From here on port and GID table follow the
+    /// interface, and every change is an event of the context.
+    pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
+        let runtime = fork::runtime_of(self)?;
+        let context = Context::new(Arc::clone(self), runtime.engine())?;
+        context.engine().watch();
+        self.adapter().observe(&context);
+        Ok(context)
+    }
 }
 
 /// What the devices counted, told when the process ends: to the files of
@@ -94,18 +98,6 @@ fn report() {
             text += &legend_of(&text);
         }
         standard_error::write(&text);
-    }
-}
-
-/// The lock of the list, for the fork handlers.
-pub(crate) fn lock() -> &'static dyn Lockable {
-    &KNOWN
-}
-
-/// In the child of a fork: what was counted so far the parent tells.
-pub(crate) fn abandon() {
-    for device in known_devices() {
-        device.adapter().begin_anew();
     }
 }
 

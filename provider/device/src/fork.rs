@@ -16,9 +16,8 @@
 //! programs nothing either.
 
 use crate::device::Device;
-use crate::devices;
-use crate::ib_cm::{interface_change, ports};
-use crate::runtime::{ENGINES, Runtime, alive};
+use crate::ib_cm::{observers_lock, ports};
+use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
 use roxe_base::random;
@@ -84,7 +83,7 @@ fn lock_runtimes() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
         engines.iter().for_each(|engine| engine.agent().raw().lock_raw());
-        devices::lock().lock_raw();
+        KNOWN.lock_raw();
         ENGINES.lock_raw();
         // SAFETY: this thread has just taken the lock, and changes nothing.
         let now = alive(unsafe { &*ENGINES.data_ptr() });
@@ -92,7 +91,7 @@ fn lock_runtimes() -> Vec<Runtime> {
             further::lock().lock_raw();
             return engines;
         }
-        [&ENGINES, devices::lock()].into_iter().for_each(unlock_in_parent);
+        [&ENGINES as &dyn Lockable, &KNOWN].into_iter().for_each(unlock_in_parent);
         engines.iter().for_each(|engine| unlock_in_parent(engine.agent().raw()));
     }
 }
@@ -115,7 +114,7 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([interface_change::lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
+        .chain([observers_lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });
@@ -131,7 +130,7 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
     qps.iter().for_each(|qp| unlock(qp.raw()));
     engines.iter().for_each(|engine| unlock(engine.raw_table()));
     outside(&engines).for_each(unlock);
-    [further::lock(), &ENGINES, devices::lock()].into_iter().for_each(unlock);
+    [further::lock(), &ENGINES, &KNOWN].into_iter().for_each(unlock);
     runtimes.iter().for_each(|runtime| unlock(runtime.agent().raw()));
     runtimes
 }
@@ -160,7 +159,7 @@ extern "C" fn after_in_child() {
     runtime_dir::abandon();
     process::abandon();
     ports::abandon();
-    devices::abandon();
+    runtime::abandon_counts();
     roxe_check::abandon();
     reasons::abandon();
     for runtime in held {

@@ -17,9 +17,9 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `unread`, `unpolled`: queues of events with a descriptor; which of them nobody reads;
-//!   which completions nobody has polled
-//! - `device`, `device_attr`, `context`: a card and one opening of it: memory table, asynchronous
+//! - `event`, `sleepers`, `unpolled`: queues of events with a descriptor; which of them nobody
+//!   reads, and threads that sleep in front of them; which completions nobody has polled
+//! - `device`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
 //! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
@@ -27,15 +27,14 @@
 //! - `xrcd`: XRC domains
 //! - `ib_cm`: the connection manager of a device, which engines hand messages and changes of the
 //!   interface up to, and who has which port
-//! - `runtime`: the engines of this process
-//! - `devices`, `fork`, `open`: the list of devices and the end of the process, a fork, and opening
-//!   a device
+//! - `runtime`: the devices and engines of this process
+//! - `fork`, `devices`: a fork; the list of devices, opening one, and the end of the process
 //! - [`cm`]: the objects behind librdmacm, above everything else
 //!
 //! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
-//! goes by `qp::host` to `cq`. Tag matching is in `srq::tag_ops`, raw packets with flows and RSS in
+//! goes by `qp::host` to `cq`. Tag matching is in `srq`, raw packets with flows and RSS in
 //! `qp::{steering, rss}` and `wq`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what
@@ -74,7 +73,6 @@ mod comp_channel;
 mod context;
 mod cq;
 mod device;
-mod device_attr;
 mod devices;
 mod dm;
 mod engine_set;
@@ -85,7 +83,6 @@ mod fork;
 mod ib_cm;
 mod mr;
 mod mw;
-mod open;
 mod pd;
 mod qp;
 mod runtime;
@@ -95,7 +92,6 @@ mod srq;
 #[allow(unsafe_code)]
 mod testing;
 mod unpolled;
-mod unread;
 mod wq;
 mod xrcd;
 
@@ -103,8 +99,7 @@ pub use ah::{Ah, AhAttr};
 pub use comp_channel::CompChannel;
 pub use context::Context;
 pub use cq::{Cq, CqInit, Moderation};
-pub use device::Device;
-pub use device_attr::DeviceAttr;
+pub use device::{Device, DeviceAttr};
 pub use devices::{devices, preview};
 pub use dm::Dm;
 pub use event::{AsyncEvent, AsyncEventKind};

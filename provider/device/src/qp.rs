@@ -8,7 +8,7 @@
 //! - `host`, `host_state`: what the state machine reaches of this process: memory, completions,
 //!   flow control
 //! - `credits`: credit for datagrams that senders on this host wait for
-//! - `failure`, `key_words`, `history`, `watch`, `told`: why requests failed, and what came before;
+//! - `failure`, `history`, `watch`, `told`: why requests failed, and what came before;
 //!   what the checker is told
 //! - `weak`, `placement`, `weakly`: the weakest legal card: what it remembers, what is not in
 //!   memory yet, and what it does instead
@@ -21,7 +21,6 @@ mod history;
 mod host;
 mod host_state;
 mod init;
-mod key_words;
 mod placement;
 mod queue_pair;
 mod resources;

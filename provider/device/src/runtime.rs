@@ -1,11 +1,11 @@
-//! The engines of this process, each together with its connection manager.
+//! The devices that this process has asked for, and their engines, each together with its
+//! connection manager.
 //!
 //! The engine knows connection managers by [`roxe_engine::engine::Services`] only, which is the
 //! [`Agent`].
 
 use crate::device::Device;
-use crate::ib_cm::agent::Agent;
-use crate::ib_cm::session::Session;
+use crate::ib_cm::{Agent, Session};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Mutex, rank};
@@ -13,8 +13,24 @@ use roxe_engine::engine::Engine;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+/// What earlier calls of [`devices`](crate::devices()) gave out, with their engines and counters.
+pub(crate) static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
 /// The engines of this process by interface index.
 pub(crate) static ENGINES: Mutex<rank::Engines, Vec<(u32, WeakRuntime)>> = Mutex::new(Vec::new());
+
+/// The devices that were given out, for the end of the process: nothing while another thread is
+/// about to change them.
+pub(crate) fn known_devices() -> Vec<Arc<Device>> {
+    KNOWN.try_lock().map(|known| known.clone()).unwrap_or_default()
+}
+
+/// In the child of a fork: what was counted so far the parent tells.
+pub(crate) fn abandon_counts() {
+    for device in known_devices() {
+        device.adapter().begin_anew();
+    }
+}
 
 /// The engines of this process; none while a thread forks.
 pub(crate) fn all() -> Vec<Runtime> {

@@ -1,29 +1,32 @@
-//! Shared receive queues: many QPs take receive requests from one place.
+//! Shared receive queues: many QPs take receive requests from one place; some of the queues match
+//! tags: programs post tags to them, and a message finds its receive by its tag.
+//!
+//! Which tag a message finds is decided in [`roxe_transport::tags`].
 //!
 //! One lock per queue; further in are only that of a completion queue, for operations on tags, and
-//! that of the event queue. Touches the context for the limit event.
-
-mod tag_ops;
-mod tags;
-
-pub use tags::{TagInit, TagOp, TagRequest};
+//! that of the event queue. It is held while an operation on tags completes, so that the completion
+//! of a posted tag comes before that of a message which found it. Touches the context for the limit
+//! event.
 
 use crate::cq::Cq;
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
+use crate::unpolled::Unpolled;
+use roxe_base::clock;
 use roxe_base::error::Error;
-use roxe_base::limits::{self, MAX_TM_SGE, MAX_XRC_SRQ};
+use roxe_base::limits::{self, MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS, MAX_XRC_SRQ};
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::explain::because;
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_net::slot::Slot;
+use roxe_transport::cx::TagFit;
 use roxe_transport::qp::PostError;
-use roxe_transport::wr::{RecvRequest, Sge};
+use roxe_transport::tags::{TagError, TagHandle, TagList, TagRecv};
+use roxe_transport::wr::{Cqe, RecvRequest, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use tags::TagState;
 
 /// What a shared receive queue is created with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +50,39 @@ pub struct SrqAttr {
     pub max_sge: u32,
     /// The armed limit; 0 once it fired.
     pub limit: u32,
+}
+
+/// What tag matching is created with (`struct ibv_tm_cap`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagInit {
+    /// Tags posted at a time, 1..=`max_num_tags`.
+    pub max_tags: u32,
+    /// Signaled operations whose completions are not polled, 0..=`max_ops`.
+    pub max_ops: u32,
+}
+
+/// What to do with the list of tags (`man ibv_post_srq_ops`).
+#[derive(Clone, Copy, Debug)]
+pub enum TagOp<'a> {
+    /// Post a tag behind the others.
+    Add(TagRecv<'a>),
+    /// Remove a tag; if it is not there any more, the completion says `TmErr`.
+    Remove(TagHandle),
+    /// Nothing more than [`TagRequest::handled`].
+    Sync,
+}
+
+/// An operation on the list of tags.
+#[derive(Clone, Copy, Debug)]
+pub struct TagRequest<'a> {
+    /// Handed back in the completion of the operation.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: TagOp<'a>,
+    /// Report with a completion.
+    pub signaled: bool,
+    /// Before that: the program has handled so many unexpected messages in all.
+    pub handled: Option<u32>,
 }
 
 /// Requests in order, their lists packed one behind the other, so that memory follows what is
@@ -330,6 +366,67 @@ impl Srq {
     }
 }
 
+/// Tags.
+impl Srq {
+    /// Whether it matches tags.
+    pub fn matches_tags(&self) -> bool {
+        matches!(self.kind, Kind::Tags(_))
+    }
+
+    /// Does an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`: it
+    /// matches no tags. `QueueFull`: too many tags, or too many completions that nobody has polled.
+    pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
+        let Kind::Tags(cq) = &self.kind else { return Err(PostError::BadOpcode) };
+        let mut state = self.state.lock();
+        let tags = state.tags.as_mut().ok_or(PostError::BadOpcode)?;
+        // clause: TM-OPERATION-PLACE
+        if request.signaled && !tags.has_room(cq) {
+            return Err(PostError::QueueFull);
+        }
+        let (handle, cqe) = tags.execute(request)?;
+        // A queue that overruns raises its own event.
+        let announce = request.signaled && cq.push_send(cqe, &mut tags.unpolled).unwrap_or(false);
+        drop(state);
+        if announce {
+            cq.notify();
+        }
+        Ok(handle)
+    }
+
+    /// Takes the receive for a message: the posted tag that wants `tag`, or else the oldest
+    /// ordinary receive.
+    pub(crate) fn take_tagged(&self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        let mut state = self.state.lock();
+        let matched = state.tags.as_mut().zip(tag).and_then(|(tags, tag)| tags.list.take(tag, sges));
+        if let Some(wr_id) = matched {
+            return Some((wr_id, TagFit::Matched));
+        }
+        let (wr_id, fired) = state.take(sges)?;
+        let unexpected = state.tags.as_mut().filter(|_| tag.is_some());
+        let fit = unexpected.map(|tags| TagFit::Unexpected { asks_sync: tags.list.note_unexpected() });
+        drop(state);
+        self.raise_limit(fired);
+        Some((wr_id, fit.unwrap_or(TagFit::Untagged)))
+    }
+
+    /// A message that counted as unexpected ended before the program could hear of it.
+    pub(crate) fn forget_unexpected(&self) {
+        if let Some(tags) = &mut self.state.lock().tags {
+            tags.list.forget_unexpected();
+        }
+    }
+
+    /// The completion `cqe` of a message vanished before the program took it.
+    pub(crate) fn forget_completion(&self, cqe: &Cqe) {
+        let is_unexpected = cqe.opcode == WcOpcode::TmRecv
+            && cqe.status == WcStatus::Success
+            && !cqe.tm.flags.intersects(TmFlags::MATCH | TmFlags::DATA_VALID);
+        if is_unexpected {
+            self.forget_unexpected();
+        }
+    }
+}
+
 impl Drop for Srq {
     fn drop(&mut self) {
         // Nobody holds the queue any more, so this cannot fail; it is a no-op after `destroy`.
@@ -352,100 +449,74 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
-    use roxe_wire::LKey;
+/// What a tag-matching queue has besides, under its lock.
+#[derive(Debug)]
+struct TagState {
+    list: TagList,
+    max_ops: u32,
+    /// Completions of operations that nobody has polled.
+    unpolled: Unpolled,
+}
 
-    fn sge(addr: u64) -> Sge {
-        Sge { addr, length: 8, lkey: LKey(1) }
-    }
-
-    fn srq(max_wr: u32, limit: u32) -> Arc<Srq> {
-        testing::pd().create_srq(SrqInit { max_wr, max_sge: 2, limit, user: 5 }).unwrap()
-    }
-
-    fn post(srq: &Srq, wr_id: u64) -> Result<(), PostError> {
-        srq.post_recv(&RecvRequest { wr_id, sges: &[sge(wr_id), sge(wr_id + 1)] })
-    }
-
-    // clause: SRQ-ORDER
-    #[test]
-    fn requests_come_out_in_order_with_their_lists() {
-        let srq = srq(4, 0);
-        srq.post_recv(&RecvRequest { wr_id: 1, sges: &[] }).unwrap();
-        srq.post_recv(&RecvRequest { wr_id: 2, sges: &[sge(20)] }).unwrap();
-        post(&srq, 3).unwrap();
-        let mut sges = vec![sge(99)];
-        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(1), &[][..]));
-        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(2), &[sge(20)][..]));
-        assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(3), &[sge(3), sge(4)][..]));
-        assert_eq!(srq.take(&mut sges), None);
-        assert!(sges.is_empty());
-    }
-
-    #[test]
-    fn both_limits_hold() {
-        let srq = srq(2, 0);
-        let three = [sge(0); 3];
-        assert_eq!(srq.post_recv(&RecvRequest { wr_id: 0, sges: &three }), Err(PostError::TooManySges));
-        post(&srq, 1).unwrap();
-        post(&srq, 2).unwrap();
-        assert_eq!(post(&srq, 3), Err(PostError::QueueFull));
-    }
-
-    // clause: SRQ-LIMIT
-    #[test]
-    fn the_limit_fires_once_until_it_is_armed_again() {
-        let srq = srq(8, 2);
-        (0..4).for_each(|i| post(&srq, i).unwrap());
-        let context = Arc::clone(srq.pd().context());
-        let mut sges = vec![];
-        let fired = |srq: &Srq| srq.query().limit == 0;
-        srq.take(&mut sges);
-        srq.take(&mut sges);
-        assert!(!fired(&srq), "two are left, the limit is two");
-        srq.take(&mut sges);
-        assert!(fired(&srq));
-        let event = context.next_async_event().unwrap();
-        assert_eq!((event.kind, event.user), (AsyncEventKind::SrqLimitReached, 5));
-        srq.modify(None, Some(3)).unwrap();
-        assert_eq!(srq.query().limit, 3);
-        srq.take(&mut sges);
-        assert!(fired(&srq));
-    }
-
-    #[test]
-    fn modify_changes_all_or_nothing() {
-        let srq = srq(4, 0);
-        (0..3).for_each(|i| post(&srq, i).unwrap());
-        let before = srq.query();
-        for (max_wr, limit) in [(Some(2), None), (None, Some(5)), (Some(3), Some(4)), (Some(0), None)] {
-            assert_eq!(srq.modify(max_wr, limit).unwrap_err().errno(), libc::EINVAL);
-            assert_eq!(srq.query(), before);
+impl TagState {
+    fn new(init: TagInit) -> Result<Self, Error> {
+        let TagInit { max_tags, max_ops } = init;
+        if !(1..=MAX_TM_TAGS).contains(&max_tags) || max_ops > MAX_TM_OPS {
+            let most = format!("the device takes 1 to {MAX_TM_TAGS} tags and up to {MAX_TM_OPS} operations");
+            return Err(Error::invalid(format!("{most}, not {max_tags} and {max_ops}")));
         }
-        srq.modify(Some(MAX_SRQ_WR), Some(1)).unwrap();
-        assert_eq!(srq.query(), SrqAttr { max_wr: MAX_SRQ_WR, max_sge: 2, limit: 1 });
+        Ok(Self { list: TagList::new(max_tags, MAX_TM_SGE), max_ops, unpolled: Unpolled::default() })
     }
 
-    #[test]
-    fn sizes_beyond_the_device_are_refused() {
-        let pd = testing::pd();
-        for (max_wr, max_sge) in [(0, 1), (MAX_SRQ_WR + 1, 1), (1, MAX_SRQ_SGE + 1)] {
-            let init = SrqInit { max_wr, max_sge, ..SrqInit::default() };
-            assert_eq!(pd.create_srq(init).unwrap_err().errno(), libc::EINVAL);
+    /// Whether one more completion may wait in `cq`.
+    fn has_room(&mut self, cq: &Cq) -> bool {
+        if self.unpolled.len() >= self.max_ops {
+            self.unpolled.forget(cq.polled());
         }
+        self.unpolled.len() < self.max_ops
     }
 
-    #[test]
-    fn destroying_waits_for_the_users_and_frees_the_domain() {
-        let srq = srq(1, 0);
-        let user = srq.hold();
-        assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
-        drop(user);
-        srq.destroy().unwrap();
-        assert!(srq.pd().dealloc().is_ok());
+    /// Does what `request` asks for: the handle of a new tag, and the completion.
+    // clause: TM-OPERATION
+    fn execute(&mut self, request: &TagRequest<'_>) -> Result<(Option<TagHandle>, Cqe), PostError> {
+        let mut handle = None;
+        let (opcode, status) = match &request.op {
+            TagOp::Add(recv) => {
+                handle = Some(self.add(recv, request.handled)?);
+                (WcOpcode::TmAdd, WcStatus::Success)
+            }
+            TagOp::Remove(tag) => {
+                self.sync(request.handled);
+                let status = if self.list.remove(*tag) { WcStatus::Success } else { WcStatus::TmErr };
+                (WcOpcode::TmDel, status)
+            }
+            TagOp::Sync => {
+                self.sync(request.handled);
+                (WcOpcode::TmSync, WcStatus::Success)
+            }
+        };
+        let flags = if self.list.needs_sync() { TmFlags::SYNC_REQ } else { TmFlags::empty() };
+        let tm = TmInfo { flags, ..TmInfo::default() };
+        let (wr_id, solicited, timestamp) = (request.wr_id, status != WcStatus::Success, clock::now().0);
+        Ok((handle, Cqe { wr_id, status, opcode, tm, solicited, timestamp, ..Cqe::default() }))
+    }
+
+    /// A tag that is refused changes nothing, not even the count.
+    fn add(&mut self, recv: &TagRecv<'_>, handled: Option<u32>) -> Result<TagHandle, PostError> {
+        let handle = self.list.add(recv).map_err(|error| match error {
+            TagError::Full => PostError::QueueFull,
+            TagError::TooManySges => PostError::TooManySges,
+        })?;
+        self.sync(handled);
+        Ok(handle)
+    }
+
+    fn sync(&mut self, handled: Option<u32>) {
+        if let Some(count) = handled {
+            self.list.sync(count);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -46,4 +46,3 @@ pub mod table;
 #[allow(unsafe_code)]
 #[doc(hidden)]
 pub mod testing;
-mod windows;

@@ -1,12 +1,15 @@
 //! The table of keys of one context: regions and windows come, change and go here.
 //!
+//! A window has a slot of the table for as long as it lives; binding fills the slot with the part
+//! of the region that it opens, so that a peer's access finds windows and regions alike. The region
+//! counts the windows that are bound to it.
+//!
 //! An access reads under a lock that is held at least until the last byte is copied, so that
 //! whoever removes or replaces an entry returns only when no access under it is under way. Touches
 //! no memory of the program.
 
-use crate::region::{Reach, Region, Users};
+use crate::region::{Reach, Region, Users, Window};
 use crate::regions::Regions;
-use crate::windows::{close, close_all, release};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_MR, MAX_MW};
 use roxe_base::lock::{Sharded, rank};
@@ -137,5 +140,28 @@ impl MemoryTable {
         if let Some(window) = entry.window() {
             release(&mut regions, window);
         }
+    }
+}
+
+fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
+    let picked = |(key, entry): (u32, &Region)| entry.window().filter(|_| which(entry)).map(|window| (key, window));
+    let windows: Vec<_> = regions.iter().filter_map(picked).collect();
+    for (key, window) in windows {
+        close(regions, key, window);
+    }
+}
+
+/// Closes the window under `key`, which keeps that key.
+fn close(regions: &mut Slots<Region>, key: u32, window: Window) {
+    release(regions, window);
+    if let Some(entry) = regions.get_mut(key) {
+        *entry = window.closed();
+    }
+}
+
+/// The region that `window` was bound to has one window less.
+fn release(regions: &mut Slots<Region>, window: Window) {
+    if let Some(region) = window.region(regions) {
+        region.count_windows(|windows| windows - 1);
     }
 }

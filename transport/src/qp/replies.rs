@@ -126,8 +126,8 @@ impl Replies {
         }
     }
 
-    /// The request that an unsent NAK was about came after all; `e_psn` is expected now. Of what was
-    /// dropped behind it the peer knows nothing: if that has not come again, the NAK asks for it.
+    /// The request that an unsent NAK was about came after all; `e_psn` is expected now. The peer
+    /// knows nothing of what was dropped behind it: if it has not come again, the NAK asks for it.
     /// Returns true if it does.
     // clause: GAP-NAK
     #[inline]

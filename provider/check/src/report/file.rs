@@ -41,7 +41,6 @@ impl ReportFile {
         Ok(Self::Document(path, add))
     }
 
-    /// Adds a report.
     pub(crate) fn add(&mut self, report: &Named) -> io::Result<()> {
         match self {
             Self::Lines(file) => file.write_all(format!("{}\n", report.json()).as_bytes()),

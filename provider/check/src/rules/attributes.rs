@@ -1,13 +1,12 @@
 //! Attributes of queue pairs that are wrong by themselves: above what the port can do, values that
 //! mean something else than programs believe, values that mean nothing.
 
-use super::observer::Observer;
 use crate::event::Event;
 use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::World;
+use crate::world::{Observer, World};
 use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;

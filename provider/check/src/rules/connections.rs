@@ -4,14 +4,12 @@
 //! shown it. Of ends in two processes only the packets tell; where both are in this one, the report
 //! names them both, and sooner.
 
-use super::observer::Observer;
-use crate::attributes::Attributes;
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::World;
+use crate::world::{Attributes, Observer, World};
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, QpState};
@@ -146,13 +144,9 @@ const PSN_ADVICE: &str = "Set rq_psn of each end to what the other end sets as s
 impl End<'_> {
     /// Whether no request of the peer was ever taken, and the packet is a request.
     fn is_new(&self, packet: &Arrived) -> bool {
-        self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request(&packet.header.kind)
+        let is_request = matches!(packet.header.kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_));
+        self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request
     }
-}
-
-/// Whether a packet of a connection asks for something.
-const fn is_request(kind: &Kind) -> bool {
-    matches!(kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_))
 }
 
 /// Whether a packet goes on with a message that began before.

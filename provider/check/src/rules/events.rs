@@ -1,12 +1,16 @@
-//! Events that a program takes and has to acknowledge.
+//! Events that a program takes and has to acknowledge, and events that it does not take: while it
+//! sleeps in front of them, and those that say that an object has failed.
 
-use super::observer::Observer;
-use crate::event::Event;
+use crate::event::{Event, Made};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{World, describe};
+use crate::world::{Observer, World, describe};
 use roxe_base::uses::ObjectId;
+use roxe_transport::qp::{AttrMask, QpState};
+use roxe_transport::wr::WcStatus;
+use std::fmt::Debug;
 
 /// `events-unacked`, `acked-too-many`.
 #[derive(Debug)]
@@ -47,10 +51,83 @@ fn whose(object: Option<ObjectId>, world: &World) -> String {
     made.map_or_else(String::new, |made| format!(" of the {}", describe(made)))
 }
 
+/// `event-unread`, `async-unread`.
+#[derive(Debug, Default)]
+pub(super) struct UnreadEvents {
+    /// Where completion queues were armed last.
+    armed: IdMap<ObjectId, Stack>,
+    /// Queue pairs of which the program knows that they have failed.
+    failed: IdSet<ObjectId>,
+}
+
+impl Observer for UnreadEvents {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::Armed { cq, .. } => drop(self.armed.insert(cq, stack.clone())),
+            Event::Polled { cq, cqe } if cqe.status != WcStatus::Success => {
+                self.failed.extend(world.qp_of(cq, cqe.qpn));
+            }
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
+                match attr.state {
+                    QpState::Err => self.failed.insert(qp),
+                    _ => self.failed.remove(&qp),
+                };
+            }
+            Event::Unread { channel, source, count } => reports.extend(self.unread(channel, source, count, world)),
+            Event::AsyncUnread { source, kind } if !self.failed.contains(&source) => {
+                reports.push(async_unread(source, kind, world));
+            }
+            Event::Destroyed(id) => {
+                self.armed.remove(&id);
+                self.failed.remove(&id);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl UnreadEvents {
+    fn unread(&self, channel: ObjectId, source: ObjectId, count: usize, world: &World) -> Option<Report> {
+        let known = world.object(channel)?;
+        let is_async = matches!(known.made, Made::Context);
+        let (place, call) = if is_async {
+            ("async_fd of a device context", "ibv_get_async_event")
+        } else {
+            ("descriptor of a completion channel", "ibv_get_cq_event")
+        };
+        let what = if count == 1 { "an event has lain".to_owned() } else { format!("{count} events have lain") };
+        let sentence = format!(
+            "A thread sleeps in epoll_wait although {what} in front of it for over a second: the {place} is in its set \
+             with EPOLLET, and the last time it was reported not all events were taken."
+        );
+        let report = Report::new(Rule::EventUnread, sentence);
+        let report = if is_async { report } else { report.fact("oldest of", world.name(source)) };
+        let made = if is_async { "opened at" } else { "channel made" };
+        Some(report.at("armed at", self.armed.get(&source)).at(made, &known.created).advice(format!(
+            "With EPOLLET make the descriptor non-blocking and call {call} until it fails with EAGAIN, or leave EPOLLET \
+             away: each call takes one event, and there may be several."
+        )))
+    }
+}
+
+fn async_unread(source: ObjectId, kind: &dyn Debug, world: &World) -> Report {
+    let known = world.object(source);
+    let what = known.map_or_else(|| "device".to_owned(), |_| world.name(source));
+    let sentence =
+        format!("The {what} has failed ({kind:?}), and the asynchronous event that says so was not read for a second.");
+    let report = Report::new(Rule::AsyncUnread, sentence).at("created at", known.map(|known| &known.created));
+    report.advice(
+        "Read the events of each device context in a thread of its own, or by its async_fd in a loop: \
+         ibv_get_async_event, then ibv_ack_async_event. Queues can fail without an error completion.",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::Card;
+    use roxe_transport::qp::QpAttr;
+    use roxe_transport::wr::Cqe;
 
     #[test]
     fn waiting_for_acknowledgements_and_too_many_of_them_are_reported() {
@@ -59,5 +136,39 @@ mod tests {
         assert_eq!(card.tell(Event::AckedTooMany { object, what, taken: 1, acked: 2 }), [Rule::AckedTooMany]);
         assert_eq!(card.tell(Event::Destroyed(card.cq)), []);
         assert_eq!(card.tell(Event::WaitsForAcks { object, what, left: 1 }), [Rule::EventsUnacked]);
+    }
+
+    #[test]
+    fn an_event_in_front_of_a_sleeper_is_reported() {
+        let mut card = Card::new();
+        let (context, channel, cq) = (card.context, ObjectId::next(), card.cq);
+        card.tell(Event::Created(channel, Made::Channel { context }));
+        card.tell(Event::Armed { cq, any: true, missed: 0 });
+        for channel in [channel, context] {
+            assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
+        }
+        card.tell(Event::Destroyed(channel));
+        assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [], "it went meanwhile");
+    }
+
+    #[test]
+    fn the_end_of_a_queue_pair_is_news_unless_the_program_ended_it_or_met_an_error_of_it() {
+        let mut card = Card::new();
+        let [unknown, met, moved] = [(); 3].map(|()| card.qp());
+        let qpn = roxe_wire::Qpn::new(2);
+        let (cq, cqe) = (card.cq, Cqe { status: WcStatus::WrFlushErr, qpn, ..Cqe::default() });
+        card.tell(Event::Polled { cq, cqe: &cqe });
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        card.tell(Event::Modified { qp: moved, attr: &attr, mask: AttrMask::STATE });
+        for (source, expected) in [(unknown, &[Rule::AsyncUnread][..]), (met, &[]), (moved, &[])] {
+            assert_eq!(card.tell(Event::AsyncUnread { source, kind: &"QpAccessErr" }), expected);
+        }
+    }
+
+    #[test]
+    fn what_the_device_says_is_about_no_object() {
+        let mut card = Card::new();
+        let event = Event::AsyncUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
+        assert_eq!(card.tell(event), [Rule::AsyncUnread]);
     }
 }

@@ -1,18 +1,18 @@
 //! The life of objects: in which order they go, with what they had to do, what uses them
 //! afterwards, and which never go.
 
-use super::observer::Observer;
 use crate::event::{Event, Made};
-use crate::fork_support::has_fork_support;
 use crate::id_map::IdMap;
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Known, Work, World, describe};
+use crate::world::{Known, Observer, Work, World, describe};
+use roxe_base::config::variable;
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 /// Users of an object that a report names.
@@ -105,6 +105,19 @@ fn leak(world: &World) -> Option<Report> {
         "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
          channels, regions and domains, then the device context.",
     ))
+}
+
+static FORK_SUPPORT: AtomicBool = AtomicBool::new(false);
+
+/// The program has prepared for forks with outstanding requests, or has asked whether it has to.
+pub fn note_fork_support() {
+    FORK_SUPPORT.store(true, Ordering::Relaxed);
+}
+
+/// Whether the program has prepared, in a call or in its environment (`man ibv_fork_init`).
+fn has_fork_support() -> bool {
+    let asked = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
+    FORK_SUPPORT.load(Ordering::Relaxed) || asked
 }
 
 /// The child gets pages that the card is using.

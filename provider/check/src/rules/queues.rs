@@ -1,16 +1,19 @@
 //! Send queues: who fills them and who never makes room; more inline data than they take; posting
-//! where nothing is executed any more.
+//! where nothing is executed any more. Receives: those that come after their message, and those of
+//! UD without room for the GRH.
 
-use super::observer::Observer;
-use crate::event::Event;
-use crate::id_map::IdMap;
+use crate::event::{Arrived, Event};
+use crate::id_map::{IdMap, IdSet};
 use crate::report::Report;
 use crate::rule::Rule;
 use crate::stack::Stack;
-use crate::world::{Work, World};
+use crate::world::{Observer, Work, World, length};
+use roxe_base::clock;
 use roxe_base::uses::ObjectId;
 use roxe_transport::cx::Side;
-use roxe_transport::qp::{AttrMask, PostError};
+use roxe_transport::qp::{AttrMask, DropReason, PostError, QpState, Service};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::RecvRequest;
 
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
@@ -46,7 +49,6 @@ impl Observer for Queues {
     }
 }
 
-/// A send was posted.
 fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     if world.is_in_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
@@ -114,10 +116,158 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, wor
     )
 }
 
+/// Bytes in front of a datagram in its receive.
+const GRH: u64 = 40;
+
+/// `receive-late`, `rnr-timer-zero`, `ud-receive-too-small`.
+#[derive(Debug, Default)]
+pub(super) struct Receives {
+    /// Since when a message lacks a receive.
+    late: IdMap<ObjectId, Instant>,
+    reported: IdSet<(ObjectId, Rule)>,
+}
+
+impl Observer for Receives {
+    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
+                reports.extend(self.wait(qp, world));
+                self.note_late(qp, world);
+            }
+            Event::MessageWaits { qp } => self.note_late(qp, world),
+            Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(packet) } => {
+                reports.extend(self.too_small(qp, &packet, world));
+            }
+            Event::PostedRecv { queue, request } => {
+                reports.extend(self.posted(queue, stack, world));
+                reports.extend(self.no_room(queue, request, stack, world));
+            }
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) => {
+                if matches!(attr.state, QpState::Reset | QpState::Err) {
+                    reports.extend(self.never(qp, world));
+                }
+            }
+            Event::Destroyed(qp) => {
+                reports.extend(self.never(qp, world));
+                self.reported.retain(|(of, _)| *of != qp);
+            }
+            Event::Exit => {
+                let late: Vec<_> = self.late.keys().copied().collect();
+                reports.extend(late.into_iter().filter_map(|qp| self.never(qp, world)));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Receives {
+    fn note_late(&mut self, qp: ObjectId, world: &World) {
+        // What an XRC target takes comes from a queue that only the packet names.
+        let is_known = world.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
+        if is_known && !self.reported.contains(&(qp, Rule::ReceiveLate)) {
+            self.late.entry(qp).or_insert_with(clock::now);
+        }
+    }
+
+    /// A receive was posted; messages may have waited for it.
+    fn posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
+        if self.late.is_empty() {
+            return vec![];
+        }
+        let waited = self.late.keys().copied().filter(|qp| world.queue_of(*qp, Side::Recv) == queue);
+        let waited: Vec<_> = waited.collect();
+        let report = |qp| {
+            let since = self.late.remove(&qp)?;
+            let time = clock::now().since(since).as_micros();
+            let end = format!("the next one was posted {time} µs later");
+            Some(self.late_report(qp, &end, world)?.at("posted at", stack))
+        };
+        waited.into_iter().filter_map(report).collect()
+    }
+
+    /// The queue pair ends, or what it received with.
+    fn never(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+        let time = clock::now().since(self.late.remove(&qp)?).as_micros();
+        let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
+        let created = &world.object(qp)?.created;
+        Some(self.late_report(qp, &end, world)?.at("created at", created))
+    }
+
+    fn late_report(&mut self, qp: ObjectId, end: &str, world: &World) -> Option<Report> {
+        let service = world.qp(qp)?.service;
+        let fate = if service.is_reliable() {
+            "the sender got an RNR NAK and has to wait and to repeat it"
+        } else {
+            "on a card it is lost"
+        };
+        self.reported.insert((qp, Rule::ReceiveLate)).then(|| {
+            let sentence = format!("A message found no receive posted: {fate}; {end}.");
+            Report::new(Rule::ReceiveLate, sentence).fact("queue pair", world.name(qp)).advice(
+                "Post receives before the peer can send: before it learns of the queue pair, and a new one before it \
+                 hears that the old one was used.",
+            )
+        })
+    }
+
+    /// A sender has to wait for as long as `min_rnr_timer` says.
+    fn wait(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
+        let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
+        let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
+        (is_zero && pair.service.is_reliable() && self.reported.insert((qp, Rule::RnrTimerZero))).then(|| {
+            let sentence = "A message found no receive posted, and the sender has to wait for 655.36 ms, because \
+                            the lower five bits of min_rnr_timer are 0.";
+            let report = Report::new(Rule::RnrTimerZero, sentence).fact("queue pair", world.name(qp));
+            let advice = "Set min_rnr_timer to 1, which is 10 µs, or to what the program needs; 12 is 640 µs.";
+            report.at("set at", &attributes.call(AttrMask::MIN_RNR_TIMER)).advice(advice)
+        })
+    }
+
+    /// A receive that no datagram fits.
+    fn no_room(&mut self, queue: ObjectId, request: &RecvRequest<'_>, stack: &Stack, world: &World) -> Option<Report> {
+        let (wr_id, room) = (request.wr_id, length(request.sges));
+        if world.qp(queue)?.service != Service::Ud || room >= GRH {
+            return None;
+        }
+        let sentence = format!(
+            "The receive with wr_id {wr_id:#x} has room for {room} bytes; the GRH alone, which comes before every \
+             datagram, has 40."
+        );
+        self.too_small_report(queue, sentence, stack, world)
+    }
+
+    /// A datagram was lost that its receive has no room for.
+    fn too_small(&mut self, qp: ObjectId, packet: &Arrived, world: &World) -> Option<Report> {
+        if world.qp(qp)?.service != Service::Ud {
+            return None;
+        }
+        let next = world.outstanding(Side::Recv, world.queue_of(qp, Side::Recv)).find(|work| !work.completed)?;
+        let (room, len, wr_id) = (length(&next.sges), packet.len, next.wr_id);
+        let needed = GRH + len as u64;
+        if room >= needed {
+            return None;
+        }
+        let missing = needed - room;
+        let sentence = format!(
+            "A datagram of {len} bytes needs {needed} with its GRH, and the receive with wr_id {wr_id:#x} has room for \
+             {room}: {missing} too few."
+        );
+        self.too_small_report(qp, sentence, &next.posted, world)
+    }
+
+    fn too_small_report(&mut self, qp: ObjectId, sentence: String, stack: &Stack, world: &World) -> Option<Report> {
+        self.reported.insert((qp, Rule::UdReceiveTooSmall)).then(|| {
+            let report = Report::new(Rule::UdReceiveTooSmall, sentence).fact("queue pair", world.name(qp));
+            let advice = "Post receives of 40 bytes more than the longest message, which begins behind those 40.";
+            report.at("posted at", stack).advice(advice)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Card, write};
+    use crate::testing::{Card, datagram, write};
+    use roxe_transport::qp::QpAttr;
     use roxe_transport::wr::SendFlags;
 
     #[test]
@@ -150,5 +300,58 @@ mod tests {
         let qp = card.qp();
         assert_eq!(card.refuse(qp, PostError::InlineTooLong), [Rule::InlineOverGrant]);
         assert_eq!(card.refuse(qp, PostError::TooManySges), []);
+    }
+
+    fn no_receive(card: &mut Card, qp: ObjectId) -> Vec<Rule> {
+        card.tell(Event::Dropped { qp, reason: DropReason::NoReceive, packet: None })
+    }
+
+    #[test]
+    fn a_late_receive_is_reported_once_and_when_it_comes() {
+        let mut card = Card::new();
+        let qp = card.qp();
+        assert_eq!(card.receive(qp, 100), []);
+        assert_eq!(no_receive(&mut card, qp), []);
+        assert_eq!(no_receive(&mut card, qp), []);
+        assert_eq!(card.receive(qp, 100), [Rule::ReceiveLate]);
+        assert_eq!(no_receive(&mut card, qp), []);
+        assert_eq!(card.receive(qp, 100), []);
+    }
+
+    #[test]
+    fn a_receive_that_never_comes_is_reported_at_the_end() {
+        let mut card = Card::new();
+        let (qp, other) = (card.qp_of(Service::Uc), card.qp());
+        assert_eq!(card.tell(Event::MessageWaits { qp }), []);
+        assert_eq!(card.receive(other, 100), []);
+        assert_eq!(card.tell(Event::Destroyed(qp)), [Rule::ReceiveLate]);
+        assert_eq!(card.tell(Event::Destroyed(other)), []);
+    }
+
+    #[test]
+    fn a_timer_of_zero_is_a_mistake_once_it_is_met() {
+        let mut card = Card::new();
+        for (min_rnr_timer, expected) in [(0, &[Rule::RnrTimerZero][..]), (1, &[])] {
+            let qp = card.qp();
+            let attr = QpAttr { min_rnr_timer, ..QpAttr::default() };
+            assert_eq!(card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER }), []);
+            assert_eq!(no_receive(&mut card, qp), expected);
+        }
+    }
+
+    #[test]
+    fn a_datagram_needs_room_for_its_grh() {
+        let mut card = Card::new();
+        let [short, long, none] = [(); 3].map(|()| card.qp_of(Service::Ud));
+        let lose = |card: &mut Card, qp, len| {
+            card.tell(Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(datagram(0, len)) })
+        };
+        assert_eq!(card.receive(short, 64), []);
+        assert_eq!(lose(&mut card, short, 64), [Rule::UdReceiveTooSmall]);
+        assert_eq!(card.receive(long, 104), []);
+        assert_eq!(lose(&mut card, long, 64), []);
+        assert_eq!(card.receive(none, 39), [Rule::UdReceiveTooSmall]);
+        let rc = card.qp();
+        assert_eq!(card.receive(rc, 8), []);
     }
 }

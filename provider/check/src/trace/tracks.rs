@@ -1,21 +1,43 @@
-//! What happens, put on tracks: one for each queue pair, one for what belongs to none.
+//! What happens, put on tracks, as lines of a trace: a track for each queue pair, with its states,
+//! what it waits for, and its send requests, and one for what belongs to none.
 //!
-//! Touches nothing but lines.
+//! The states of a queue pair are slices of its track itself, with the waits for a peer that is not
+//! ready inside of them. Send requests overlap, so they are slices of their own. A line is one
+//! event in Chrome's Trace Event format; times are microseconds of CLOCK_MONOTONIC, which all
+//! processes of a host share. Touches nothing but lines.
 
-use super::lines::{Args, Lines, Phase};
-use super::packet::TracedPacket;
-use super::pair::PairTrack;
-use crate::event::{Event, Made};
+use crate::event::{Event, Made, Pair};
 use crate::explain;
 use crate::id_map::IdMap;
+use crate::world::{length, operation};
 use roxe_base::uses::ObjectId;
-use roxe_transport::cx::{Side, TxReason};
-use roxe_transport::qp::{AttrMask, QpState};
+use roxe_transport::cx::{PacketNote, Side, TxReason};
+use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
 use roxe_transport::time::Instant;
-use roxe_transport::wr::Cqe;
-use roxe_wire::{Header, Kind, Qpn, Response, Syndrome};
+use roxe_transport::wr::{Cqe, SendData, SendFlags, SendRequest, WcStatus};
+use roxe_wire::opcode::Position;
+use roxe_wire::{Gid, Header, Kind, Psn, Qpn, Response, Syndrome};
 use std::collections::VecDeque;
-use std::fmt::Display;
+use std::fmt::{self, Display, Write};
+
+/// A packet that an engine sent or received.
+#[derive(Clone, Debug)]
+pub struct TracedPacket {
+    /// When.
+    pub at: Instant,
+    /// The queue pair of this process.
+    pub qpn: Qpn,
+    /// Why it leaves; `None`: it arrived.
+    pub sent: Option<PacketNote>,
+    /// The address of the other end.
+    pub peer: Gid,
+    /// Its headers and the bytes of its payload; `None`: it is no packet.
+    pub header: Option<(Header, usize)>,
+    /// What the connection manager says in it.
+    pub message: Option<String>,
+    /// What a fault rule did to it, or what is wrong with it.
+    pub remark: Option<String>,
+}
 
 /// A receive request that is posted.
 type Posted = (u64, Instant);
@@ -34,7 +56,6 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
-    /// Something happened.
     pub(super) fn event(&mut self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         self.name(lines, at);
         match *event {
@@ -79,7 +100,6 @@ impl Tracks {
         }
     }
 
-    /// What goes wrong.
     fn mishap(&self, lines: &mut Lines, event: &Event<'_>, at: Instant) {
         let none = Args::default;
         let mut put = |object: ObjectId, name: &dyn Display, args: Args| {
@@ -113,7 +133,6 @@ impl Tracks {
         }
     }
 
-    /// A packet left or arrived.
     pub(super) fn packet(&mut self, lines: &mut Lines, packet: &TracedPacket, now: Instant) {
         self.name(lines, now);
         let TracedPacket { at, qpn, sent, peer, header, message, remark } = packet;
@@ -190,7 +209,6 @@ impl Tracks {
         }
     }
 
-    /// A receive request ends.
     fn received(&mut self, lines: &mut Lines, qp: ObjectId, cqe: &Cqe, at: Instant) {
         let Some(pair) = self.pairs.get(&qp) else { return };
         let queue = pair.pair.srq.unwrap_or(qp);
@@ -216,7 +234,6 @@ impl Tracks {
         }
     }
 
-    /// How many receives are posted now.
     fn count_receives(&self, lines: &mut Lines, queue: ObjectId, at: Instant) {
         let posted = self.receives.get(&queue).map_or(0, VecDeque::len) as u64;
         let args = Args::default().number("posted", posted);
@@ -241,133 +258,356 @@ fn packet_name(header: &Header) -> String {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use roxe_transport::cx::PacketNote;
-    use roxe_transport::qp::{QpAttr, RetryCounts, Service};
-    use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
-    use roxe_wire::{Bth, Gid, Psn, Request, SendTail};
-    use serde_json::Value;
+/// A send request between its post and its completion.
+#[derive(Debug)]
+struct Open {
+    /// Its number among all requests of the process.
+    serial: u64,
+    wr_id: u64,
+    name: &'static str,
+    signaled: bool,
+    /// The PSNs of its packets so far.
+    psns: Option<(Psn, Psn)>,
+    /// Packets of it that were sent again.
+    retransmitted: u32,
+}
 
-    /// Tracks with one queue pair, and what they wrote.
-    struct Traced {
-        qp: ObjectId,
-        tracks: Tracks,
-        lines: Lines,
-        now: u64,
+/// What the track of a queue pair shows.
+#[derive(Debug)]
+struct PairTrack {
+    pair: Pair,
+    state: QpState,
+    /// It waits until its peer is ready.
+    waits: bool,
+    /// Oldest first.
+    sends: VecDeque<Open>,
+}
+
+impl PairTrack {
+    fn new(lines: &mut Lines, at: Instant, pair: Pair) -> Self {
+        let new = Self { pair, state: QpState::Reset, waits: false, sends: VecDeque::new() };
+        new.name(lines, at, None);
+        new.begin_state(lines, at, Args::default());
+        new
     }
 
-    impl Traced {
-        fn new() -> Self {
-            let qp = ObjectId::next();
-            let mut traced = Self { qp, tracks: Tracks::default(), lines: Lines::new(7), now: 0 };
-            traced.tell(&Event::Created(qp, Made::Qp(testing::pair(0x11, Service::Rc))));
-            traced
-        }
+    const fn track(&self) -> u32 {
+        self.pair.qpn.get()
+    }
 
-        fn tell(&mut self, event: &Event<'_>) {
-            self.now += 1000;
-            self.tracks.event(&mut self.lines, event, Instant(self.now));
-        }
+    fn name(&self, lines: &mut Lines, at: Instant, peer: Option<Qpn>) {
+        let service = format!("{:?}", self.pair.service).to_uppercase();
+        let peer = peer.map(|peer| format!(" → {:#08x}", peer.get())).unwrap_or_default();
+        let text = format!("QP {:#08x} {service}{peer}", self.pair.qpn.get());
+        lines.put(Phase::Name, self.track(), at, ("", &"thread_name"), &Args::default().text("name", &text));
+    }
 
-        fn post(&mut self, wr_id: u64, flags: SendFlags) {
-            let data = SendData::Sges(&[Sge { addr: 0, length: 100, lkey: roxe_wire::LKey(1) }]);
-            let request = SendRequest { wr_id, op: SendOp::Send, flags, data, ud: None };
-            self.tell(&Event::PostedSend { qp: self.qp, request: &request });
-        }
+    fn begin_state(&self, lines: &mut Lines, at: Instant, args: Args) {
+        let state = format!("{:?}", self.state).to_uppercase();
+        lines.put(Phase::Begin, self.track(), at, ("state", &state), &args);
+    }
 
-        fn complete(&mut self, wr_id: u64, status: WcStatus) {
-            let cqe = Cqe { wr_id, status, ..Cqe::default() };
-            self.tell(&Event::Completed { qp: self.qp, side: Side::Send, cqe: &cqe });
-        }
+    fn end_slice(&self, lines: &mut Lines, at: Instant) {
+        lines.put(Phase::End, self.track(), at, ("", &""), &Args::default());
+    }
 
-        fn send(&mut self, psn: u32, reason: TxReason) {
-            self.now += 1000;
-            let kind = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
-            let header = Header { bth: Bth::new(Qpn::new(0x12), Psn::new(psn)), kind };
-            let (at, qpn) = (Instant(self.now), Qpn::new(0x11));
-            let sent = Some(PacketNote { qpn, wr_id: Some(5), reason });
-            let (peer, header) = (Gid([0; 16]), Some((header, 100)));
-            let packet = TracedPacket { at, qpn, sent, peer, header, message: None, remark: None };
-            self.tracks.packet(&mut self.lines, &packet, at);
-        }
+    /// Something that takes no time.
+    fn note(&self, lines: &mut Lines, at: Instant, what: (&str, &dyn Display), args: &Args) {
+        lines.put(Phase::Instant, self.track(), at, what, args);
+    }
 
-        /// What was written since the last look: phase, name, and arguments.
-        fn seen(&mut self) -> Vec<(String, String, Value)> {
-            let mut text = String::new();
-            self.lines.swap(&mut text);
-            let line = |line: &str| {
-                let event: Value = serde_json::from_str(line.trim_end_matches(',')).unwrap();
-                let word = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
-                (word("ph"), word("name"), event["args"].clone())
-            };
-            text.lines().map(line).collect()
+    fn modified(&mut self, lines: &mut Lines, at: Instant, attr: &QpAttr, mask: AttrMask) {
+        if mask.contains(AttrMask::DEST_QPN) {
+            self.name(lines, at, Some(attr.dest_qpn));
         }
-
-        /// The same without names of tracks and arguments.
-        fn names(&mut self) -> Vec<String> {
-            let seen = self.seen().into_iter().filter(|(phase, ..)| phase != "M");
-            seen.map(|(phase, name, _)| format!("{phase} {name}").trim_end().to_owned()).collect()
+        if mask.contains(AttrMask::STATE) {
+            self.enter(lines, at, attr.state, attributes(attr, mask));
         }
     }
 
-    #[test]
-    fn a_queue_pair_has_a_named_track_with_its_states() {
-        let mut traced = Traced::new();
-        let attr = QpAttr { state: QpState::Rtr, dest_qpn: Qpn::new(0x12), ..QpAttr::default() };
-        let mask = AttrMask::STATE | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
-        traced.tell(&Event::Modified { qp: traced.qp, attr: &attr, mask });
-        let seen = traced.seen();
-        let names: Vec<_> =
-            seen.iter().filter_map(|(phase, _, args)| args["name"].as_str().filter(|_| phase == "M")).collect();
-        assert_eq!(names[1..], ["connections and events", "QP 0x000011 RC", "QP 0x000011 RC → 0x000012"]);
-        assert_eq!(seen.last().unwrap().1, "RTR");
-        assert_eq!(seen.last().unwrap().2["rq_psn"], 0);
-        traced.tell(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
-        traced.tell(&Event::StateChanged { qp: traced.qp, state: QpState::Err });
-        traced.tell(&Event::Destroyed(traced.qp));
-        assert_eq!(traced.names(), ["E", "B ERR", "E"]);
+    /// It is in another state.
+    fn enter(&mut self, lines: &mut Lines, at: Instant, state: QpState, args: Args) {
+        if state == self.state {
+            return;
+        }
+        self.end_wait(lines, at);
+        self.end_slice(lines, at);
+        self.state = state;
+        self.begin_state(lines, at, args);
+        if state == QpState::Reset {
+            self.end_sends(lines, at, self.sends.len(), "reset");
+        }
     }
 
-    #[test]
-    fn a_completion_ends_its_request_and_the_unsignaled_ones_before_it() {
-        let mut traced = Traced::new();
-        traced.seen();
-        traced.post(5, SendFlags::empty());
-        traced.post(5, SendFlags::SIGNALED);
-        traced.post(5, SendFlags::SIGNALED);
-        (8..10).for_each(|psn| traced.send(psn, TxReason::First));
-        traced.send(9, TxReason::Retransmission);
-        traced.complete(5, WcStatus::Success);
-        let ends: Vec<_> =
-            traced.seen().into_iter().filter(|(phase, ..)| phase == "e").map(|(.., args)| args).collect();
-        assert_eq!(ends.len(), 2);
-        assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion asked for".into(), &8.into()));
-        assert_eq!((&ends[1]["status"], &ends[1]["retransmitted"]), (&"success".into(), &1.into()));
-        traced.tell(&Event::TakenBack { qp: traced.qp, count: 1 });
-        assert_eq!(traced.names(), ["e SEND 0x000011"]);
+    /// A send request is in the queue.
+    fn posted(&mut self, lines: &mut Lines, at: Instant, request: &SendRequest<'_>, serial: u64) {
+        let length = match request.data {
+            SendData::Inline(bytes) => bytes.len() as u64,
+            SendData::Sges(sges) => length(sges),
+        };
+        let (wr_id, name) = (request.wr_id, operation(&request.op));
+        let signaled = self.pair.sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
+        // Viewers put slices of one name on one track; each queue pair shall have its own.
+        let title = format_args!("{name} {:#08x}", self.pair.qpn.get());
+        let args = Args::default().hex("wr_id", wr_id).number("length", length).number("signaled", u8::from(signaled));
+        lines.put(Phase::AsyncBegin(serial), self.track(), at, ("wr", &title), &args);
+        self.sends.push_back(Open { serial, wr_id, name, signaled, psns: None, retransmitted: 0 });
     }
 
-    #[test]
-    fn a_wait_for_a_peer_that_is_not_ready_ends_with_the_next_packet_of_a_request() {
-        let mut traced = Traced::new();
-        traced.post(5, SendFlags::SIGNALED);
-        traced.send(8, TxReason::First);
-        traced.seen();
-        let counts = RetryCounts { rnr_nak_retry_err: 1, ..RetryCounts::default() };
-        traced.tell(&Event::Retried { qp: traced.qp, counts });
-        traced.send(8, TxReason::Retransmission);
-        assert_eq!(traced.names(), ["i RNR NAK received", "B RNR wait", "i → RC SEND_ONLY again", "E"]);
+    /// The card is done with a send request, and with all before it.
+    fn completed(&mut self, lines: &mut Lines, at: Instant, cqe: &Cqe) {
+        let failed = cqe.status != WcStatus::Success;
+        let is_it = |open: &Open| open.wr_id == cqe.wr_id && (open.signaled || failed);
+        let Some(before) = self.sends.iter().position(is_it) else { return };
+        for (at_front, open) in self.sends.drain(..=before).enumerate() {
+            let status = if at_front == before { explain::name(cqe.status) } else { "no completion asked for" };
+            open.end(lines, self.pair.qpn, at, status);
+        }
+        if failed && cqe.status != WcStatus::WrFlushErr {
+            // A program may end as soon as it has this completion, before anybody tells the state.
+            let state = if self.pair.service.is_reliable() { QpState::Err } else { QpState::Sqe };
+            self.enter(lines, at, state, Args::default().text("why", &explain::name(cqe.status)));
+        }
     }
 
-    #[test]
-    fn what_is_open_ends_with_the_program() {
-        let mut traced = Traced::new();
-        traced.post(5, SendFlags::SIGNALED);
-        traced.seen();
-        traced.tracks.end(&mut traced.lines, Instant(9));
-        assert_eq!(traced.names(), ["E", "e SEND 0x000011"]);
+    /// Ends the requests that were posted last.
+    fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
+        let first = self.sends.len().saturating_sub(count);
+        for open in self.sends.drain(first..) {
+            open.end(lines, self.pair.qpn, at, status);
+        }
+    }
+
+    fn sent(&mut self, lines: &mut Lines, at: Instant, note: PacketNote, header: &Header) {
+        let Some(wr_id) = note.wr_id else { return };
+        self.end_wait(lines, at);
+        let psn = header.bth.psn;
+        match note.reason {
+            TxReason::Retransmission => {
+                if let Some(open) = self.sends.iter_mut().find(|open| open.has(psn)) {
+                    open.retransmitted += 1;
+                }
+            }
+            _ => {
+                // Programs use the same number for many; packets leave in the order of posts.
+                let position = header.opcode().facts().position;
+                let goes_on = matches!(position, Position::Middle | Position::Last);
+                let mut of_it = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
+                let open = match goes_on {
+                    true => of_it.rev().find(|open| open.psns.is_some()),
+                    false => of_it.find(|open| open.psns.is_none()),
+                };
+                if let Some(open) = open {
+                    open.psns = Some((open.psns.map_or(psn, |(first, _)| first), psn));
+                }
+            }
+        }
+    }
+
+    /// Packets were lost, or the peer was not ready.
+    fn retried(&mut self, lines: &mut Lines, at: Instant, counts: RetryCounts) {
+        let all = [
+            (counts.local_ack_timeout_err, "timeout: no acknowledgement came"),
+            (counts.packet_seq_err, "NAK received: PSN sequence error"),
+            (counts.implied_nak_seq_err, "implied NAK received"),
+            (counts.rnr_nak_retry_err, "RNR NAK received"),
+            (counts.send_rnr_err, "RNR NAK sent"),
+        ];
+        for (times, what) in all.into_iter().filter(|(times, _)| *times > 0) {
+            self.note(lines, at, ("retry", &what), &Args::default().number("times", times));
+        }
+        if counts.rnr_nak_retry_err > 0 && !self.waits && self.state != QpState::Err {
+            self.waits = true;
+            lines.put(Phase::Begin, self.track(), at, ("retry", &"RNR wait"), &Args::default());
+        }
+    }
+
+    fn end_wait(&mut self, lines: &mut Lines, at: Instant) {
+        if std::mem::take(&mut self.waits) {
+            self.end_slice(lines, at);
+        }
+    }
+
+    /// It is gone, or the program ends.
+    fn end(mut self, lines: &mut Lines, at: Instant, why: &str) {
+        self.end_wait(lines, at);
+        self.end_slice(lines, at);
+        self.end_sends(lines, at, self.sends.len(), why);
     }
 }
+
+impl Open {
+    fn has(&self, psn: Psn) -> bool {
+        self.psns.is_some_and(|(first, last)| psn.distance(first) >= 0 && psn.distance(last) <= 0)
+    }
+
+    fn end(self, lines: &mut Lines, qpn: Qpn, at: Instant, status: &str) {
+        let mut args = Args::default().text("status", &status);
+        if let Some((first, last)) = self.psns {
+            args = args.number("first_psn", first.get()).number("last_psn", last.get());
+        }
+        if self.retransmitted > 0 {
+            args = args.number("retransmitted", self.retransmitted);
+        }
+        lines.put(
+            Phase::AsyncEnd(self.serial),
+            qpn.get(),
+            at,
+            ("wr", &format_args!("{} {:#08x}", self.name, qpn.get())),
+            &args,
+        );
+    }
+}
+
+/// What the program set together with a state.
+fn attributes(attr: &QpAttr, mask: AttrMask) -> Args {
+    let all = [
+        (AttrMask::PATH_MTU, "path_mtu", attr.path_mtu.bytes()),
+        (AttrMask::TIMEOUT, "timeout", attr.timeout.into()),
+        (AttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt.into()),
+        (AttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry.into()),
+        (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer.into()),
+    ];
+    let set = all.into_iter().filter(|(bit, ..)| mask.contains(*bit));
+    let args = set.fold(Args::default(), |args, (_, name, value)| args.number(name, value));
+    let psns = [(AttrMask::RQ_PSN, "rq_psn", attr.rq_psn), (AttrMask::SQ_PSN, "sq_psn", attr.sq_psn)];
+    psns.into_iter()
+        .filter(|(bit, ..)| mask.contains(*bit))
+        .fold(args, |args, (_, name, psn)| args.number(name, psn.get()))
+}
+
+/// What kind of event a line is (`ph`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Something begins on the track; the last that began there ends first.
+    Begin,
+    /// It ends; whatever it is called.
+    End,
+    /// Something begins that ends independently of others, by this number.
+    AsyncBegin(u64),
+    /// It ends.
+    AsyncEnd(u64),
+    /// It takes no time.
+    Instant,
+    /// A number has the value in the arguments from now on.
+    Counter,
+    /// The arguments name the process or the track.
+    Name,
+}
+
+/// Lines that wait to be written.
+#[derive(Debug)]
+pub(super) struct Lines {
+    pid: u32,
+    text: String,
+}
+
+impl Lines {
+    pub(super) const fn new(pid: u32) -> Self {
+        Self { pid, text: String::new() }
+    }
+
+    /// The process whose they are. Its number is also that of the track for what belongs to no
+    /// queue pair.
+    const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Bytes.
+    pub(super) const fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Exchanges the lines with others, which should be empty.
+    pub(super) const fn swap(&mut self, text: &mut String) {
+        std::mem::swap(&mut self.text, text);
+    }
+
+    fn put(&mut self, phase: Phase, track: u32, at: Instant, (category, name): (&str, &dyn Display), args: &Args) {
+        let (pid, to) = (self.pid, &mut self.text);
+        let (letter, id) = match phase {
+            Phase::Begin => ('B', None),
+            Phase::End => ('E', None),
+            Phase::AsyncBegin(id) => ('b', Some(id)),
+            Phase::AsyncEnd(id) => ('e', Some(id)),
+            Phase::Instant => ('i', None),
+            Phase::Counter => ('C', None),
+            Phase::Name => ('M', None),
+        };
+        let mut line = || {
+            write!(to, "{{\"ph\":\"{letter}\",\"pid\":{pid},\"tid\":{track},")?;
+            write!(to, "\"ts\":{}.{:03}", at.0 / 1000, at.0 % 1000)?;
+            if phase != Phase::End {
+                write!(to, ",\"cat\":\"{category}\",\"name\":\"")?;
+                write!(Escaped(to), "{name}")?;
+                to.push('"');
+            }
+            if let Some(id) = id {
+                // Local to the process: with an `id` for all of them, viewers show these slices
+                // apart from every process.
+                write!(to, ",\"id2\":{{\"local\":\"{id:#x}\"}}")?;
+            }
+            if phase == Phase::Instant {
+                // It belongs to its track alone.
+                to.push_str(",\"s\":\"t\"");
+            }
+            writeln!(to, ",\"args\":{{{}}}}},", args.0)
+        };
+        // Writing to a string cannot fail.
+        let _: fmt::Result = line();
+    }
+}
+
+/// What is said about an event.
+#[derive(Debug, Default)]
+struct Args(String);
+
+impl Args {
+    fn number(self, key: &str, value: impl Into<u64>) -> Self {
+        let value = value.into();
+        self.add(key, |to| write!(to, "{value}"))
+    }
+
+    fn hex(self, key: &str, value: impl Into<u64>) -> Self {
+        let value = value.into();
+        self.add(key, |to| write!(to, "\"{value:#x}\""))
+    }
+
+    fn text(self, key: &str, value: &dyn Display) -> Self {
+        self.add(key, |to| {
+            to.push('"');
+            write!(Escaped(to), "{value}")?;
+            to.push('"');
+            Ok(())
+        })
+    }
+
+    fn add(mut self, key: &str, value: impl FnOnce(&mut String) -> fmt::Result) -> Self {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "\"{key}\":").and_then(|()| value(&mut self.0));
+        self
+    }
+}
+
+/// Writes the inside of a string. Control characters become spaces: not every viewer reads the
+/// escapes of the others.
+struct Escaped<'a>(&'a mut String);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            match character {
+                '"' | '\\' => self.0.extend(['\\', character]),
+                character if character.is_control() => self.0.push(' '),
+                character => self.0.push(character),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

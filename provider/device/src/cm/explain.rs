@@ -3,9 +3,9 @@
 //!
 //! Nothing here runs unless something failed. Reads the files of [`reasons`].
 
-use super::address::Address;
 use super::event::{EventData, EventKind};
 use super::id::{Id, Inner, Side};
+use super::route::Address;
 use roxe_base::config::Explain;
 use roxe_base::error::Error;
 use roxe_check::explain::{self, Connection, explains};
@@ -22,7 +22,7 @@ type Cause = (String, &'static str);
 
 impl Id {
     /// Says why, if `kind` is the end of an attempt; `error` is what failed on this side.
-    pub(in crate::cm) fn explain(
+    pub(super) fn explain(
         &self,
         inner: &Inner,
         (kind, status, data): (EventKind, i32, &EventData),

@@ -1,7 +1,7 @@
 //! The multicast groups of a datagram id, and which of them its queue pair is attached to by the
 //! id's doing.
 
-use super::address::Address;
+use super::route::Address;
 use crate::qp::Qp;
 use roxe_base::error::Error;
 
@@ -44,7 +44,9 @@ impl Groups {
 
     /// Forgets a group. False if there is no such group.
     pub(super) fn leave(&mut self, address: &Address, qp: Option<&Qp>) -> bool {
-        let Some(at) = self.0.iter().position(|group| group.is_at(address)) else { return false };
+        // Ports of groups have no meaning.
+        let is_meant = |group: &Group| group.address.with_port(0) == address.with_port(0);
+        let Some(at) = self.0.iter().position(is_meant) else { return false };
         let mut group = self.0.remove(at);
         let remains = self.0.iter().any(|other| other.is_attached && other.address.gid() == address.gid());
         if let Some(qp) = qp.filter(|_| !remains) {
@@ -55,11 +57,6 @@ impl Groups {
 }
 
 impl Group {
-    /// Whether the program means this one: ports of groups have no meaning.
-    fn is_at(&self, address: &Address) -> bool {
-        self.address.with_port(0) == address.with_port(0)
-    }
-
     fn detach(&mut self, qp: &Qp) {
         if std::mem::take(&mut self.is_attached) {
             // It is no member any more if the program has detached it itself.

@@ -16,30 +16,25 @@
 //!
 //! # Files
 //!
-//! `id` is what programs hold: `state` is what it is made of, `life` how it begins and ends, and in
-//! files of their own how it gets addresses (`resolve`), listens (`listen`), connects (`connect`)
-//! and moves its queue pair (`pair`). `handler` is what it hears of the machine, `interface` of the
-//! network interface; `multicast` and `alternate` belong to it. `explain` says why a
-//! connection failed; `device_addr` finds devices and routes. The machine itself is run by `ib_cm`.
+//! `id` is what programs hold; how it gets addresses is in `resolve`, how it listens and
+//! becomes an id for each request in `listener`, how it connects, moves its queue pair and hears of
+//! the machine in `connection`, groups in `multicast` and `groups`. `explain` says why a connection
+//! failed; `route` has addresses, and finds devices and routes. The machine itself is run by
+//! `ib_cm`.
 
-mod address;
-mod alternate;
-mod device_addr;
+mod connection;
 mod event;
 mod explain;
 mod groups;
-mod handler;
 mod id;
-mod interface;
+mod listener;
 mod multicast;
-mod options;
+mod resolve;
 mod route;
 
-pub use address::{Address, IbAddress};
-pub use device_addr::connections;
 pub use event::{ConnParam, EventData, EventKind, UDP_QKEY, UdParam};
-pub use id::{Channel, Event, Id};
-pub use options::{IdOption, JoinFlags};
-pub use route::Path;
+pub use id::{Channel, Event, Id, IdOption};
+pub use multicast::JoinFlags;
+pub use route::{Address, IbAddress, Path, connections};
 pub use roxe_transport::cm::Ece;
 pub use roxe_wire::cm::{PortSpace, RejReason};

@@ -4,11 +4,10 @@
 //! listens for the group (IGMP, MLD) as long as one is. So a join comes to its end at once, and a
 //! member that only sends is never attached.
 
-use super::address::Address;
 use super::event::{EventData, EventKind, UDP_QKEY, UdParam};
 use super::groups::Group;
 use super::id::{Id, Inner, State};
-use super::options::JoinFlags;
+use super::route::Address;
 use crate::ah::AhAttr;
 use roxe_base::error::Error;
 use roxe_base::limits;
@@ -16,6 +15,13 @@ use roxe_net::group::embedded_ipv4;
 use roxe_net::link::HOP_LIMIT;
 use roxe_transport::qp::Service;
 use roxe_wire::{Gid, Qpn};
+
+/// How to be member of a group (`enum rdma_cm_join_mc_flags`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JoinFlags {
+    /// Not to receive: to send only.
+    pub send_only: bool,
+}
 
 impl Id {
     /// Becomes a member of the group `addr`, an IPv4 or IPv6 address: the queue pair that the id

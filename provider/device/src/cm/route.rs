@@ -1,9 +1,311 @@
-//! The path to a peer. Plain data and what it means to messages and queue pairs.
+//! Where an id is and how packets get from there to its peer: addresses as programs say them, the
+//! device that has an address, the system's route, and the path of a connection.
+//!
+//! Addresses are IP, or the `AF_IB` form that names a service outright. Asks the system for its
+//! route by connecting a UDP socket, which sends nothing and needs no privilege.
 
 use crate::ah::AhAttr;
+use crate::device::Device;
+use crate::devices::devices;
+use crate::fork;
+use crate::runtime::{Runtime, known_devices};
+use roxe_base::error::Error;
+use roxe_base::limits::PORTS;
+use roxe_engine::notice;
+use roxe_engine::port::Netdev;
+use roxe_net::link::HOP_LIMIT;
+use roxe_net::udp_table::other_owner_of_port;
 use roxe_transport::cm::{QpTerms, Route};
 use roxe_transport::wr::Av;
-use roxe_wire::{Gid, PathMtu};
+use roxe_wire::{Gid, PathMtu, Pkey, ROCE_PORT};
+use socket2::{Domain, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::sync::{Arc, Once};
+
+/// An address of an id (`struct sockaddr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// IPv4 or IPv6.
+    Ip(SocketAddr),
+    /// `AF_IB`.
+    Ib(IbAddress),
+}
+
+/// An address with a service id in it (`struct sockaddr_ib`); all fields in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IbAddress {
+    /// P_Key; 0 and 0xffff are the only one that there is.
+    pub pkey: u16,
+    /// Flow label and traffic class, as in IPv6.
+    pub flow_info: u32,
+    /// The address; zero for all.
+    pub gid: Gid,
+    /// The service.
+    pub sid: u64,
+    /// Which bits of it count.
+    pub sid_mask: u64,
+    /// Of a link-local address.
+    pub scope_id: u64,
+}
+
+impl From<SocketAddr> for Address {
+    fn from(addr: SocketAddr) -> Self {
+        Self::Ip(addr)
+    }
+}
+
+impl From<IbAddress> for Address {
+    fn from(addr: IbAddress) -> Self {
+        Self::Ib(addr)
+    }
+}
+
+impl Address {
+    /// Whether it stands for all addresses.
+    pub fn is_any(&self) -> bool {
+        match self {
+            Self::Ip(ip) => ip.ip().is_unspecified(),
+            Self::Ib(ib) => ib.gid.is_zero(),
+        }
+    }
+
+    /// The port: of an `AF_IB` address the low 16 bits of the service.
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Ip(ip) => ip.port(),
+            Self::Ib(ib) => (ib.sid & ib.sid_mask) as u16,
+        }
+    }
+
+    /// This address with another port; an `AF_IB` address is for exactly that service then.
+    pub fn with_port(self, port: u16) -> Self {
+        match self {
+            Self::Ip(mut ip) => {
+                ip.set_port(port);
+                Self::Ip(ip)
+            }
+            Self::Ib(ib) => Self::Ib(IbAddress { sid: ib.sid & !0xffff | u64::from(port), sid_mask: !0, ..ib }),
+        }
+    }
+
+    /// All addresses of its family, at no port.
+    pub(super) fn any(&self) -> Self {
+        match self {
+            Self::Ip(SocketAddr::V4(_)) => Self::Ip((Ipv4Addr::UNSPECIFIED, 0).into()),
+            Self::Ip(SocketAddr::V6(_)) => Self::Ip((Ipv6Addr::UNSPECIFIED, 0).into()),
+            Self::Ib(_) => Self::Ib(IbAddress::default()),
+        }
+    }
+
+    /// Whether it is of the same family.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ip(a), Self::Ip(b)) => a.is_ipv4() == b.is_ipv4(),
+            (Self::Ib(_), Self::Ib(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// This port or service at `ip`, which is an address on the network interface `ifindex`.
+    pub(super) fn at(self, ip: IpAddr, ifindex: u32) -> Self {
+        match (self, ip) {
+            (Self::Ip(old), IpAddr::V6(v6)) => {
+                let scope = if v6.is_unicast_link_local() { ifindex } else { 0 };
+                let flow = if let SocketAddr::V6(old) = old { old.flowinfo() } else { 0 };
+                Self::Ip(SocketAddrV6::new(v6, old.port(), flow, scope).into())
+            }
+            (Self::Ip(old), ip) => Self::Ip(SocketAddr::new(ip, old.port())),
+            (Self::Ib(ib), ip) => Self::Ib(IbAddress { gid: ip.into(), ..ib }),
+        }
+    }
+
+    /// The GID that packets have for it.
+    pub fn gid(&self) -> Gid {
+        match self {
+            Self::Ip(ip) => ip.ip().into(),
+            Self::Ib(ib) => ib.gid,
+        }
+    }
+}
+
+/// A device, and an address of it.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceAddr {
+    pub(super) device: Arc<Device>,
+    pub(super) engine: Runtime,
+    pub(super) gid: Gid,
+    /// Its index in the GID table.
+    pub(super) gid_index: u8,
+    /// The MAC address that the interface had when this was looked up.
+    pub(super) mac: [u8; 6],
+}
+
+impl DeviceAddr {
+    /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device
+    /// has it.
+    pub(super) fn of(gid: Gid) -> Result<Self, Error> {
+        if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
+            return Ok(device_addr);
+        }
+        // It may be an address that has just come.
+        let all = devices()?;
+        for device in &all {
+            fork::runtime_of(device)?.watch();
+        }
+        Self::find(&all, |own| own == gid)?.ok_or_else(|| nowhere(gid))
+    }
+
+    /// The first address of its IP version of the first device that has one: what stands for this
+    /// host.
+    fn first(is_ipv4: bool) -> Result<Self, Error> {
+        let found = Self::find(&devices()?, |gid| gid.is_ipv4() == is_ipv4)?;
+        found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of this family"))
+    }
+
+    fn find(devices: &[Arc<Device>], is_it: impl Fn(Gid) -> bool) -> Result<Option<Self>, Error> {
+        for device in devices {
+            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| is_it(*gid)) {
+                let (engine, mac) = (watched(device)?, device.adapter().interface().mac);
+                return Ok(Some(Self { device: Arc::clone(device), engine, gid, gid_index, mac }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Tells the person who runs the program, once, that connections to `gid` reach another user's
+/// card.
+fn tell_of_owner(gid: Gid, own: Gid) {
+    static TOLD: Once = Once::new();
+    if let Some(owner) = other_owner_of_port(gid) {
+        let (ip, own) = (gid.to_ip(), own.to_ip());
+        TOLD.call_once(|| notice::tell(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
+    }
+}
+
+/// Why no device has it.
+fn nowhere(gid: Gid) -> Error {
+    let ip = gid.to_ip();
+    if let (Some(owner), Ok(own)) = (other_owner_of_port(gid), HostRoute::loopback(gid.is_ipv4())) {
+        let own = own.gid.to_ip();
+        return Error::new(
+            libc::EADDRINUSE,
+            format!("{ip} is the address of the card of {owner}; this user's card has {own}"),
+        );
+    }
+    match UdpSocket::bind((ip, 0)) {
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            Error::new(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host"))
+        }
+        _ => {
+            let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&gid));
+            let name = netdev.map_or_else(|| " to its interface".to_owned(), |netdev| format!("={}", netdev.name));
+            Error::new(libc::ENODEV, format!("no RDMA device has the address {ip}; set ROXE_NETDEV{name}"))
+        }
+    }
+}
+
+/// The engines of all devices.
+pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
+    devices()?.iter().map(watched).collect()
+}
+
+/// The engine of a device, which follows its interface from now on.
+fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
+    let engine = fork::runtime_of(device)?;
+    engine.keep_watching();
+    Ok(engine)
+}
+
+/// The route to a destination, as the system sees it.
+#[derive(Clone, Debug)]
+pub(super) struct HostRoute {
+    /// The device that packets leave by, and its address.
+    pub(super) device_addr: DeviceAddr,
+    /// The source address of packets.
+    pub(super) source: IpAddr,
+    /// The destination; another than asked for if that stands for this host.
+    pub(super) destination: IpAddr,
+    /// TTL or hop limit that the system gives packets on it.
+    pub(super) hop_limit: u8,
+}
+
+impl HostRoute {
+    /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others
+    /// as connect(2); EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
+    pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
+        let to = match to {
+            Address::Ip(ip) => *ip,
+            Address::Ib(ib) => SocketAddr::new(ib.gid.to_ip(), 0),
+        };
+        if to.ip().is_unspecified() {
+            return Self::to_ourselves(source, to.is_ipv4());
+        }
+        let is_chosen = source.is_none();
+        let (source, hop_limit) = match source {
+            // Groups are reached through the interface that has the address, whatever the routes
+            // say.
+            Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
+            _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
+        };
+        let device_addr = DeviceAddr::of(source.into()).or_else(|error| match source {
+            // The card may have another address of the loopback interface.
+            _ if is_chosen && source.is_loopback() => {
+                let own = Self::loopback(source.is_ipv4())?;
+                tell_of_owner(to.ip().into(), own.gid);
+                Ok(own)
+            }
+            _ => Err(error),
+        })?;
+        let source = device_addr.gid.to_ip();
+        Ok(Self { device_addr, source, destination: to.ip(), hop_limit })
+    }
+
+    /// The address of the loopback interface that a card of this user has.
+    fn loopback(is_ipv4: bool) -> Result<DeviceAddr, Error> {
+        let is_it = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
+        let found = DeviceAddr::find(&devices()?, is_it)?;
+        found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of the loopback interface"))
+    }
+
+    /// Its ends as packets have them.
+    pub(super) fn ends(&self) -> Route {
+        Route { local: self.device_addr.gid, remote: self.destination.into() }
+    }
+
+    /// From an address to itself.
+    fn to_ourselves(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
+        let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
+        let address = device_addr.gid.to_ip();
+        Ok(Self { device_addr, source: address, destination: address, hop_limit: HOP_LIMIT })
+    }
+}
+
+/// The source address and hop limit of packets to `to`.
+fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
+    let mut to = to;
+    to.set_port(ROCE_PORT);
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
+    if let Some(source) = source {
+        let mut from = SocketAddr::new(source, 0);
+        if let (SocketAddr::V6(from), SocketAddr::V6(to)) = (&mut from, to) {
+            from.set_scope_id(to.scope_id());
+        }
+        socket.bind(&from.into())?;
+    }
+    socket.connect(&to.into())?;
+    let hops = if to.is_ipv4() { socket.ttl_v4() } else { socket.unicast_hops_v6() };
+    let hop_limit = hops.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(HOP_LIMIT);
+    let local = socket.local_addr()?.as_socket();
+    Ok((local.ok_or(io::ErrorKind::AddrNotAvailable)?.ip(), hop_limit))
+}
+
+/// How many connections and lookups of `device` this process has, those included that are over but
+/// for late packets.
+pub fn connections(device: &Arc<Device>) -> usize {
+    fork::runtime_of(device).map_or(0, |engine| engine.connections())
+}
 
 /// How long a packet lives on the way, a code: what Linux takes on RoCE.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
@@ -52,10 +354,10 @@ impl Path {
             sgid: route.local,
             dgid: route.remote,
             flow_label: 0,
-            hop_limit: roxe_net::link::HOP_LIMIT,
+            hop_limit: HOP_LIMIT,
             traffic_class: 0,
             sl: 0,
-            pkey: roxe_wire::Pkey::DEFAULT.0,
+            pkey: Pkey::DEFAULT.0,
             mtu,
             rate: 0,
             packet_life_time: PACKET_LIFE_TIME,
@@ -81,7 +383,7 @@ impl Path {
             hop_limit: self.hop_limit,
             traffic_class: self.traffic_class,
             flow_label: self.flow_label,
-            port: roxe_base::limits::PORTS,
+            port: PORTS,
             has_grh: true,
             sl: self.sl,
             static_rate: 0,

@@ -336,3 +336,202 @@ fn a_hundred_thousand_regions_are_found_and_freed() {
     drop(regions);
     assert_eq!(s.table().hold().count(), 0);
 }
+
+/// Parts of a dma-buf.
+mod dmabuf {
+    use super::super::*;
+    use crate::testing::{self, PAGE, Pages};
+    use roxe_transport::cx::MemError;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+    fn errno<T>(result: Result<T, Error>) -> i32 {
+        result.map_or_else(|error| error.errno(), |_| 0)
+    }
+
+    // clause: KEY-DMABUF
+    #[test]
+    fn a_write_of_a_peer_reaches_the_file() {
+        let (pages, pd) = (Pages::of_file(3), testing::pd());
+        let part = DmaBuf { fd: pages.fd(), offset: PAGE + 8, length: PAGE };
+        let iova = (1 << 40) + 8;
+        let mr = pd.reg_dmabuf_mr(part, iova, ALL).unwrap();
+        let table = pd.context().memory();
+        table.hold().write_remote(pd.id(), mr.rkey(), iova + 16, &7u64.to_ne_bytes()).unwrap();
+        assert_eq!(testing::load(pages.addr() + PAGE + 24), 7);
+        let beyond = table.hold().write_remote(pd.id(), mr.rkey(), iova + PAGE - 4, &[0; 8]);
+        assert_eq!(beyond, Err(MemError::Range));
+        assert_eq!((mr.addr(), mr.length()), (PAGE + 8, PAGE));
+        pages.truncate_file();
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::Fault));
+        let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
+        assert_eq!(errno(mr.change(anew)), libc::EOPNOTSUPP);
+        mr.deregister().unwrap();
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), iova, &[1]), Err(MemError::BadKey));
+        assert!(pd.dealloc().is_ok());
+    }
+
+    // clause: KEY-DMABUF
+    #[test]
+    fn parts_that_cannot_be_are_refused() {
+        let (pages, pd) = (Pages::of_file(2), testing::pd());
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let unreadable = std::fs::OpenOptions::new().write(true).open("/dev/zero").unwrap();
+        let good = DmaBuf { fd: pages.fd(), offset: 0, length: 2 * PAGE };
+        for (part, iova, access, expected) in [
+            (good, 0, ALL, 0),
+            (good, 0, ALL | Access::REMOTE_ATOMIC | Access::RELAXED_ORDERING, 0),
+            (good, 8, ALL, libc::EINVAL),
+            (good, 0, ALL | Access::ON_DEMAND, libc::EINVAL),
+            (good, 0, ALL | Access::ZERO_BASED, libc::EINVAL),
+            (good, 0, Access::REMOTE_WRITE, libc::EINVAL),
+            (good, !(PAGE - 1), ALL, libc::EINVAL),
+            (DmaBuf { length: 0, ..good }, 0, ALL, libc::EINVAL),
+            (DmaBuf { offset: PAGE, ..good }, 0, ALL, libc::EINVAL),
+            (DmaBuf { length: u64::MAX, ..good }, 0, ALL, libc::EINVAL),
+            (DmaBuf { fd: -1, ..good }, 0, ALL, libc::EBADF),
+            (DmaBuf { fd: socket.as_raw_fd(), ..good }, 0, ALL, libc::EINVAL),
+            (DmaBuf { fd: unreadable.as_raw_fd(), ..good }, 0, ALL, libc::EACCES),
+        ] {
+            assert_eq!(errno(pd.reg_dmabuf_mr(part, iova, access)), expected, "{part:?} {iova:#x} {access:?}");
+        }
+        assert!(pd.dealloc().is_ok());
+    }
+}
+
+/// The null region.
+mod null {
+    use super::super::*;
+    use crate::testing;
+    use roxe_memory::guard::own_cells;
+    use roxe_memory::region::{MwKind, Reach};
+    use roxe_transport::cx::{AtomicOp, MemError};
+    use roxe_transport::wr::Bind;
+
+    /// `length` bytes at `addr` of the region.
+    fn part(mr: &Mr, addr: u64, length: u32) -> [Sge; 1] {
+        [Sge { addr, length, lkey: mr.lkey() }]
+    }
+
+    // clause: KEY-NULL
+    #[test]
+    fn lists_read_zeros_and_write_nothing() {
+        let pd = testing::pd();
+        let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
+        for addr in [0, 4096, 1 << 47, u64::MAX - 8] {
+            let mut out = [7; 8];
+            assert_eq!(table.hold().scatter(pd.id(), &part(&mr, addr, 8), 0, &[1; 8]), Ok(()));
+            assert_eq!(
+                (table.hold().gather(pd.id(), &part(&mr, addr, 8), 0, own_cells(&mut out)), out),
+                (Ok(()), [0; 8])
+            );
+        }
+        let stranger = pd.context().alloc_pd().unwrap();
+        let list = part(&mr, 0, 8);
+        assert_eq!(table.hold().gather(stranger.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::WrongDomain));
+        assert_eq!(table.hold().scatter(stranger.id(), &list, 0, &[0; 8]), Err(MemError::WrongDomain));
+        mr.deregister().unwrap();
+        assert_eq!(table.hold().gather(pd.id(), &list, 0, own_cells(&mut [0; 8])), Err(MemError::BadKey));
+        assert!(pd.dealloc().is_ok());
+    }
+
+    // clause: KEY-NULL
+    #[test]
+    fn peers_windows_and_new_terms_are_refused() {
+        let pd = testing::pd();
+        let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
+        let refused = Err(MemError::WrongDomain);
+        assert_eq!(table.hold().read_remote(pd.id(), mr.rkey(), 0, own_cells(&mut [0; 8])), refused);
+        assert_eq!(table.hold().write_remote(pd.id(), mr.rkey(), 0, &[0; 8]), refused);
+        assert_eq!(table.hold().atomic_remote(pd.id(), mr.rkey(), 0, AtomicOp::FetchAdd { add: 1 }).map(drop), refused);
+        let mw = pd.alloc_mw(MwKind::One).unwrap();
+        let bind = Bind { rkey: mw.rkey(), lkey: mr.lkey(), access: Access::REMOTE_READ, addr: 0, length: 8 };
+        assert_eq!(table.bind(Reach::from(pd.id()), &bind), refused);
+        let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
+        assert_eq!(mr.change(anew).unwrap_err().errno(), libc::EINVAL);
+    }
+}
+
+/// Advice about registered memory.
+mod advise {
+    use super::super::*;
+    use crate::testing::{self, PAGE, Pages};
+    use roxe_memory::guard::own_cells;
+    use roxe_transport::cx::MemError;
+    use roxe_wire::LKey;
+
+    const ON_DEMAND: Access = Access::ON_DEMAND.union(Access::LOCAL_WRITE);
+
+    fn errno(result: Result<(), Error>) -> i32 {
+        result.map_or_else(|e| e.errno(), |()| 0)
+    }
+
+    fn sge(mr: &Mr, addr: u64, length: u64) -> Sge {
+        Sge { addr, length: length as u32, lkey: mr.lkey() }
+    }
+
+    // clause: KEY-ON-DEMAND
+    #[test]
+    fn pages_come_when_they_are_asked_for() {
+        let (pages, pd) = (Pages::new(4), testing::pd());
+        let mr = pd.register(pages.addr(), 4 * PAGE, pages.addr(), ON_DEMAND).unwrap();
+        let page = |i| sge(&mr, pages.addr() + i * PAGE, PAGE);
+        let resident = || [0, 1, 2, 3].map(|i| pages.is_resident(i));
+        assert_eq!(resident(), [false; 4]);
+        pd.advise_mr(Advice::PrefetchNoFault, &[page(0)]).unwrap();
+        assert_eq!(resident(), [false; 4]);
+        pd.advise_mr(Advice::PrefetchWrite, &[page(1), page(3)]).unwrap();
+        assert_eq!(resident(), [false, true, false, true]);
+        pd.advise_mr(Advice::Prefetch, &[page(0), sge(&mr, 0, 0)]).unwrap_err();
+        pd.advise_mr(Advice::Prefetch, &[page(0)]).unwrap();
+        assert!(pages.is_resident(0));
+    }
+
+    #[test]
+    fn lists_that_reach_too_far_are_refused() {
+        let (pages, pd) = (Pages::new(4), testing::pd());
+        let mr = pd.register(pages.addr(), 3 * PAGE, pages.addr(), ON_DEMAND).unwrap();
+        let fixed = pd.register(pages.addr(), PAGE, pages.addr(), Access::empty()).unwrap();
+        let other = pd.context().alloc_pd().unwrap();
+        pages.unmap(2, 1);
+        let at = |i: u64| pages.addr() + i * PAGE;
+        for (advice, list, expected) in [
+            (Advice::Prefetch, [sge(&mr, at(0), 2 * PAGE)], 0),
+            (Advice::Prefetch, [sge(&mr, at(2), 1)], libc::EFAULT),
+            (Advice::PrefetchNoFault, [sge(&mr, at(2), 1)], 0),
+            (Advice::PrefetchNoFault, [sge(&mr, at(2), PAGE + 1)], libc::EFAULT),
+            (Advice::PrefetchNoFault, [Sge { lkey: LKey(7), ..sge(&mr, at(0), 1) }], libc::EFAULT),
+            (Advice::Prefetch, [sge(&fixed, at(0), PAGE)], 0),
+            (Advice::PrefetchWrite, [sge(&fixed, at(0), PAGE)], libc::EFAULT),
+        ] {
+            assert_eq!(errno(pd.advise_mr(advice, &list)), expected, "{advice:?} {list:?}");
+        }
+        assert_eq!(errno(other.advise_mr(Advice::Prefetch, &[sge(&mr, at(0), 1)])), libc::EFAULT);
+    }
+
+    // clause: KEY-ON-DEMAND
+    #[test]
+    fn one_region_can_be_all_there_is() {
+        let (pages, pd) = (Pages::new(1), testing::pd());
+        let all = |access| pd.register(0, u64::MAX, 0, access);
+        let rights = ON_DEMAND | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let mr: Arc<Mr> = all(rights).unwrap();
+        let memory = pd.context().memory();
+        memory.hold().write_remote(pd.id(), mr.rkey(), pages.addr(), b"here").unwrap();
+        let mut read = [0; 4];
+        memory.hold().read_remote(pd.id(), mr.rkey(), pages.addr(), own_cells(&mut read)).unwrap();
+        assert_eq!(&read, b"here");
+        for nowhere in [0, 1 << 47, 1 << 63, u64::MAX - 16] {
+            assert_eq!(
+                memory.hold().write_remote(pd.id(), mr.rkey(), nowhere, b"here"),
+                Err(MemError::Fault),
+                "{nowhere:#x}"
+            );
+        }
+        let errno = |access| all(access).unwrap_err().errno();
+        assert_eq!(errno(Access::LOCAL_WRITE), libc::EINVAL);
+        assert_eq!(pd.register(1, u64::MAX - 1, 1, ON_DEMAND).unwrap_err().errno(), libc::EINVAL);
+    }
+}

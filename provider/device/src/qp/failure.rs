@@ -1,7 +1,9 @@
-//! Why requests of a queue pair failed: what its end knows is put together here, for the user, and
-//! what it knows of the peer's requests is written down for the peer.
+//! Why requests of a queue pair failed, and why a list or a remote key could not be used, in words:
+//! what its end knows is put together here, for the user, and what it knows of the peer's requests
+//! is written down for the peer.
 //!
-//! Nothing here runs unless something failed. Touches the files of [`reasons`].
+//! Nothing here runs unless something failed. Touches the files of [`reasons`], the table of keys
+//! and `/proc/self/maps`.
 
 use super::history::Entry;
 use super::resources::QpResources;
@@ -9,13 +11,15 @@ use crate::srq::Srq;
 use roxe_base::config::Explain;
 use roxe_check::explain::{self, Cause, Failure, Owed, explains};
 use roxe_engine::reasons::{self, Owner, Reason};
+use roxe_memory::mapped::why_unusable;
+use roxe_memory::region::KeyFacts;
 use roxe_net::probe::Probe;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cm::Route;
-use roxe_transport::cx::Side;
+use roxe_transport::cx::{MemError, Side};
 use roxe_transport::qp::{DropReason, QpAttr, QpState, Service};
-use roxe_transport::wr::{Cqe, WcStatus};
-use roxe_wire::Qpn;
+use roxe_transport::wr::{Access, Bind, Cqe, WcStatus};
+use roxe_wire::{Qpn, RKey};
 use std::sync::Arc;
 
 /// The first failure of a queue pair since it was reset; what comes behind it follows from it.
@@ -43,16 +47,6 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
         failed.cqe.get_or_insert((side, *cqe));
         failed.owed.get_or_insert_with(explain::owe);
     }
-}
-
-/// Says why requests are flushed: no failure, so it is one line.
-fn explain_flush(qp: &QpResources, cqe: &Cqe, why: Cause) {
-    let (number, service, first) = (qp.qpn.get(), qp.service.name(), cqe.wr_id);
-    let Cause { text, advice } = why;
-    let text = format!(
-        "requests of queue pair {number:#08x} ({service}) are flushed (5), the first with wr_id {first}: {text}"
-    );
-    explain::happened(|| cause(text, advice));
 }
 
 /// A request is flushed, and none has failed before: `refusal` is what may have ended the
@@ -86,7 +80,6 @@ pub(super) fn note_flush(
 /// What a queue pair knows about a failure.
 #[derive(Debug)]
 pub(super) struct Circumstances {
-    /// Its attributes.
     pub(super) attr: QpAttr,
     /// Length of a request of which nothing was acknowledged.
     pub(super) unanswered: Option<u32>,
@@ -97,12 +90,17 @@ pub(super) struct Circumstances {
 }
 
 impl Failed {
-    /// Explains the failure.
     pub(super) fn explain(self, qp: &QpResources, circumstances: Circumstances) {
         let Circumstances { attr, unanswered, probe, history } = circumstances;
         let Some((side, cqe)) = self.cqe else { return };
         if cqe.status == WcStatus::WrFlushErr {
-            return self.local.into_iter().for_each(|why| explain_flush(qp, &cqe, why));
+            // No failure, so it is one line.
+            let Some(Cause { text, advice }) = self.local else { return };
+            let (number, service, first) = (qp.qpn.get(), qp.service.name(), cqe.wr_id);
+            let text = format!(
+                "requests of queue pair {number:#08x} ({service}) are flushed (5), the first with wr_id {first}: {text}"
+            );
+            return explain::happened(|| cause(text, advice));
         }
         let is_connected = !matches!(qp.service, Service::Ud | Service::Raw);
         let is_unanswered = cqe.status == WcStatus::RetryExcErr;
@@ -287,4 +285,173 @@ const fn advice_of_refusal(service: Service, status: WcStatus) -> &'static str {
 
 fn ifindex(qp: &QpResources) -> u32 {
     qp.context.device().ifindex()
+}
+
+/// A range that was asked for under a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    /// `lkey` or `rkey`.
+    pub(super) kind: &'static str,
+    pub(super) key: u32,
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    pub(super) access: Access,
+}
+
+impl Asked {
+    /// What was met, and what to do about it.
+    pub(super) fn refused(&self, error: MemError, facts: KeyFacts) -> Cause {
+        let Self { kind, key, addr, len, access } = *self;
+        let (cause, advice) = match (error, facts) {
+            (MemError::BadKey, KeyFacts::Dead) => (
+                "the region or window that had this key is gone: it was deregistered or deallocated".to_owned(),
+                "keep the region registered until the last request that names it is complete",
+            ),
+            (MemError::BadKey, KeyFacts::Rebound(now)) => (
+                format!("the memory window was bound again, under the key {now:#x}"),
+                "send the peer the rkey of the newest bind",
+            ),
+            (MemError::BadKey, _) => (
+                "there is no region or window with this key".to_owned(),
+                "exchange the keys after the regions are registered, all 32 bits, in one byte order",
+            ),
+            (MemError::WrongDomain, KeyFacts::Unbound) => (
+                "the memory window with this key is not bound: it was invalidated, or has never been bound".to_owned(),
+                "bind the window before its rkey is used, and use no rkey after its invalidation",
+            ),
+            (MemError::WrongDomain, KeyFacts::Null) => {
+                ("the key is that of a null region, which only lists can use".to_owned(), "use the rkey of a region")
+            }
+            (MemError::WrongDomain, KeyFacts::Open { of_qp: true, .. }) => (
+                "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
+                "bind the window by the queue pair whose peer uses it",
+            ),
+            (MemError::WrongDomain, KeyFacts::Open { is_window: true, .. }) if kind == "lkey" => {
+                ("the key is that of a memory window, which lists cannot use".to_owned(), "use the lkey of the region")
+            }
+            (MemError::WrongDomain, _) => (
+                "the key belongs to another protection domain than the queue pair".to_owned(),
+                "register the memory in the protection domain that the queue pair was created in",
+            ),
+            (MemError::Access, facts) => {
+                let granted = match facts {
+                    KeyFacts::Open { access, .. } => format!("; it grants {}", names(access)),
+                    _ => String::new(),
+                };
+                (
+                    format!("the region does not grant {}{granted}", names(access)),
+                    "add the access flag where the region is registered (ibv_reg_mr) or the window is bound",
+                )
+            }
+            (MemError::Range, KeyFacts::Open { base, length, .. }) => (
+                format!("not all of it is inside the region, which has {length} bytes from {base:#x} on"),
+                "compare the address and the length with what was registered; the address is the virtual one, or \
+                 counts from 0 with ZERO_BASED",
+            ),
+            (MemError::Range, _) => ("not all of it is inside the region".to_owned(), "compare address and length"),
+            (MemError::Fault, KeyFacts::Open { addr: memory, base, .. }) => (
+                why_unusable(memory.wrapping_add(addr.wrapping_sub(base)), len, is_written(access)),
+                "keep the memory mapped, with its rights, until it is deregistered",
+            ),
+            (MemError::Fault, _) => {
+                ("the memory cannot be used any more".to_owned(), "keep the memory mapped until it is deregistered")
+            }
+        };
+        Cause { text: format!("{len} bytes at {addr:#x} under {kind} {key:#x}: {cause}"), advice: advice.to_owned() }
+    }
+}
+
+/// Why a key could not be invalidated.
+pub(super) fn uninvalidated(rkey: RKey, error: MemError, facts: KeyFacts) -> Cause {
+    let rkey = rkey.0;
+    let cause = match (error, facts) {
+        (MemError::BadKey, KeyFacts::Rebound(now)) => {
+            format!("rkey {rkey:#x} is a former key of a memory window, which has {now:#x} since it was bound again")
+        }
+        (MemError::BadKey, KeyFacts::Dead) => format!("the region or window that had rkey {rkey:#x} is gone"),
+        (MemError::BadKey, _) => format!("there is no region or window with rkey {rkey:#x}"),
+        (MemError::WrongDomain, KeyFacts::Open { of_qp: true, .. }) => {
+            format!("the memory window with rkey {rkey:#x} is bound to another queue pair")
+        }
+        (MemError::WrongDomain, _) => format!("rkey {rkey:#x} belongs to another protection domain"),
+        (_, KeyFacts::Unbound) => format!("the memory window with rkey {rkey:#x} is not bound"),
+        (_, KeyFacts::Open { is_window: true, .. }) => {
+            format!("rkey {rkey:#x} is that of a memory window of type 1, which is bound anew instead")
+        }
+        _ => format!("rkey {rkey:#x} is that of a region, and only memory windows of type 2 can be invalidated"),
+    };
+    let advice = "invalidate the newest rkey of a bound window of type 2, once, on the queue pair that bound it";
+    Cause { text: cause, advice: advice.to_owned() }
+}
+
+/// Why a window could not be bound: `facts` of the window and of the region.
+pub(super) fn unbound(bind: &Bind, error: MemError, (window, region): (KeyFacts, KeyFacts)) -> Cause {
+    let (rkey, lkey, length) = (bind.rkey.0, bind.lkey.0, bind.length);
+    let range = Asked { kind: "lkey", key: lkey, addr: bind.addr, len: length, access: bind.access };
+    if matches!(window, KeyFacts::Unknown | KeyFacts::Dead) {
+        return Cause {
+            text: format!("there is no memory window whose rkey has the index of {rkey:#x}"),
+            advice: "take the key from ibv_mw.rkey, and change its low 8 bits only (ibv_inc_rkey)".to_owned(),
+        };
+    }
+    let (text, advice) = match (error, region) {
+        (MemError::Access, _) if matches!(window, KeyFacts::Open { of_qp: true, .. }) => (
+            format!("the memory window {rkey:#x} of type 2 is bound already"),
+            "invalidate the window before it is bound again",
+        ),
+        (MemError::Access, _) if length == 0 => (
+            format!("a memory window of type 2 cannot be bound to {length} bytes"),
+            "bind 1 byte or more; an invalidation closes the window",
+        ),
+        (MemError::Access, KeyFacts::Open { access, .. }) => {
+            let mut needed = Access::MW_BIND;
+            if is_written(bind.access) {
+                needed |= Access::LOCAL_WRITE;
+            }
+            let (lacks, granted) = (names(needed.difference(access)), names(access));
+            match needed.difference(access).is_empty() {
+                true => (
+                    format!(
+                        "the region {lkey:#x} or the window does not take these rights: the region grants {granted}, the \
+                         window asks for {}",
+                        names(bind.access)
+                    ),
+                    "a ZERO_BASED region takes no windows, and a ZERO_BASED window has to be of type 2",
+                ),
+                false => (
+                    format!("the region with lkey {lkey:#x} does not grant {lacks}; it grants {granted}"),
+                    "add the access flags where the region is registered",
+                ),
+            }
+        }
+        _ => return range.refused(error, region),
+    };
+    Cause { text, advice: advice.to_owned() }
+}
+
+/// Returns true if the card writes to memory with these rights.
+fn is_written(access: Access) -> bool {
+    access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+}
+
+/// The flags as in C, or `none`.
+fn names(access: Access) -> String {
+    if access.is_empty() { "none".to_owned() } else { access.names(" and ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_right_is_named_as_the_flag_to_add() {
+        let asked = Asked { kind: "rkey", key: 5, addr: 0x1000, len: 8, access: Access::REMOTE_WRITE };
+        let facts = |access| KeyFacts::Open { is_window: false, of_qp: false, addr: 0, base: 0, length: 8, access };
+        let Cause { text, .. } = asked.refused(MemError::Access, facts(Access::REMOTE_READ));
+        let expected = "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE; it \
+                        grants IBV_ACCESS_REMOTE_READ";
+        assert_eq!(text, expected);
+        let Cause { text, .. } = asked.refused(MemError::Range, facts(Access::REMOTE_WRITE));
+        assert!(text.ends_with("inside the region, which has 8 bytes from 0x0 on"), "{text}");
+    }
 }

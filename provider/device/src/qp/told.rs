@@ -4,10 +4,9 @@
 //! it may take registers from the path of every packet. Reads the program's memory by its keys.
 
 use super::core::QpCore;
-use super::failure;
+use super::failure::{self, Asked};
 use super::history::Entry;
 use super::host::QpHost;
-use super::key_words::{self, Asked};
 use crate::mr::note_use;
 use roxe_base::config::Explain;
 use roxe_check::explain::explains;
@@ -77,7 +76,7 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn tell_uninvalidated(&mut self, side: Side, rkey: RKey, error: MemError) {
         let facts = self.look(|regions, _| regions.facts(rkey.0));
-        let why = || key_words::uninvalidated(rkey, error, facts);
+        let why = || failure::uninvalidated(rkey, error, facts);
         // The receive of a SEND with Invalidate ends in error, too.
         failure::note_local(&mut self.state.failed, why);
         if side == Side::Recv {
@@ -93,7 +92,7 @@ impl QpHost<'_> {
             let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
             (regions.facts(now), regions.facts(bind.lkey.0))
         });
-        failure::note_local(&mut self.state.failed, || key_words::unbound(bind, error, facts));
+        failure::note_local(&mut self.state.failed, || failure::unbound(bind, error, facts));
     }
 
     /// A peer could not get at memory.
@@ -171,7 +170,6 @@ impl QpHost<'_> {
         }
     }
 
-    /// A request ends.
     #[cold]
     #[inline(never)]
     pub(super) fn note_completion(&mut self, side: Side, cqe: Cqe) {

@@ -31,7 +31,7 @@ use std::sync::Arc;
 pub(crate) enum Part {
     /// Nothing: it is whole.
     None,
-    /// The target of an XRC domain, whose queues it takes receives from; with the use of the domain.
+    /// The target of an XRC domain, whose queues it takes receives from; with a use of the domain.
     Target(Arc<XrcQueues>, Use),
     /// A work queue, whose receives are in it: it neither sends nor has flows.
     WorkQueue,

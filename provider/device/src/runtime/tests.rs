@@ -3,7 +3,7 @@
 
 use super::Runtime;
 use crate::cq::{Cq, CqInit};
-use crate::ib_cm::session::Session;
+use crate::ib_cm::Session;
 use crate::qp::{Qp, QpInit};
 use crate::testing;
 use roxe_base::clock;

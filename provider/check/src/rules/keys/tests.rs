@@ -1,4 +1,4 @@
-//! Which rule a refused key fires, by events.
+//! Which rule a refused key fires, by events; rights that nobody used.
 
 use crate::event::{Event, Made, Memory};
 use crate::rule::Rule;
@@ -131,4 +131,40 @@ fn a_region_that_stays_leaves_its_requests_their_memory() {
     card.complete(qp, 1);
     card.tell(Event::DestroyBegun(mr));
     assert_eq!(card.tell(Event::Destroyed(mr)), []);
+}
+
+/// Rights that regions grant and no peer uses.
+mod unused_rights {
+    use super::super::*;
+    use crate::testing::Card;
+    use roxe_wire::RKey;
+
+    const GRANTED: Access = OF_PEERS.union(Access::LOCAL_WRITE);
+
+    fn uses(card: &mut Card, right: Access) {
+        assert_eq!(card.tell(Event::FirstUse { rkey: RKey(5), right }), []);
+    }
+
+    #[test]
+    fn a_right_that_nobody_used_is_reported_when_the_region_goes() {
+        for (right, expected) in [(Access::REMOTE_ATOMIC, &[][..]), (Access::REMOTE_READ, &[Rule::AccessUnused])] {
+            let mut card = Card::new();
+            let mr = card.mr(5, 4096, 64, GRANTED);
+            for right in [Access::REMOTE_READ, Access::REMOTE_WRITE, right] {
+                uses(&mut card, right);
+            }
+            assert_eq!(card.tell(Event::Destroyed(mr)), expected);
+        }
+    }
+
+    #[test]
+    fn a_region_that_stays_is_looked_at_when_the_program_ends_unless_it_is_a_librarys() {
+        let mut card = Card::new();
+        card.mr(5, 4096, 64, Access::LOCAL_WRITE);
+        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+        let mr = card.mr(6, 4096, 64, GRANTED);
+        assert_eq!(card.tell(Event::Exit), [Rule::Leak, Rule::AccessUnused]);
+        card.tell(Event::MadeByLibrary(mr));
+        assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
+    }
 }

@@ -1,86 +1,105 @@
-//! Tag matching: posting tags to a shared receive queue, and finding the receive of a message by
-//! its tag.
-//!
-//! The lock of the queue is held while an operation completes, so that the completion of a posted
-//! tag comes before that of a message which found it. Touches the queue and its completion queue.
+//! Order, limits and events of shared receive queues; tags.
 
-use super::tags::TagRequest;
-use super::{Kind, Srq};
-use roxe_transport::cx::TagFit;
-use roxe_transport::qp::PostError;
-use roxe_transport::tags::TagHandle;
-use roxe_transport::wr::{Cqe, Sge, TmFlags, WcOpcode, WcStatus};
+use super::*;
+use crate::testing;
+use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
+use roxe_wire::LKey;
 
-impl Srq {
-    /// Whether it matches tags.
-    pub fn matches_tags(&self) -> bool {
-        matches!(self.kind, Kind::Tags(_))
+fn sge(addr: u64) -> Sge {
+    Sge { addr, length: 8, lkey: LKey(1) }
+}
+
+fn srq(max_wr: u32, limit: u32) -> Arc<Srq> {
+    testing::pd().create_srq(SrqInit { max_wr, max_sge: 2, limit, user: 5 }).unwrap()
+}
+
+fn post(srq: &Srq, wr_id: u64) -> Result<(), PostError> {
+    srq.post_recv(&RecvRequest { wr_id, sges: &[sge(wr_id), sge(wr_id + 1)] })
+}
+
+// clause: SRQ-ORDER
+#[test]
+fn requests_come_out_in_order_with_their_lists() {
+    let srq = srq(4, 0);
+    srq.post_recv(&RecvRequest { wr_id: 1, sges: &[] }).unwrap();
+    srq.post_recv(&RecvRequest { wr_id: 2, sges: &[sge(20)] }).unwrap();
+    post(&srq, 3).unwrap();
+    let mut sges = vec![sge(99)];
+    assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(1), &[][..]));
+    assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(2), &[sge(20)][..]));
+    assert_eq!((srq.take(&mut sges), sges.as_slice()), (Some(3), &[sge(3), sge(4)][..]));
+    assert_eq!(srq.take(&mut sges), None);
+    assert!(sges.is_empty());
+}
+
+#[test]
+fn both_limits_hold() {
+    let srq = srq(2, 0);
+    let three = [sge(0); 3];
+    assert_eq!(srq.post_recv(&RecvRequest { wr_id: 0, sges: &three }), Err(PostError::TooManySges));
+    post(&srq, 1).unwrap();
+    post(&srq, 2).unwrap();
+    assert_eq!(post(&srq, 3), Err(PostError::QueueFull));
+}
+
+// clause: SRQ-LIMIT
+#[test]
+fn the_limit_fires_once_until_it_is_armed_again() {
+    let srq = srq(8, 2);
+    (0..4).for_each(|i| post(&srq, i).unwrap());
+    let context = Arc::clone(srq.pd().context());
+    let mut sges = vec![];
+    let fired = |srq: &Srq| srq.query().limit == 0;
+    srq.take(&mut sges);
+    srq.take(&mut sges);
+    assert!(!fired(&srq), "two are left, the limit is two");
+    srq.take(&mut sges);
+    assert!(fired(&srq));
+    let event = context.next_async_event().unwrap();
+    assert_eq!((event.kind, event.user), (AsyncEventKind::SrqLimitReached, 5));
+    srq.modify(None, Some(3)).unwrap();
+    assert_eq!(srq.query().limit, 3);
+    srq.take(&mut sges);
+    assert!(fired(&srq));
+}
+
+#[test]
+fn modify_changes_all_or_nothing() {
+    let srq = srq(4, 0);
+    (0..3).for_each(|i| post(&srq, i).unwrap());
+    let before = srq.query();
+    for (max_wr, limit) in [(Some(2), None), (None, Some(5)), (Some(3), Some(4)), (Some(0), None)] {
+        assert_eq!(srq.modify(max_wr, limit).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(srq.query(), before);
     }
+    srq.modify(Some(MAX_SRQ_WR), Some(1)).unwrap();
+    assert_eq!(srq.query(), SrqAttr { max_wr: MAX_SRQ_WR, max_sge: 2, limit: 1 });
+}
 
-    /// Does an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`: it
-    /// matches no tags. `QueueFull`: too many tags, or too many completions that nobody has polled.
-    pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
-        let Kind::Tags(cq) = &self.kind else { return Err(PostError::BadOpcode) };
-        let mut state = self.state.lock();
-        let tags = state.tags.as_mut().ok_or(PostError::BadOpcode)?;
-        // clause: TM-OPERATION-PLACE
-        if request.signaled && !tags.has_room(cq) {
-            return Err(PostError::QueueFull);
-        }
-        let (handle, cqe) = tags.execute(request)?;
-        // A queue that overruns raises its own event.
-        let announce = request.signaled && cq.push_send(cqe, &mut tags.unpolled).unwrap_or(false);
-        drop(state);
-        if announce {
-            cq.notify();
-        }
-        Ok(handle)
-    }
-
-    /// Takes the receive for a message: the posted tag that wants `tag`, or else the oldest
-    /// ordinary receive.
-    pub(crate) fn take_tagged(&self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
-        let mut state = self.state.lock();
-        let matched = state.tags.as_mut().zip(tag).and_then(|(tags, tag)| tags.list.take(tag, sges));
-        if let Some(wr_id) = matched {
-            return Some((wr_id, TagFit::Matched));
-        }
-        let (wr_id, fired) = state.take(sges)?;
-        let unexpected = state.tags.as_mut().filter(|_| tag.is_some());
-        let fit = unexpected.map(|tags| TagFit::Unexpected { asks_sync: tags.list.note_unexpected() });
-        drop(state);
-        self.raise_limit(fired);
-        Some((wr_id, fit.unwrap_or(TagFit::Untagged)))
-    }
-
-    /// A message that counted as unexpected ended before the program could hear of it.
-    pub(crate) fn forget_unexpected(&self) {
-        if let Some(tags) = &mut self.state.lock().tags {
-            tags.list.forget_unexpected();
-        }
-    }
-
-    /// The completion `cqe` of a message vanished before the program took it.
-    pub(crate) fn forget_completion(&self, cqe: &Cqe) {
-        let is_unexpected = cqe.opcode == WcOpcode::TmRecv
-            && cqe.status == WcStatus::Success
-            && !cqe.tm.flags.intersects(TmFlags::MATCH | TmFlags::DATA_VALID);
-        if is_unexpected {
-            self.forget_unexpected();
-        }
+#[test]
+fn sizes_beyond_the_device_are_refused() {
+    let pd = testing::pd();
+    for (max_wr, max_sge) in [(0, 1), (MAX_SRQ_WR + 1, 1), (1, MAX_SRQ_SGE + 1)] {
+        let init = SrqInit { max_wr, max_sge, ..SrqInit::default() };
+        assert_eq!(pd.create_srq(init).unwrap_err().errno(), libc::EINVAL);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cq::{Cq, CqInit};
-    use crate::srq::{SrqInit, TagInit, TagOp};
+#[test]
+fn destroying_waits_for_the_users_and_frees_the_domain() {
+    let srq = srq(1, 0);
+    let user = srq.hold();
+    assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
+    drop(user);
+    srq.destroy().unwrap();
+    assert!(srq.pd().dealloc().is_ok());
+}
+
+/// Tags: operations on them, and messages that look for one.
+mod tags {
+    use super::super::*;
+    use crate::cq::CqInit;
     use crate::testing;
-    use roxe_base::limits::{MAX_TM_OPS, MAX_TM_TAGS};
-    use roxe_transport::tags::TagRecv;
-    use roxe_transport::wr::{RecvRequest, TmInfo};
-    use std::sync::Arc;
 
     fn srq(max_tags: u32, max_ops: u32) -> (Arc<Srq>, Arc<Cq>) {
         let pd = testing::pd();

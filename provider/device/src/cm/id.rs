@@ -1,8 +1,9 @@
 //! [`Id`]: one end of a connection, a listener, or a user of datagram services.
 //!
-//! Here: what it is made of, what its program sets and asks, and the events by which the program
-//! hears of it. The three types know each other: an id raises events on its channel, and an event
-//! holds its id.
+//! Here: what it is made of, how it begins, moves to another channel and ends, what its program
+//! sets and asks, the events by which the program hears of it, and what it does when its network
+//! interface changes. [`Channel`], [`Event`] and [`Id`] know each other: an id raises events on its
+//! channel, and an event holds its id.
 //!
 //! ```text
 //!   Idle ── bind ─► Bound ── resolve_addr ─► AddrResolved ── resolve_route ─► RouteResolved
@@ -14,23 +15,22 @@
 //!
 //! `Connected` means that the connection manager knows it: from `connect` or the request on.
 
-use crate::cm::address::Address;
-use crate::cm::device_addr::{DeviceAddr, HostRoute};
-use crate::cm::event::{EventData, EventKind};
-use crate::cm::groups::Groups;
-use crate::cm::options::IdOption;
-use crate::cm::route::{Alternates, Path};
+use super::event::{EventData, EventKind};
+use super::groups::Groups;
+use super::route::{Address, Alternates, DeviceAddr, HostRoute, Path};
 use crate::device::Device;
 use crate::event::EventQueue;
-use crate::ib_cm::interface_change;
 use crate::ib_cm::ports::{Claim, Ephemeral};
+use crate::ib_cm::{Observer, Session, observe, unobserve};
 use crate::qp::Qp;
 use crate::runtime::Runtime;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
+use roxe_base::weakest::{Subject, number_for};
 use roxe_check::{Event as Told, tell};
+use roxe_engine::adapter::Adapter;
 use roxe_engine::queue_pair::Deadline;
 use roxe_net::next_hop::NextHop;
 use roxe_transport::cm::{CmError, Ece, ListenId};
@@ -127,9 +127,9 @@ pub struct Id {
     pub(super) channel: Mutex<rank::CmIdChannel, Arc<Channel>>,
 }
 
-/// Where an id stands; the picture is on the first page of the module.
+/// Where an id stands; see the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::cm) enum State {
+pub(super) enum State {
     #[default]
     Idle,
     Bound,
@@ -147,7 +147,7 @@ pub(in crate::cm) enum State {
 
 /// What the machine calls its connection or lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::cm) enum Link {
+pub(super) enum Link {
     /// There was none yet.
     #[default]
     None,
@@ -159,7 +159,7 @@ pub(in crate::cm) enum Link {
 
 /// Which end it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::cm) enum Side {
+pub(super) enum Side {
     #[default]
     Active,
     Passive,
@@ -167,7 +167,7 @@ pub(in crate::cm) enum Side {
 
 /// A port that it has for itself.
 #[derive(Debug)]
-pub(in crate::cm) enum Port {
+pub(super) enum Port {
     /// Known to all processes.
     Claimed(Arc<Claim>),
     /// To this one.
@@ -189,40 +189,55 @@ pub(super) struct Resolution {
 
 /// What the lock guards.
 #[derive(Debug, Default)]
-pub(in crate::cm) struct Inner {
-    pub(in crate::cm) state: State,
-    pub(in crate::cm) side: Side,
-    pub(in crate::cm) device_addr: Option<DeviceAddr>,
-    pub(in crate::cm) local: Option<Address>,
-    pub(in crate::cm) peer: Option<Address>,
+pub(super) struct Inner {
+    pub(super) state: State,
+    pub(super) side: Side,
+    pub(super) device_addr: Option<DeviceAddr>,
+    pub(super) local: Option<Address>,
+    pub(super) peer: Option<Address>,
     /// TTL or hop limit of the way to the peer.
     pub(super) hop_limit: u8,
-    pub(in crate::cm) path: Option<Path>,
+    pub(super) path: Option<Path>,
     /// While it is [`State::Resolving`].
     pub(super) resolution: Option<Resolution>,
-    pub(in crate::cm) link: Link,
+    pub(super) link: Link,
     pub(super) port: Option<Port>,
     pub(super) listens: Vec<(Runtime, ListenId)>,
     /// Where to listen once there is an address.
     pub(super) later: Vec<Runtime>,
     /// Requests that may wait for the program to hear of them, and how many do.
-    pub(in crate::cm) backlog: usize,
+    pub(super) backlog: usize,
     pub(super) unheard: usize,
     pub(super) options: Options,
     pub(super) local_ece: Ece,
-    pub(in crate::cm) remote_ece: Ece,
-    pub(in crate::cm) qp: Option<Arc<Qp>>,
+    pub(super) remote_ece: Ece,
+    pub(super) qp: Option<Arc<Qp>>,
     pub(super) groups: Groups,
-    pub(in crate::cm) alternates: Alternates,
+    pub(super) alternates: Alternates,
     /// The PSN that the peer starts with.
     pub(super) psn: Psn,
     /// The program was told that its address is gone.
-    pub(in crate::cm) address_lost: bool,
+    pub(super) address_lost: bool,
+}
+
+/// An option of an id (`man rdma_set_option`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IdOption {
+    /// TOS or traffic class of what the id's queue pair sends.
+    Tos(u8),
+    /// Other ids may bind the same address and port, as long as none listens.
+    ReuseAddr(bool),
+    /// An id bound to all IPv6 addresses does not stand for the IPv4 addresses too.
+    AfOnly(bool),
+    /// The queue pair's ACK timeout, a code: 4.096 µs · 2^code; 0 is none.
+    AckTimeout(u8),
+    /// The path, instead of [`Id::resolve_route`](super::Id::resolve_route).
+    Path(Path),
 }
 
 /// What a program set.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::cm) struct Options {
+pub(super) struct Options {
     pub(super) tos: Option<u8>,
     pub(super) reuse: bool,
     /// `None`: as the system's default.
@@ -232,7 +247,7 @@ pub(in crate::cm) struct Options {
 
 impl Inner {
     /// EINVAL unless it is in one of these states.
-    pub(in crate::cm) fn check(&self, allowed: &[State]) -> Result<(), Error> {
+    pub(super) fn check(&self, allowed: &[State]) -> Result<(), Error> {
         if allowed.contains(&self.state) {
             return Ok(());
         }
@@ -248,12 +263,12 @@ impl Inner {
     }
 
     /// TOS or traffic class that the program wants.
-    pub(in crate::cm) fn traffic_class(&self) -> u8 {
+    pub(super) fn traffic_class(&self) -> u8 {
         self.options.tos.unwrap_or(0)
     }
 
     /// The groups, and the queue pair that is in them.
-    pub(in crate::cm) fn groups(&mut self) -> (&mut Groups, Option<&Qp>) {
+    pub(super) fn groups(&mut self) -> (&mut Groups, Option<&Qp>) {
         (&mut self.groups, self.qp.as_deref())
     }
 
@@ -266,12 +281,112 @@ impl Inner {
     }
 
     /// The device, or EINVAL.
-    pub(in crate::cm) fn device_addr(&self) -> Result<&DeviceAddr, Error> {
+    pub(super) fn device_addr(&self) -> Result<&DeviceAddr, Error> {
         self.device_addr.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
     }
 }
 
-/// What the other files need of it.
+/// How it begins, moves and ends.
+impl Id {
+    /// An id whose events come to `channel`, for connections (RC) or, in the UDP and IPoIB port
+    /// spaces, for datagrams. `user` is the program's own name of it.
+    pub fn create(channel: &Arc<Channel>, port_space: PortSpace, user: u64) -> Result<Arc<Self>, Error> {
+        let service = match port_space {
+            PortSpace::Udp | PortSpace::Ipoib => Service::Ud,
+            PortSpace::Tcp | PortSpace::Ib => Service::Rc,
+        };
+        Self::create_for(channel, port_space, service, user)
+    }
+
+    /// An id as of [`Id::create`] for queue pairs of another service: UC, the two sides of XRC, or
+    /// UD in the IB port space. EINVAL: raw packets have no connections.
+    pub fn create_for(
+        channel: &Arc<Channel>,
+        port_space: PortSpace,
+        service: Service,
+        user: u64,
+    ) -> Result<Arc<Self>, Error> {
+        if service == Service::Raw {
+            return Err(Error::invalid("raw packets have no connections"));
+        }
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let psn = number_for(Subject::Psns, &IDS).map_err(|e| Error::os("cannot draw a random number", &e))?;
+        Ok(Self::make(channel, port_space, service, user, psn))
+    }
+
+    pub(super) fn make(
+        channel: &Arc<Channel>,
+        port_space: PortSpace,
+        service: Service,
+        user: u64,
+        psn: u32,
+    ) -> Arc<Self> {
+        let inner = Inner { psn: Psn::new(psn), ..Inner::default() };
+        let (name, user, inner) = (ObjectId::next(), AtomicU64::new(user), Mutex::new(inner));
+        let channel = Mutex::new(Arc::clone(channel));
+        let id = Arc::new_cyclic(|me| Self { me: Weak::clone(me), name, port_space, service, user, inner, channel });
+        observe(name, Arc::downgrade(&id) as _);
+        id
+    }
+
+    /// Moves it to another channel, with its pending events, and the ids of requests that nobody
+    /// has heard of.
+    pub fn migrate(&self, to: &Arc<Channel>) -> Result<(), Error> {
+        // Its own events, and requests to it, are only raised under this lock.
+        let _inner = self.lock();
+        let from = std::mem::replace(&mut *self.channel.lock(), Arc::clone(to));
+        if !Arc::ptr_eq(&from, to) {
+            for event in from.events.take(self.name) {
+                if event.listener.is_some() {
+                    event.id.migrate_with_listener(to);
+                }
+                to.events.push(self.name, event, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// The program has not heard of it yet, and its listener has moved to another channel.
+    fn migrate_with_listener(&self, to: &Arc<Channel>) {
+        let mut channel = self.channel.lock();
+        let from = std::mem::replace(&mut *channel, Arc::clone(to));
+        if !Arc::ptr_eq(&from, to) {
+            from.events.take(self.name).into_iter().for_each(|event| to.events.push(self.name, event, None));
+        }
+    }
+
+    /// Ends it: no event of it comes any more, pending ones are dropped, requests that nobody has
+    /// heard of are rejected. The peer is told what it must know.
+    pub fn destroy(&self) {
+        let mut inner = self.lock();
+        if std::mem::replace(&mut inner.state, State::Destroyed) == State::Destroyed {
+            return;
+        }
+        let (device_addr, link) = (inner.device_addr.take(), std::mem::replace(&mut inner.link, Link::Over));
+        let (listens, claim) = (std::mem::take(&mut inner.listens), inner.claim());
+        inner.leave_groups();
+        let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later), inner.resolution.take());
+        drop(inner);
+        let channel = self.channel();
+        for (engine, listen) in listens {
+            stop_listening(&engine, listen, claim.as_deref());
+        }
+        if let (Some(device_addr), Link::Alive(comm)) = (device_addr, link) {
+            receive_before_end(&device_addr.engine);
+            with_machine(&device_addr.engine, |session| {
+                session.ids.remove(&comm);
+                // It is unknown in the child of a fork, where it is the parent's, or because it
+                // ended meanwhile.
+                let _ = session.cm.destroy(&mut session.cx, comm);
+            });
+        }
+        drop((held, claim));
+        let pending = channel.events.take(self.name);
+        pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
+    }
+}
+
+/// What its program sets and asks, and hears.
 impl Id {
     /// The program's own name of it; 0 for the id of a request until [`Id::set_user`].
     pub fn user(&self) -> u64 {
@@ -293,12 +408,12 @@ impl Id {
         Arc::clone(&self.channel.lock())
     }
 
-    pub(in crate::cm) fn lock(&self) -> MutexGuard<'_, rank::CmId, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, rank::CmId, Inner> {
         self.inner.lock()
     }
 
     /// Tells the program what happened; `inner` is what the id's lock guards.
-    pub(in crate::cm) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
+    pub(super) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
             tell(|| Told::Connection { id: self.name, kind: &kind, status });
             self.channel.lock().events.push(self.name, Event { kind, status, id, listener: None, data }, None);
@@ -307,7 +422,7 @@ impl Id {
 
     /// Tells the program that a peer wants to connect to this listener. False: it does not listen
     /// any more, or too many wait already.
-    pub(in crate::cm) fn raise_request(&self, id: &Arc<Self>, data: EventData) -> bool {
+    pub(super) fn raise_request(&self, id: &Arc<Self>, data: EventData) -> bool {
         let mut inner = self.lock();
         let Some(me) = self.me.upgrade() else { return false };
         if inner.state != State::Listening || inner.unheard >= inner.backlog {
@@ -320,12 +435,6 @@ impl Id {
         tell(|| Told::Connection { id: id.name, kind: &kind, status: 0 });
         channel.events.push(self.name, Event { kind, status: 0, id, listener: Some(me), data }, None);
         true
-    }
-
-    /// A request that came to it was heard.
-    pub(in crate::cm) fn request_fetched(&self) {
-        let mut inner = self.lock();
-        inner.unheard = inner.unheard.saturating_sub(1);
     }
 
     /// Names it anew.
@@ -402,9 +511,39 @@ impl Id {
     }
 }
 
+impl Observer for Id {
+    fn interface_changed(&self, adapter: &Adapter) {
+        self.tell_of_loss(adapter);
+        // What keeps it from listening there kept others before; nobody waits to be told.
+        let _ = self.listen_where_possible();
+    }
+}
+
+impl Id {
+    /// Tells the program what it has lost, once.
+    fn tell_of_loss(&self, device: &Adapter) {
+        let mut inner = self.lock();
+        let Some(device_addr) =
+            inner.device_addr.as_ref().filter(|device_addr| device_addr.device.ifindex() == device.ifindex())
+        else {
+            return;
+        };
+        let has_address = device.gids().used().any(|(_, gid)| gid == device_addr.gid);
+        let is_same = has_address && device.interface().mac == device_addr.mac;
+        if device.is_gone() {
+            if !matches!(inner.state, State::Removed | State::Destroyed) {
+                self.raise_in(&inner, EventKind::DeviceRemoval, 0, EventData::None);
+                inner.state = State::Removed;
+            }
+        } else if !is_same && !std::mem::replace(&mut inner.address_lost, true) {
+            self.raise_in(&inner, EventKind::AddrChange, 0, EventData::None);
+        }
+    }
+}
+
 impl Drop for Id {
     fn drop(&mut self) {
-        interface_change::remove(self.name);
+        unobserve(self.name);
     }
 }
 
@@ -414,20 +553,62 @@ impl fmt::Debug for Id {
     }
 }
 
+pub(super) fn stop_listening(engine: &Runtime, listen: ListenId, claim: Option<&Claim>) {
+    if let Some(claim) = claim {
+        claim.unwatch(engine);
+    }
+    with_machine(engine, |session| {
+        session.listeners.remove(&listen);
+        // It is unknown only in the child of a fork: it is the parent's.
+        let _ = session.cm.stop_listening(listen);
+    });
+}
+
+/// Works on the machine if there is one: in the child of a fork there is nothing of the parent's.
+fn with_machine(engine: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
+    if engine.is_started() {
+        // An engine that cannot start has no machine.
+        let _ = engine.cm(verb);
+    }
+}
+
+/// The system may have given the last packets to a peer on this host to our own socket: they are
+/// sent on before the peer hears that the connection is over. Take no lock of an id around this.
+pub(super) fn receive_before_end(engine: &Runtime) {
+    engine.receive_all_arrived();
+}
+
 /// An event that goes to the program: its listener has room for one more request.
 fn fetched(event: Event) -> Event {
     if let Some(listener) = &event.listener {
-        listener.request_fetched();
+        let mut inner = listener.lock();
+        inner.unheard = inner.unheard.saturating_sub(1);
     }
     event
 }
 
 /// What a refusal of the machine is to programs.
-pub(in crate::cm) fn refused(error: &CmError) -> Error {
+pub(super) fn refused(error: &CmError) -> Error {
     let errno = match error {
         CmError::UnknownId | CmError::State => libc::EINVAL,
         CmError::InUse => libc::EADDRINUSE,
         CmError::Full => libc::ENOMEM,
     };
     Error::new(errno, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ib_cm::is_observed_by;
+
+    #[test]
+    fn ids_hear_of_their_interface_as_long_as_they_live() {
+        let channel = Channel::create().unwrap();
+        let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
+        let name = id.name;
+        assert!(is_observed_by(name));
+        drop(id);
+        assert!(!is_observed_by(name));
+    }
 }

@@ -1,27 +1,36 @@
-//! [`Agent`]: connection management of one device in this process, between the verbs of programs
-//! and queue pair 1.
+//! What connections stand on (`ib_cm` of the kernel): one connection manager per device and
+//! process, the [`Agent`], between the verbs of programs and queue pair 1; and which ids hear of
+//! changes of network interfaces.
 //!
-//! Under the agent's lock a verb, a message or a timer works on the machine; what comes of it,
-//! messages and events, leaves before the lock is dropped. May touch everything of the engine.
+//! The agent takes what the engine hands up, and runs the machine of [`roxe_transport::cm`]. Under
+//! its lock a verb, a message or a timer works on the machine, with a [`Session`]; what comes of
+//! it, messages and events, leaves before the lock is dropped. May touch everything of the engine.
+//! `ports` says which program has which port. Ids are known by the traits [`CmHandler`] and
+//! [`Observer`] only.
 
-use super::interface_change;
-use super::mad_sender::MadSender;
-use super::session::{CmHandler, Inbox, Session, Unanswered};
+pub(crate) mod ports;
+mod session;
+
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
+use roxe_base::uses::ObjectId;
+use roxe_engine::adapter::Adapter;
 use roxe_engine::engine::{Engine, Services};
 use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, Guid, Mad};
+use session::{Inbox, MadSender, Unanswered};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
+
+pub(crate) use session::{CmHandler, Request, Session};
 
 /// Messages that wait for the agent; more are lost, as on any network.
 const MAX_INBOX: usize = 4096;
@@ -213,7 +222,8 @@ impl Services for Agent {
     }
 
     fn interface_changed(&self, engine: &Engine) {
-        interface_change::announce(engine.adapter());
+        let observers: Vec<Arc<_>> = OBSERVERS.lock().values().filter_map(Weak::upgrade).collect();
+        observers.iter().for_each(|observer| observer.interface_changed(engine.adapter()));
     }
 }
 
@@ -228,4 +238,34 @@ fn draw() -> u64 {
     // The system refuses only where it has been told to. Then the keys of hash maps, which it gave
     // earlier, must do.
     random::number().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
+}
+
+/// Who hears of changes of an interface.
+pub(crate) trait Observer: Send + Sync {
+    /// The interface of `adapter` has changed. Called without any lock.
+    fn interface_changed(&self, adapter: &Adapter);
+}
+
+type Observers = HashMap<ObjectId, Weak<dyn Observer>>;
+
+static OBSERVERS: LazyLock<Mutex<rank::CmIds, Observers>> = LazyLock::new(Mutex::default);
+
+/// From now on `observer` hears of every change, until [`unobserve`] is called with the same name.
+pub(crate) fn observe(name: ObjectId, observer: Weak<dyn Observer>) {
+    OBSERVERS.lock().insert(name, observer);
+}
+
+/// The observer with this name goes away.
+pub(crate) fn unobserve(name: ObjectId) {
+    OBSERVERS.lock().remove(&name);
+}
+
+/// The lock of the list, for the fork handlers.
+pub(crate) fn observers_lock() -> &'static impl Lockable {
+    &*OBSERVERS
+}
+
+#[cfg(test)]
+pub(crate) fn is_observed_by(name: ObjectId) -> bool {
+    OBSERVERS.lock().contains_key(&name)
 }

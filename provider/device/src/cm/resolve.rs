@@ -1,10 +1,8 @@
 //! How an id gets its addresses, its device and its path.
 
-use super::state::{Id, Inner, Port, Resolution, State};
-use crate::cm::address::{Address, IbAddress};
-use crate::cm::device_addr::{DeviceAddr, HostRoute};
-use crate::cm::event::{EventData, EventKind};
-use crate::cm::route::{PACKET_LIFE_TIME, Path};
+use super::event::{EventData, EventKind};
+use super::id::{Id, Inner, Port, Resolution, State};
+use super::route::{Address, DeviceAddr, HostRoute, IbAddress, PACKET_LIFE_TIME, Path};
 use crate::fork;
 use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use crate::runtime::Runtime;
@@ -111,7 +109,12 @@ impl Id {
     }
 
     fn resolved(&self, inner: &mut Inner, route: HostRoute) {
-        inner.take_route(route);
+        let ifindex = route.device_addr.device.ifindex();
+        inner.local = inner.local.map(|local| local.at(route.source, ifindex));
+        inner.peer = inner.peer.map(|peer| peer.at(route.destination, ifindex));
+        inner.hop_limit = route.hop_limit;
+        inner.device_addr = Some(route.device_addr);
+        inner.state = State::AddrResolved;
         self.raise_in(inner, EventKind::AddrResolved, 0, EventData::None);
     }
 
@@ -244,15 +247,6 @@ impl Deadline for Look {
 }
 
 impl Inner {
-    /// The way is found.
-    fn take_route(&mut self, route: HostRoute) {
-        self.local = self.local.map(|local| local.at(route.source, route.device_addr.device.ifindex()));
-        self.peer = self.peer.map(|peer| peer.at(route.destination, route.device_addr.device.ifindex()));
-        self.hop_limit = route.hop_limit;
-        self.device_addr = Some(route.device_addr);
-        self.state = State::AddrResolved;
-    }
-
     /// What the kernel's rdma_cm fills in on RoCE.
     // clause: CM-PATH
     fn find_path(&self) -> Result<Path, Error> {
@@ -266,29 +260,26 @@ impl Inner {
             // On one subnet there is nothing to go through.
             hop_limit: if is_ib { 1 } else { self.hop_limit },
             traffic_class: self.traffic_class(),
-            packet_life_time: self.packet_life_time(),
+            // Half of the time that the program waits for an acknowledgement, if it says one.
+            packet_life_time: self
+                .options
+                .ack_timeout
+                .filter(|code| *code != 0)
+                .map_or(PACKET_LIFE_TIME, |code| code - 1),
             ..Path::between(route, device_addr.device.adapter().active_mtu())
         })
     }
 
-    /// Half of the time that the program waits for an acknowledgement, if it says one.
-    fn packet_life_time(&self) -> u8 {
-        self.options.ack_timeout.filter(|code| *code != 0).map_or(PACKET_LIFE_TIME, |code| code - 1)
-    }
-
     /// Whether an id at this address of all stands for those of its IP version only.
     pub(super) fn is_of_one_family(&self, addr: &Address) -> bool {
-        addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(system_default_af_only)
+        // The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
+        let default = || std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1");
+        addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(default)
     }
 }
 
 pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
-}
-
-/// The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
-fn system_default_af_only() -> bool {
-    std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1")
 }
 
 /// The flow label of a path: the program's, or one that differs from connection to connection.

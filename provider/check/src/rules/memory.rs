@@ -1,0 +1,439 @@
+//! Memory of requests under way: bytes that two of them use or that the program changes meanwhile;
+//! bytes of peers that nothing orders the use of; words that peers change by atomics, and that the
+//! processor changes beside them.
+
+use super::keys::remote;
+use crate::event::{Event, Made, Memory};
+use crate::id_map::{IdMap, IdSet};
+use crate::report::Report;
+use crate::rule::Rule;
+use crate::stack::Stack;
+use crate::world::{Observer, Work, World};
+use roxe_base::uses::ObjectId;
+use roxe_transport::cx::Side;
+use roxe_transport::qp::{AttrMask, QpState};
+use roxe_transport::wr::{Cqe, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Places that the card wrote last and that are remembered.
+const WRITTEN: usize = 1024;
+/// Requests that a new one is compared with.
+const COMPARED: usize = 512;
+
+/// Memory that the card wrote.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    begin: u64,
+    end: u64,
+    /// How many requests had been posted.
+    posted: u64,
+}
+
+/// `buffer-overlap-in-flight`, `buffer-changed-in-flight`, `receive-changed-early`.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    written: VecDeque<Written>,
+    /// Of what was posted before, it is no longer known whether the card wrote it.
+    forgotten: u64,
+    /// Queues with a report on overlapping buffers; one is enough, and looking costs time.
+    overlapping: IdSet<ObjectId>,
+}
+
+impl Observer for Buffers {
+    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::Written { addr, len } => self.written(addr, len, world.posted()),
+            Event::Atomic { addr, .. } => self.written(addr, 8, world.posted()),
+            Event::BytesChanged { qp, side, wr_id } => reports.extend(self.changed(qp, side, wr_id, world)),
+            Event::PostedSend { qp, .. } if !self.overlapping.contains(&qp) => {
+                let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
+                if work.is_written() {
+                    reports.extend(self.overlap(qp, work, u64::MAX, world));
+                }
+            }
+            // A receive counts once it is written: that of a WRITE with immediate data never is.
+            Event::Completed { qp, side: Side::Recv, cqe } if is_written(cqe) => {
+                let queue = world.queue_of(qp, Side::Recv);
+                let is_it = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
+                let work = world.outstanding(Side::Recv, queue).find(is_it);
+                if let Some(work) = work.filter(|_| !self.overlapping.contains(&queue)) {
+                    reports.extend(self.overlap(queue, work, cqe.byte_len.into(), world));
+                }
+            }
+            Event::Destroyed(id) => drop(self.overlapping.remove(&id)),
+            _ => {}
+        }
+    }
+}
+
+impl Buffers {
+    fn written(&mut self, addr: u64, len: u64, posted: u64) {
+        let (begin, end) = (addr, addr.saturating_add(len));
+        if let Some(last) = self.written.back_mut() {
+            // The packets of one message say the same again, or go on.
+            if (last.begin, last.end) == (begin, end) {
+                last.posted = posted;
+                return;
+            }
+            if last.end == begin && last.posted == posted {
+                last.end = end;
+                return;
+            }
+        }
+        if self.written.len() == WRITTEN {
+            self.forgotten = self.written.pop_front().map_or(self.forgotten, |oldest| oldest.posted);
+        }
+        self.written.push_back(Written { begin, end, posted });
+    }
+
+    /// Whether the card itself may have changed the bytes of a request since it was posted.
+    fn is_ours(&self, work: &Work, world: &World) -> bool {
+        let wrote = |(begin, end): (u64, u64)| {
+            let since = self.written.iter().filter(|written| written.posted >= work.serial);
+            since.into_iter().any(|written| written.begin < end && begin < written.end)
+        };
+        work.serial <= self.forgotten || work.sges.iter().any(|sge| place(sge, world).is_none_or(wrote))
+    }
+
+    /// The bytes of a request are no longer those that were posted.
+    fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, world: &World) -> Option<Report> {
+        let queue = world.queue_of(qp, side);
+        let is_it = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
+        let work = world.outstanding(side, queue).find(is_it)?;
+        if self.is_ours(work, world) {
+            return None;
+        }
+        let (rule, sentence, advice) = if work.is_written() {
+            (
+                Rule::ReceiveChangedEarly,
+                format!("The program wrote into the buffer of a {} before the card did.", work.operation()),
+                "Leave the buffer alone from the call that posts it until its completion was polled.",
+            )
+        } else {
+            (
+                Rule::BufferChangedInFlight,
+                format!("The bytes of a {} changed after it was posted and before it completed.", work.operation()),
+                "Poll the completion before the buffer is written again, or use IBV_SEND_INLINE.",
+            )
+        };
+        Some(describe(Report::new(rule, sentence), qp, work, world).at("posted at", &work.posted).advice(advice))
+    }
+
+    /// Another request that uses the first `len` bytes of one that the card writes.
+    fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, world: &World) -> Option<Report> {
+        // Whether a send without a completion is done, nobody can tell.
+        let is_open = |other: &Work| !other.completed && other.signaled && other.serial != work.serial;
+        let all = world.all_outstanding().filter(|(_, other)| is_open(other)).take(COMPARED);
+        let (other_queue, other, at) = all.into_iter().find_map(|(queue, other)| {
+            let at = common(&work.sges, len, &other.sges, world)?;
+            Some((queue, other, at))
+        })?;
+        self.overlapping.insert(queue);
+        let sentence = format!(
+            "The card writes bytes at {at:#x} for a {}, and an outstanding {} uses them too.",
+            work.operation(),
+            other.operation()
+        );
+        Some(
+            describe(Report::new(Rule::BufferOverlapInFlight, sentence), queue, work, world)
+                .fact("other queue", world.name(other_queue))
+                .fact("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
+                .at("posted at", &work.posted)
+                .at("other posted", &other.posted)
+                .advice("Give each outstanding request bytes of its own, until its completion was polled."),
+        )
+    }
+}
+
+fn describe(report: Report, queue: ObjectId, work: &Work, world: &World) -> Report {
+    let bytes = work.sges.iter().map(|sge| format!("{} at {:#x}", sge.length, sge.addr));
+    report
+        .fact("queue", world.name(queue))
+        .fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id))
+        .fact("bytes", bytes.collect::<Vec<_>>().join(", "))
+}
+
+/// Whether a receive that ended like this was written.
+fn is_written(cqe: &Cqe) -> bool {
+    cqe.status == WcStatus::Success && cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv
+}
+
+/// The first byte that is in both lists, of the first only `len` bytes counted.
+fn common(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64> {
+    let mut left = len;
+    written.iter().find_map(|sge| {
+        let used = left.min(sge.length.into());
+        left -= used;
+        let end = sge.addr.saturating_add(used);
+        let meets = |other: &&Sge| sge.addr < other.addr.saturating_add(other.length.into()) && other.addr < end;
+        let other = other.iter().find(meets)?;
+        // Equal addresses of different regions may be different bytes.
+        let shift = |sge: &Sge| place(sge, world).map(|(begin, _)| begin.wrapping_sub(sge.addr));
+        (used > 0 && (sge.lkey == other.lkey || shift(sge)? == shift(other)?)).then(|| sge.addr.max(other.addr))
+    })
+}
+
+/// Where the memory of a list's element begins and ends.
+fn place(sge: &Sge, world: &World) -> Option<(u64, u64)> {
+    let (_, region, _) = world.regions().find(|(_, memory, _)| memory.lkey == sge.lkey.0)?;
+    let begin = region.addr.wrapping_add(sge.addr.wrapping_sub(region.base));
+    Some((begin, begin.saturating_add(sge.length.into())))
+}
+
+/// `remote-overlap`: operations on the same bytes of a peer that nothing orders.
+///
+/// Both have to be posted by this process. One is under way while its completion was not written,
+/// so that only requests that report one count.
+#[derive(Debug, Default)]
+pub(super) struct Remote {
+    /// Queue pairs with a report; one is enough, and looking costs time.
+    reported: IdSet<ObjectId>,
+    /// Queue pairs that have posted a READ or an atomic.
+    reads: IdSet<ObjectId>,
+}
+
+impl Observer for Remote {
+    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::PostedSend { qp, request } => {
+                let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
+                let Some(place) = Place::of(work).filter(|_| !self.reported.contains(&qp)) else { return };
+                let is_fenced = request.flags.contains(SendFlags::FENCE);
+                let own = if is_fenced || !self.reads.contains(&qp) { None } else { before(qp, &place, world) };
+                let other = own.map(|other| (qp, other)).or_else(|| beside(qp, &place, world));
+                if let Some((queue, other)) = other {
+                    self.reported.insert(qp);
+                    reports.push(unordered((qp, work), (queue, other), &place, world));
+                }
+                if place.answers() {
+                    self.reads.insert(qp);
+                }
+            }
+            Event::Destroyed(id) => {
+                self.reported.remove(&id);
+                self.reads.remove(&id);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether it is under way for sure.
+const fn is_open(work: &Work) -> bool {
+    !work.completed && work.signaled
+}
+
+/// A READ or an atomic in front of the last request of a queue pair that may be executed after it.
+fn before<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<&'w Work> {
+    // READs and atomics are executed in their order.
+    let overtakes = |earlier: &Place| earlier.answers() && !place.answers();
+    let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(COMPARED).filter(|work| is_open(work));
+    let mut earlier = earlier.filter_map(|work| Some((work, Place::of(work)?)));
+    earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
+}
+
+/// A request of another queue pair.
+fn beside<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<(ObjectId, &'w Work)> {
+    let others = world.sends().filter(|(queue, _)| *queue != qp);
+    let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
+    let mut open = open.take(COMPARED).filter(|(_, work)| is_open(work));
+    open.find(|(_, work)| Place::of(work).is_some_and(|at| place.conflicts(&at)))
+}
+
+fn unordered((qp, work): (ObjectId, &Work), (queue, other): (ObjectId, &Work), place: &Place, world: &World) -> Report {
+    let (whose, why) = if queue == qp {
+        ("of the same queue pair", "without IBV_SEND_FENCE it may be executed first")
+    } else {
+        ("of another queue pair", "nothing orders the two")
+    };
+    let (operation, earlier) = (work.operation(), other.operation());
+    let sentence = format!(
+        "The {operation} of {} bytes at {:#x} (rkey {:#x}) was posted while the {earlier} {whose} on some of these \
+         bytes is under way, and one of them writes: {why}.",
+        place.end - place.begin,
+        place.begin,
+        place.key
+    );
+    Report::new(Rule::RemoteOverlap, sentence)
+        .fact("queue pair", world.name(qp))
+        .fact("request", format!("{operation}, wr_id {:#x}", work.wr_id))
+        .fact("other queue", world.name(queue))
+        .fact("other request", format!("{earlier}, wr_id {:#x}", other.wr_id))
+        .at("posted at", &work.posted)
+        .at("other posted", &other.posted)
+        .advice(
+            "Poll the completion of the first before the second is posted. In one queue pair IBV_SEND_FENCE does it for \
+             READs and atomics.",
+        )
+}
+
+/// Bytes of a peer that a request reads or changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Keys are drawn at random: the same one is that of the same region.
+    key: u32,
+    begin: u64,
+    end: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Reads,
+    Writes,
+    /// At once with other atomics.
+    Atomic,
+}
+
+impl Place {
+    /// That of a request; `None`: it names no memory of a peer, or no byte of it.
+    fn of(work: &Work) -> Option<Self> {
+        let op = work.op.as_ref()?;
+        let (begin, key) = remote(op)?;
+        let what = match op {
+            SendOp::Read { .. } => What::Reads,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => What::Atomic,
+            _ => What::Writes,
+        };
+        (work.len > 0).then(|| Self { key, begin, end: begin.saturating_add(work.len), what })
+    }
+
+    /// Whether a response brings its result: it may be executed after what follows.
+    const fn answers(&self) -> bool {
+        matches!(self.what, What::Reads | What::Atomic)
+    }
+
+    /// Whether it matters which is executed first. A READ of just the word of an atomic finds it
+    /// before or after, on every card.
+    const fn conflicts(&self, other: &Self) -> bool {
+        let meets = self.key == other.key && self.begin < other.end && other.begin < self.end;
+        let is_same = self.begin == other.begin && self.end == other.end;
+        meets
+            && match (self.what, other.what) {
+                (What::Reads, What::Reads) | (What::Atomic, What::Atomic) => false,
+                (What::Reads, What::Atomic) | (What::Atomic, What::Reads) => !is_same,
+                _ => true,
+            }
+    }
+}
+
+/// Words that are remembered.
+const WORDS: usize = 4096;
+
+/// `atomic-mixed`: words that peers change by atomics, and that the processor changes beside them.
+///
+/// What an atomic finds is compared with what the one before left there. That it differs is no
+/// mistake by itself: the program may set a counter back between two rounds. It is one if the
+/// second was posted before the first was executed, as it was under way all the time. That is known
+/// of requests that this process has posted.
+#[derive(Debug, Default)]
+pub(super) struct Atomics {
+    words: BTreeMap<u64, Word>,
+    /// Atomics that were posted and not executed, by queue pair.
+    posted: IdMap<ObjectId, VecDeque<Work>>,
+    /// Words with a report.
+    reported: IdSet<u64>,
+}
+
+/// What is known of a word.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    /// What the last atomic left there.
+    left: u64,
+    /// Requests that had been posted by then.
+    posted: u64,
+}
+
+impl Observer for Atomics {
+    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+        match *event {
+            Event::PostedSend { qp, .. } => {
+                let work = world.outstanding(Side::Send, qp).next_back();
+                let is_atomic =
+                    |work: &&Work| matches!(work.op, Some(SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }));
+                if let Some(work) = work.filter(is_atomic) {
+                    self.posted.entry(qp).or_default().push_back(work.clone());
+                }
+            }
+            Event::Atomic { qp, rkey, va, addr, found, left } => {
+                let request = requester(qp, world).and_then(|requester| self.take(requester, (va, rkey.0)));
+                if self.words.len() == WORDS {
+                    self.words.clear();
+                }
+                let before = self.words.insert(addr, Word { left, posted: world.posted() });
+                if let (Some(before), Some(request)) = (before, request)
+                    && found != before.left
+                    && request.serial <= before.posted
+                    && self.reported.insert(addr)
+                {
+                    reports.push(mixed(&request, addr, (before.left, found), (qp, world)));
+                }
+            }
+            Event::Written { addr, len } if !self.words.is_empty() => self.forget(addr, len),
+            // Whichever were taken back, it is no longer known which is executed next.
+            Event::TakenBack { qp, .. } => drop(self.posted.remove(&qp)),
+            Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
+                self.posted.remove(&qp);
+            }
+            Event::Destroyed(id) => {
+                self.posted.remove(&id);
+                if let Some(Made::Mr(memory)) = world.object(id).map(|known| known.made) {
+                    self.forget(memory.addr, memory.length);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Atomics {
+    /// The oldest atomic of this queue pair, which is the one that is executed.
+    fn take(&mut self, requester: ObjectId, place: (u64, u32)) -> Option<Work> {
+        let posted = self.posted.get_mut(&requester)?;
+        let oldest = posted.pop_front()?;
+        if oldest.op.as_ref().and_then(remote) != Some(place) {
+            self.posted.remove(&requester);
+            return None;
+        }
+        Some(oldest)
+    }
+
+    /// Somebody else may have changed these bytes.
+    fn forget(&mut self, addr: u64, len: u64) {
+        let range = addr.saturating_sub(7)..addr.saturating_add(len);
+        let gone: Vec<u64> = self.words.range(range).map(|(at, _)| *at).collect();
+        for at in gone {
+            self.words.remove(&at);
+            self.reported.remove(&at);
+        }
+    }
+}
+
+/// The queue pair of this process that is connected to `qp`.
+fn requester(qp: ObjectId, world: &World) -> Option<ObjectId> {
+    let own = (world.qp(qp)?.qpn, world.attributes(qp)?.values.dest_qpn);
+    let is_it = |id| world.qp(id).is_some_and(|pair| pair.qpn == own.1);
+    let mut all = world.all_attributes();
+    all.find(|(id, attributes)| attributes.values.dest_qpn == own.0 && is_it(*id)).map(|(id, _)| id)
+}
+
+fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {
+    let sentence = format!(
+        "The processor changed the word at {addr:#x} from {left:#x} to {found:#x} while the {} on it was under way: it \
+         was posted before the atomic in front of it was executed.",
+        request.operation()
+    );
+    let report = Report::new(Rule::AtomicMixed, sentence)
+        .fact("executed by", world.name(qp))
+        .fact("request", format!("{}, wr_id {:#x}", request.operation(), request.wr_id))
+        .at("posted at", &request.posted);
+    let holds = |memory: &Memory| addr.wrapping_sub(memory.addr) < memory.length;
+    let region = world.regions().find(|(_, memory, _)| holds(memory));
+    report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
+        "Change the word by atomics of the card only, on its own host by way of a queue pair that is connected to \
+         itself; or let all of them complete before the processor writes it.",
+    )
+}
+
+#[cfg(test)]
+mod tests;

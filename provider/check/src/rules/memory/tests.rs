@@ -1,0 +1,204 @@
+//! Buffers of the program, memory of peers, and atomics, by events.
+
+/// Buffers of outstanding requests.
+mod buffers {
+    use super::super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest};
+    use roxe_wire::{LKey, RKey};
+
+    const KEY: u32 = 7;
+
+    fn card() -> (Card, ObjectId) {
+        let mut card = Card::new();
+        let qp = card.qp();
+        card.mr(KEY, 4096, 4096, Access::LOCAL_WRITE);
+        (card, qp)
+    }
+
+    fn sges(addr: u64) -> [Sge; 1] {
+        [Sge { addr, length: 64, lkey: LKey(KEY) }]
+    }
+
+    /// Posts a WRITE, a READ or a receive of 64 bytes there.
+    fn post(card: &mut Card, qp: ObjectId, wr_id: u64, addr: u64, kind: &str) -> Vec<Rule> {
+        let sges = sges(addr);
+        if kind == "receive" {
+            return card.tell(Event::PostedRecv { queue: qp, request: &RecvRequest { wr_id, sges: &sges } });
+        }
+        let write = write(wr_id, SendFlags::SIGNALED);
+        let op = if kind == "read" { SendOp::Read { remote_addr: 4096, rkey: RKey(0) } } else { write.op };
+        card.post(qp, &SendRequest { op, data: SendData::Sges(&sges), ..write })
+    }
+
+    fn received(card: &mut Card, qp: ObjectId, wr_id: u64, opcode: WcOpcode) -> Vec<Rule> {
+        let cqe = Cqe { wr_id, opcode, byte_len: 8, ..Cqe::default() };
+        card.tell(Event::Completed { qp, side: Side::Recv, cqe: &cqe })
+    }
+
+    #[test]
+    fn a_read_into_bytes_that_are_being_sent_is_reported_and_one_beside_them_is_not() {
+        let (mut card, qp) = card();
+        assert_eq!(post(&mut card, qp, 1, 4096, "write"), []);
+        assert_eq!(post(&mut card, qp, 2, 4096 + 64, "read"), []);
+        let other = card.qp();
+        assert_eq!(post(&mut card, other, 3, 4096 + 63, "read"), [Rule::BufferOverlapInFlight]);
+    }
+
+    #[test]
+    fn receives_in_one_place_are_a_mistake_once_one_is_written() {
+        for (opcode, expected) in
+            [(WcOpcode::RecvRdmaWithImm, &[][..]), (WcOpcode::Recv, &[Rule::BufferOverlapInFlight][..])]
+        {
+            let (mut card, qp) = card();
+            assert_eq!(post(&mut card, qp, 1, 4096, "receive"), []);
+            assert_eq!(post(&mut card, qp, 2, 4096, "receive"), []);
+            assert_eq!(received(&mut card, qp, 1, opcode), expected);
+        }
+    }
+
+    #[test]
+    fn changed_bytes_are_reported_unless_the_card_wrote_them() {
+        for (kind, side, rule) in [
+            ("write", Side::Send, Rule::BufferChangedInFlight),
+            ("receive", Side::Recv, Rule::ReceiveChangedEarly),
+            ("read", Side::Send, Rule::ReceiveChangedEarly),
+        ] {
+            let (mut card, qp) = card();
+            card.tell(Event::Written { addr: 4096, len: 64 });
+            post(&mut card, qp, 1, 4096, kind);
+            assert_eq!(card.tell(Event::BytesChanged { qp, side, wr_id: 1 }), [rule]);
+            card.tell(Event::Written { addr: 4096 + 32, len: 8 });
+            assert_eq!(card.tell(Event::BytesChanged { qp, side, wr_id: 1 }), [], "{kind}");
+        }
+    }
+}
+
+/// Memory of peers.
+mod remote {
+    use super::super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::wr::{SendData, SendOp, SendRequest, Sge};
+    use roxe_wire::{LKey, RKey};
+
+    /// Posts 64 bytes, or an atomic of 8, with this remote place.
+    fn post(card: &mut Card, qp: ObjectId, kind: &str, remote_addr: u64, flags: SendFlags) -> Vec<Rule> {
+        let rkey = RKey(5);
+        let (op, length) = match kind {
+            "write" => (SendOp::Write { remote_addr, rkey }, 64),
+            "read" => (SendOp::Read { remote_addr, rkey }, 64),
+            _ => (SendOp::FetchAdd { remote_addr, rkey, add: 1 }, 8),
+        };
+        let sges = [Sge { addr: 4096 * u64::from(rkey.0), length, lkey: LKey(1) }];
+        let request = write(1, flags);
+        let rules = card.post(qp, &SendRequest { op, data: SendData::Sges(&sges), ..request });
+        rules.into_iter().filter(|rule| *rule == Rule::RemoteOverlap).collect()
+    }
+
+    #[test]
+    fn two_queue_pairs_on_the_same_bytes_are_reported_if_one_writes() {
+        let flags = SendFlags::SIGNALED;
+        for (first, second, at, expected) in [
+            ("write", "write", 63, &[Rule::RemoteOverlap][..]),
+            ("write", "read", 0, &[Rule::RemoteOverlap]),
+            ("read", "write", 0, &[Rule::RemoteOverlap]),
+            ("atomic", "write", 0, &[Rule::RemoteOverlap]),
+            ("write", "write", 64, &[]),
+            ("read", "read", 0, &[]),
+            ("atomic", "atomic", 0, &[]),
+        ] {
+            let mut card = Card::new();
+            let [a, b] = [card.qp(), card.qp()];
+            assert_eq!(post(&mut card, a, first, 4096, flags), []);
+            assert_eq!(post(&mut card, b, second, 4096 + at, flags), expected, "{first} {second} {at}");
+        }
+    }
+
+    #[test]
+    fn what_has_completed_or_reports_no_completion_is_in_nobodys_way() {
+        let mut card = Card::new();
+        let [a, b] = [card.qp(), card.qp()];
+        assert_eq!(post(&mut card, a, "write", 4096, SendFlags::empty()), []);
+        assert_eq!(post(&mut card, b, "write", 4096, SendFlags::SIGNALED), []);
+        card.complete(b, 1);
+        assert_eq!(post(&mut card, a, "write", 4096, SendFlags::SIGNALED), []);
+    }
+
+    #[test]
+    fn a_write_may_overtake_a_read_of_its_queue_pair_unless_it_is_fenced() {
+        let signaled = SendFlags::SIGNALED;
+        for (first, second, flags, expected) in [
+            ("read", "write", signaled, &[Rule::RemoteOverlap][..]),
+            ("atomic", "write", signaled, &[Rule::RemoteOverlap]),
+            ("read", "write", signaled | SendFlags::FENCE, &[]),
+            ("write", "read", signaled, &[]),
+            ("write", "write", signaled, &[]),
+            ("atomic", "read", signaled, &[]),
+        ] {
+            let mut card = Card::new();
+            let qp = card.qp();
+            assert_eq!(post(&mut card, qp, first, 4096, signaled), []);
+            assert_eq!(post(&mut card, qp, second, 4096, flags), expected, "{first} {second}");
+        }
+    }
+}
+
+/// Words of atomics.
+mod atomics {
+    use super::super::*;
+    use crate::testing::{Card, write};
+    use roxe_transport::qp::QpAttr;
+    use roxe_transport::wr::{SendFlags, SendOp, SendRequest};
+    use roxe_wire::{Qpn, RKey};
+
+    const ADDR: u64 = 4096;
+
+    /// A card with two queue pairs that are connected to each other.
+    fn card() -> (Card, [ObjectId; 2]) {
+        let mut card = Card::new();
+        let pairs = [card.qp(), card.qp()];
+        for (qp, peer) in [(pairs[0], 2), (pairs[1], 1)] {
+            let attr = QpAttr { dest_qpn: Qpn::new(peer), ..QpAttr::default() };
+            card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::DEST_QPN });
+        }
+        (card, pairs)
+    }
+
+    fn post(card: &mut Card, qp: ObjectId) {
+        let op = SendOp::FetchAdd { remote_addr: ADDR, rkey: RKey(5), add: 1 };
+        card.post(qp, &SendRequest { op, ..write(1, SendFlags::SIGNALED) });
+    }
+
+    fn execute(card: &mut Card, qp: ObjectId, found: u64) -> Vec<Rule> {
+        card.tell(Event::Atomic { qp, rkey: RKey(5), va: ADDR, addr: ADDR, found, left: found + 1 })
+    }
+
+    #[test]
+    fn a_word_that_changes_between_two_atomics_that_are_under_way_is_reported() {
+        let (mut card, [from, to]) = card();
+        (0..3).for_each(|_| post(&mut card, from));
+        assert_eq!(execute(&mut card, to, 7), []);
+        assert_eq!(execute(&mut card, to, 8), []);
+        assert_eq!(execute(&mut card, to, 0), [Rule::AtomicMixed]);
+    }
+
+    #[test]
+    fn between_two_rounds_the_processor_may_set_it_back() {
+        let (mut card, [from, to]) = card();
+        for found in [7, 0, 100] {
+            post(&mut card, from);
+            assert_eq!(execute(&mut card, to, found), []);
+        }
+    }
+
+    #[test]
+    fn what_the_card_wrote_or_another_process_asks_for_is_not_judged() {
+        let (mut card, [from, to]) = card();
+        (0..2).for_each(|_| post(&mut card, from));
+        assert_eq!(execute(&mut card, to, 7), []);
+        card.tell(Event::Written { addr: ADDR - 4, len: 64 });
+        assert_eq!(execute(&mut card, to, 0), []);
+        let stranger = card.qp();
+        assert_eq!(execute(&mut card, stranger, 50), []);
+    }
+}
