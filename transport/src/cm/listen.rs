@@ -1,13 +1,9 @@
 //! Who listens for what, and how many requests wait for each program.
 
-use super::error::CmError;
+use super::terms::{CmError, ListenId};
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use std::collections::BTreeMap;
-
-/// Names a listener for as long as the machine lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ListenId(u64);
 
 /// Which requests a listener takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

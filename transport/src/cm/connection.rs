@@ -1,13 +1,10 @@
-//! One connection: its state, what it remembers of the peer, its timer.
+//! One connection: its state, what it remembers of the peer, its timers, and what the time codes of
+//! messages mean.
 //!
-//! What moves it is in `active.rs`, `passive.rs`, `alternate.rs`, `timeout.rs` and `teardown.rs`.
-//! It knows no other connection and no table.
+//! What moves it is in `transitions.rs` and `alternate.rs`. It knows no other connection and no
+//! table.
 
-use super::error::{CmError, Ignored};
-use super::outbox::{EventKind, Outbox};
-use super::req_retry::ReqRetry;
-use super::terms::{QpTerms, Route};
-use super::times::wait;
+use super::terms::{CmError, EventKind, Ignored, Outbox, QpTerms, Route};
 use crate::time::Instant;
 use core::time::Duration;
 use roxe_wire::Qpn;
@@ -222,5 +219,91 @@ impl Connection {
     /// Refuses what the program asks for in the wrong state.
     pub(super) fn check_state(&self, allowed: &[State]) -> Result<(), CmError> {
         if allowed.contains(&self.state) { Ok(()) } else { Err(CmError::State) }
+    }
+}
+
+/// The first pause; each one after that is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
+
+/// Until when a refused request is repeated, and how long the next pause is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReqRetry {
+    /// How long after the first refusal.
+    length: Duration,
+    until: Option<Instant>,
+    pause: Duration,
+    /// The request was refused, and is not repeated yet.
+    pub(super) is_pausing: bool,
+}
+
+impl ReqRetry {
+    /// That of a side that was asked: it repeats nothing.
+    pub(super) const NONE: Self = Self::new(Duration::ZERO);
+
+    pub(super) const fn new(length: Duration) -> Self {
+        Self { length, until: None, pause: FIRST_PAUSE, is_pausing: false }
+    }
+
+    /// Nobody listens: when to ask again, or `None` when it has been long enough. A peer that
+    /// refuses for that reason has forgotten the request, and takes its repetition for a new one.
+    // clause: CM-REQ-AGAIN
+    pub(super) fn pause(&mut self, now: Instant) -> Option<Instant> {
+        let until = *self.until.get_or_insert_with(|| now.after(self.length));
+        let next = Some(now.after(self.pause)).filter(|next| *next < until);
+        self.pause = LONGEST_PAUSE.min(2 * self.pause);
+        self.is_pausing = next.is_some();
+        next
+    }
+}
+
+/// The longest wait that a message can ask for, as a code: 65.5 s, what the kernel itself asks for
+/// with an MRA.
+const LONGEST_WAIT: u8 = 24;
+
+/// How long to wait for a 5-bit code: 4.096 µs · 2^code as the kernel rounds it, to milliseconds
+/// and at least one.
+// clause: CM-WAIT
+pub(super) fn wait(code: TimeCode) -> Duration {
+    Duration::from_millis(1 << code.get().min(LONGEST_WAIT).saturating_sub(8))
+}
+
+/// The ACK timeout code of a path whose packets live for `lifetime` towards a card that answers
+/// within `delay` (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
+// clause: CM-ACK-TIMEOUT
+pub(super) fn ack_timeout(delay: TimeCode, lifetime: TimeCode) -> TimeCode {
+    let (delay, there_and_back) = (delay.get(), lifetime.get() + 1);
+    let code = if there_and_back >= delay {
+        there_and_back + u8::from(delay >= lifetime.get())
+    } else {
+        delay + u8::from(there_and_back >= delay.saturating_sub(1))
+    };
+    TimeCode::new(code.min(31))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // clause: CM-WAIT
+    #[test]
+    fn codes_are_powers_of_two_milliseconds() {
+        assert_eq!([0, 8, 9, 20, 24].map(|code| wait(TimeCode::new(code)).as_millis()), [1, 1, 2, 4096, 65536]);
+        assert_eq!(
+            [25, 31].map(|code| wait(TimeCode::new(code)).as_millis()),
+            [65536; 2],
+            "no peer makes us wait for hours"
+        );
+    }
+
+    // clause: CM-ACK-TIMEOUT
+    #[test]
+    fn the_ack_timeout_is_the_kernels() {
+        let known = [((15, 16), 17), ((16, 16), 18), ((15, 18), 19), ((0, 16), 17), ((31, 31), 31), ((20, 3), 20)];
+        for ((delay, lifetime), code) in known {
+            let [delay, lifetime, code] = [delay, lifetime, code].map(TimeCode::new);
+            assert_eq!(ack_timeout(delay, lifetime), code, "delay {delay:?}, lifetime {lifetime:?}");
+        }
     }
 }
