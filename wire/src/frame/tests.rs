@@ -1,4 +1,4 @@
-//! Tests of `frame/layout.rs`.
+//! Tests of `frame.rs`.
 
 use super::*;
 extern crate std;
@@ -86,5 +86,94 @@ fn later_fragments_have_no_ports() {
         let frame = ethernet(0x86dd, &ipv6(44, &fragment));
         assert!(Layout::of(&frame).and_then(|l| l.ip).is_some_and(|ip| !ip.is_whole));
         assert_eq!(l4_of(&frame).is_some(), has_ports);
+    }
+}
+
+use proptest::prelude::*;
+
+fn key(frame: &[u8]) -> FrameKey {
+    FrameKey::of(frame).expect("long enough")
+}
+
+#[test]
+fn every_field_of_ipv4_is_read() {
+    let key = key(&ethernet(0x0800, &ipv4(17, &udp(b"payload"))));
+    for (field, bytes) in [
+        (Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7][..]),
+        (Field::SrcMac, &[0x24, 0x8a, 7, 0xa5, 0x28, 0xc8]),
+        (Field::EtherType, &[8, 0]),
+        (Field::VlanTag, &[0, 0]),
+        (Field::IsTagged, &[0]),
+        (Field::IpVersion, &[4]),
+        (Field::L4, &[17]),
+        (Field::Protocol, &[17]),
+        (Field::TrafficClass, &[3]),
+        (Field::HopLimit, &[64]),
+        (Field::Ipv4Flags, &[2]),
+        (Field::DstPort, &5678u16.to_be_bytes()),
+        (Field::SrcPort, &1234u16.to_be_bytes()),
+    ] {
+        assert_eq!(key.get(field), bytes, "{field:?}");
+    }
+    assert_eq!((&key.get(Field::SrcIp)[..4], &key.get(Field::DstIp)[..4]), (&[1; 4][..], &[2; 4][..]));
+    assert!(key.is_multicast());
+}
+
+#[test]
+fn every_field_of_tagged_ipv6_is_read() {
+    let mut frame = ethernet(0x86dd, &ipv6(17, &udp(b"")));
+    frame.splice(12..12, [0x81, 0, 0xbc, 0x0c]);
+    let key = key(&frame);
+    for (field, bytes) in [
+        (Field::EtherType, &[0x86, 0xdd][..]),
+        (Field::VlanTag, &[0xbc, 0x0c]),
+        (Field::IsTagged, &[1]),
+        (Field::IpVersion, &[6]),
+        (Field::L4, &[17]),
+        (Field::TrafficClass, &[3]),
+        (Field::HopLimit, &[63]),
+        (Field::FlowLabel, &[0, 1, 0x23, 0x45]),
+        (Field::SrcIp, &frame[26..42]),
+        (Field::DstIp, &frame[42..58]),
+        (Field::DstPort, &5678u16.to_be_bytes()),
+    ] {
+        assert_eq!(key.get(field), bytes, "{field:?}");
+    }
+}
+
+#[test]
+fn a_match_looks_at_the_bits_under_its_mask_only() {
+    let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
+    let mut wanted = FrameMatch::default();
+    assert!(wanted.mask == [0; LEN] && wanted.matches(&key));
+    wanted.require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0]).expect("no contradiction");
+    assert!(wanted.matches(&key) && wanted.dst_mac().is_none());
+    wanted.require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7]).expect("no contradiction");
+    assert!(wanted.matches(&key) && wanted.dst_mac().is_some());
+    wanted.require_exactly(Field::L4, &[6]).expect("no contradiction");
+    assert!(!wanted.matches(&key));
+}
+
+#[test]
+fn asking_for_both_values_of_a_bit_is_a_contradiction() {
+    let mut wanted = FrameMatch::default();
+    wanted.require(Field::EtherType, &[8, 0], &[0xff, 0xff]).expect("the first");
+    assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xf0]), Ok(()));
+    assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xff]), Err(Contradiction));
+}
+
+proptest! {
+    /// Any bytes have a key or are too short, and match what was read from them under any mask.
+    #[test]
+    fn a_frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
+        let Some(key) = FrameKey::of(&frame) else {
+            prop_assert!(frame.len() < ETH_LEN);
+            return Ok(());
+        };
+        let mut wanted = FrameMatch::default();
+        for field in [Field::DstMac, Field::SrcIp, Field::DstPort, Field::Protocol] {
+            prop_assert_eq!(wanted.require(field, key.get(field), &mask), Ok(()));
+        }
+        prop_assert!(wanted.matches(&key));
     }
 }

@@ -1,9 +1,20 @@
-//! Reads capture files that are in memory: pcap and pcapng, of either byte order.
+//! Capture files: frames out of pcap and pcapng ([`frames`]), packets into pcapng
+//! ([`write_packet`]).
 //!
-//! Any bytes are read without panic and without allocation. Touches `bytes`.
+//! For tests, for `roxe dump` and for `ROXE_CAPTURE`. Both sides work on bytes in memory and leave
+//! files to others. Formats: the Internet drafts draft-ietf-opsawg-pcap and
+//! draft-ietf-opsawg-pcapng. Any bytes are read, of either byte order, without panic and without
+//! allocation.
+//!
+//! Written is what any tool for captures reads: little endian, nanoseconds, raw IP. Every function
+//! appends one block, whole, to anything that takes bytes. A file is one section, then its
+//! interfaces, then packets; an interface may also come later, before its first packet. The IP and
+//! UDP headers around a packet are built from its [`NetHeader`]: with IPv4 there is a valid header
+//! checksum and no UDP checksum, which RoCEv2 allows; with IPv6 there is a valid UDP checksum,
+//! because tools complain about its absence.
 
-use super::format::{Direction, ENHANCED_PACKET, Frame, INTERFACE, LinkType, SECTION_HEADER, SIMPLE_PACKET, option};
 use crate::bytes::Reader;
+use crate::net::NetHeader;
 use core::fmt;
 
 /// Why a file, or the rest of it, cannot be read.
@@ -355,4 +366,257 @@ impl Interface {
         let divisor = base.checked_pow(exponent).unwrap_or(u128::MAX);
         u64::try_from(billionths / divisor).unwrap_or(u64::MAX)
     }
+}
+
+/// What stands in front of the IP header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkType {
+    /// Ethernet, with or without VLAN tags.
+    Ethernet,
+    /// Nothing: the frame begins with its IP header.
+    RawIp,
+    /// 4 bytes of BSD loopback header.
+    BsdLoopback,
+    /// Linux cooked capture: all interfaces, version 1.
+    LinuxCooked,
+    /// Linux cooked capture: all interfaces, version 2.
+    LinuxCooked2,
+    /// Another one, by its number.
+    Other(u16),
+}
+
+impl LinkType {
+    /// From the number in the file (`LINKTYPE_*`).
+    pub const fn from_number(number: u16) -> Self {
+        match number {
+            0 | 108 => Self::BsdLoopback,
+            1 => Self::Ethernet,
+            // 12 and 14 are DLT_RAW of old files.
+            12 | 14 | RAW_IP | 228 | 229 => Self::RawIp,
+            113 => Self::LinuxCooked,
+            276 => Self::LinuxCooked2,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// `LINKTYPE_RAW`: an IPv4 or an IPv6 packet, as its first byte says.
+pub(super) const RAW_IP: u16 = 101;
+
+/// Which way a frame went through the interface that recorded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// The frame came in.
+    Inbound,
+    /// The frame went out.
+    Outbound,
+}
+
+impl Direction {
+    /// The two lowest bits of `epb_flags`.
+    pub(super) const fn to_flags(self) -> u32 {
+        match self {
+            Self::Inbound => 1,
+            Self::Outbound => 2,
+        }
+    }
+
+    pub(super) const fn from_flags(flags: u32) -> Option<Self> {
+        match flags & 3 {
+            1 => Some(Self::Inbound),
+            2 => Some(Self::Outbound),
+            _ => None,
+        }
+    }
+}
+
+/// A captured frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// When, in nanoseconds since 1970; 0 if the file does not say.
+    pub timestamp_ns: u64,
+    /// What it begins with.
+    pub link: LinkType,
+    /// Which way it went, if the file says.
+    pub direction: Option<Direction>,
+    /// The last remark on it; empty if there is none.
+    pub comment: &'a str,
+    /// Its bytes, as many as were captured.
+    pub data: &'a [u8],
+    /// Bytes that it had on the wire.
+    pub length: u64,
+}
+
+impl Frame<'_> {
+    /// Returns true if the capture has fewer bytes than the wire had.
+    pub const fn is_cut(&self) -> bool {
+        self.length > self.data.len() as u64
+    }
+
+    /// A frame without bytes of which nothing is known but the kind of its interface.
+    pub const fn new(link: LinkType) -> Self {
+        Self { timestamp_ns: 0, link, direction: None, comment: "", data: &[], length: 0 }
+    }
+}
+
+pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+pub(super) const INTERFACE: u32 = 1;
+pub(super) const SIMPLE_PACKET: u32 = 3;
+pub(super) const ENHANCED_PACKET: u32 = 6;
+
+/// Codes of the options that are read or written. The same code means different things in different
+/// blocks.
+pub(super) mod option {
+    pub(crate) const END: u16 = 0;
+    pub(crate) const COMMENT: u16 = 1;
+    /// The name of an interface.
+    pub(crate) const NAME: u16 = 2;
+    /// The direction of a packet, and more.
+    pub(crate) const FLAGS: u16 = 2;
+    /// The program that wrote a section.
+    pub(crate) const APPLICATION: u16 = 4;
+    /// The unit of an interface's timestamps, a negative power of 10 (or of 2 with the top bit
+    /// set).
+    pub(crate) const RESOLUTION: u16 = 9;
+}
+
+/// What takes the bytes of a file, for example a `Vec<u8>`.
+pub trait Sink: for<'a> Extend<&'a u8> {}
+
+impl<T: for<'a> Extend<&'a u8>> Sink for T {}
+
+/// One packet on its way into a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Number of the interface in the section, from 0.
+    pub interface: u32,
+    /// When, in nanoseconds since 1970.
+    pub timestamp_ns: u64,
+    /// Which way it went.
+    pub direction: Direction,
+    /// What the IP and UDP headers say. The ICRC covers `ident`.
+    pub net: NetHeader,
+    /// UDP payload: from the BTH to the ICRC.
+    pub payload: &'a [u8],
+    /// A remark for the reader; none if empty. What is beyond [`MAX_OPTION`] bytes is left out.
+    pub comment: &'a str,
+}
+
+/// The most bytes a text in a file has here: what 16 bits can say, less room for its padding.
+pub const MAX_OPTION: usize = 0xfffc;
+
+/// Length unknown: a reader finds the end of the section at the end of the file.
+const SECTION_LENGTH: u64 = u64::MAX;
+const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+/// 10^-9 seconds.
+const NANOSECONDS: u8 = 9;
+/// Type and two lengths.
+const AROUND: usize = 12;
+
+/// Begins a file or a new section of one, by the program `application`.
+pub fn write_section(to: &mut impl Sink, application: &str) {
+    let application = text(application);
+    let len = 16 + option_len(application) + option_len(&[]);
+    block(to, SECTION_HEADER, len, |to| {
+        word(to, BYTE_ORDER);
+        // Version 1.0.
+        word(to, 1);
+        to.extend(&SECTION_LENGTH.to_le_bytes());
+        put_option(to, option::APPLICATION, application);
+        put_option(to, option::END, &[]);
+    });
+}
+
+/// Describes the next interface of the section.
+pub fn write_interface(to: &mut impl Sink, name: &str) {
+    let name = text(name);
+    let len = 8 + option_len(name) + option_len(&[NANOSECONDS]) + option_len(&[]);
+    block(to, INTERFACE, len, |to| {
+        word(to, RAW_IP.into());
+        // No limit to the length of packets.
+        word(to, 0);
+        put_option(to, option::NAME, name);
+        put_option(to, option::RESOLUTION, &[NANOSECONDS]);
+        put_option(to, option::END, &[]);
+    });
+}
+
+/// Appends a packet.
+pub fn write_packet(to: &mut impl Sink, packet: &Outgoing<'_>) {
+    let mut room = [0; MAX_HEADERS];
+    let headers = headers(&packet.net, packet.payload, &mut room);
+    let comment = text(packet.comment);
+    let frame_len = headers.len() + packet.payload.len();
+    let flags = packet.direction.to_flags().to_le_bytes();
+    let len = 20 + frame_len.next_multiple_of(4) + option_len(&flags) + comment_len(comment) + option_len(&[]);
+    block(to, ENHANCED_PACKET, len, |to| {
+        word(to, packet.interface);
+        word(to, (packet.timestamp_ns >> 32) as u32);
+        word(to, packet.timestamp_ns as u32);
+        // Captured, and on the wire.
+        word(to, frame_len as u32);
+        word(to, frame_len as u32);
+        to.extend(headers);
+        to.extend(packet.payload);
+        pad(to, frame_len);
+        put_option(to, option::FLAGS, &flags);
+        if !comment.is_empty() {
+            put_option(to, option::COMMENT, comment);
+        }
+        put_option(to, option::END, &[]);
+    });
+}
+
+/// A block of `len` bytes, a multiple of 4, which `body` writes.
+fn block<S: Sink>(to: &mut S, kind: u32, len: usize, body: impl FnOnce(&mut S)) {
+    let total = (len + AROUND) as u32;
+    word(to, kind);
+    word(to, total);
+    body(to);
+    word(to, total);
+}
+
+fn word(to: &mut impl Sink, value: u32) {
+    to.extend(&value.to_le_bytes());
+}
+
+/// What `put_option` will write.
+const fn option_len(value: &[u8]) -> usize {
+    4 + value.len().next_multiple_of(4)
+}
+
+const fn comment_len(comment: &[u8]) -> usize {
+    if comment.is_empty() { 0 } else { option_len(comment) }
+}
+
+fn put_option(to: &mut impl Sink, code: u16, value: &[u8]) {
+    to.extend(&code.to_le_bytes());
+    to.extend(&(value.len() as u16).to_le_bytes());
+    to.extend(value);
+    pad(to, value.len());
+}
+
+/// Zeros up to a multiple of 4 behind `len` bytes.
+fn pad(to: &mut impl Sink, len: usize) {
+    to.extend([0; 3].iter().take(len.wrapping_neg() % 4));
+}
+
+/// As much of a text as an option holds, cut between two characters.
+fn text(whole: &str) -> &[u8] {
+    let cut = (0..=MAX_OPTION.min(whole.len())).rev().find_map(|end| whole.get(..end));
+    cut.unwrap_or_default().as_bytes()
+}
+
+/// IPv6 and UDP.
+const MAX_HEADERS: usize = 48;
+
+/// The IP and UDP headers in front of `payload`.
+fn headers<'r>(net: &NetHeader, payload: &[u8], room: &'r mut [u8; MAX_HEADERS]) -> &'r [u8] {
+    let udp = if net.is_ipv4() { net.udp_header(payload.len()) } else { net.udp_header_with_checksum(payload) };
+    let area = net.to_grh(payload.len());
+    let ip = if net.is_ipv4() { area.get(20..).unwrap_or_default() } else { &area };
+    let filled = ip.iter().chain(&udp);
+    let len = ip.len() + udp.len();
+    room.iter_mut().zip(filled).for_each(|(to, byte)| *to = *byte);
+    room.get(..len).unwrap_or_default()
 }

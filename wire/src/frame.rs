@@ -1,9 +1,11 @@
-//! What the headers of a frame say as one row of bytes, so that a match is a comparison under a
-//! mask.
+//! Ethernet frames as flow steering sees them: where their headers lie, what these say
+//! ([`FrameKey`]), whether that is what somebody asks for ([`FrameMatch`]), and the checksums in
+//! them ([`checksum`]).
 //!
-//! Touches [`Layout`].
+//! Any bytes may come in. Headers that are not whole, or not understood, count as payload.
 
-use super::layout::{ETH_LEN, IPV4_LEN, IPV6_LEN, Layout};
+pub mod checksum;
+
 use core::ops::Range;
 
 /// Bytes of a key.
@@ -201,97 +203,142 @@ impl FrameMatch {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
-    extern crate std;
-    use proptest::prelude::*;
+/// Bytes of the two addresses and the EtherType: the shortest frame.
+pub const ETH_LEN: usize = 14;
+/// Bytes of a VLAN tag.
+pub const TAG_LEN: usize = 4;
+/// VLAN tags that are read; hardware reads two.
+const MAX_TAGS: usize = 2;
+/// IPv6 extension headers that are read at most.
+const MAX_EXTENSIONS: usize = 8;
 
-    fn key(frame: &[u8]) -> FrameKey {
-        FrameKey::of(frame).expect("long enough")
-    }
+pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
+pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// The types of customer (802.1Q) and service (802.1ad) tags.
+const ETHERTYPE_TAGS: [u16; 2] = [0x8100, 0x88a8];
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
 
-    #[test]
-    fn every_field_of_ipv4_is_read() {
-        let key = key(&ethernet(0x0800, &ipv4(17, &udp(b"payload"))));
-        for (field, bytes) in [
-            (Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7][..]),
-            (Field::SrcMac, &[0x24, 0x8a, 7, 0xa5, 0x28, 0xc8]),
-            (Field::EtherType, &[8, 0]),
-            (Field::VlanTag, &[0, 0]),
-            (Field::IsTagged, &[0]),
-            (Field::IpVersion, &[4]),
-            (Field::L4, &[17]),
-            (Field::Protocol, &[17]),
-            (Field::TrafficClass, &[3]),
-            (Field::HopLimit, &[64]),
-            (Field::Ipv4Flags, &[2]),
-            (Field::DstPort, &5678u16.to_be_bytes()),
-            (Field::SrcPort, &1234u16.to_be_bytes()),
-        ] {
-            assert_eq!(key.get(field), bytes, "{field:?}");
+pub(super) const IPV4_LEN: usize = 20;
+pub(super) const IPV6_LEN: usize = 40;
+/// Flags and offset of an IPv4 fragment.
+const MORE_FRAGMENTS: u16 = 0x2000;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
+
+/// Where the headers of a frame lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// The outermost VLAN tag.
+    pub(super) tag: Option<u16>,
+    /// The EtherType behind the last tag.
+    pub(super) ether_type: u16,
+    pub(super) ip: Option<Ip>,
+}
+
+/// An IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ip {
+    pub(super) is_v4: bool,
+    pub(super) start: usize,
+    /// Where the packet ends: what follows is padding of the frame.
+    pub(super) end: usize,
+    /// The frame holds all that the header promises, and it is no fragment.
+    pub(super) is_whole: bool,
+    pub(super) l4: Option<L4>,
+}
+
+/// The header of TCP or UDP; fragments but the first have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct L4 {
+    pub(super) protocol: u8,
+    pub(super) start: usize,
+}
+
+impl Layout {
+    /// `None`: shorter than an Ethernet header.
+    pub(super) fn of(frame: &[u8]) -> Option<Self> {
+        let mut at = ETH_LEN;
+        let (mut tag, mut ether_type) = (None, u16_at(frame, at - 2)?);
+        for _ in 0..MAX_TAGS {
+            let behind = u16_at(frame, at).zip(u16_at(frame, at + 2));
+            let Some((tci, next)) = behind.filter(|_| ETHERTYPE_TAGS.contains(&ether_type)) else { break };
+            tag.get_or_insert(tci);
+            ether_type = next;
+            at += TAG_LEN;
         }
-        assert_eq!((&key.get(Field::SrcIp)[..4], &key.get(Field::DstIp)[..4]), (&[1; 4][..], &[2; 4][..]));
-        assert!(key.is_multicast());
-    }
-
-    #[test]
-    fn every_field_of_tagged_ipv6_is_read() {
-        let mut frame = ethernet(0x86dd, &ipv6(17, &udp(b"")));
-        frame.splice(12..12, [0x81, 0, 0xbc, 0x0c]);
-        let key = key(&frame);
-        for (field, bytes) in [
-            (Field::EtherType, &[0x86, 0xdd][..]),
-            (Field::VlanTag, &[0xbc, 0x0c]),
-            (Field::IsTagged, &[1]),
-            (Field::IpVersion, &[6]),
-            (Field::L4, &[17]),
-            (Field::TrafficClass, &[3]),
-            (Field::HopLimit, &[63]),
-            (Field::FlowLabel, &[0, 1, 0x23, 0x45]),
-            (Field::SrcIp, &frame[26..42]),
-            (Field::DstIp, &frame[42..58]),
-            (Field::DstPort, &5678u16.to_be_bytes()),
-        ] {
-            assert_eq!(key.get(field), bytes, "{field:?}");
-        }
-    }
-
-    #[test]
-    fn a_match_looks_at_the_bits_under_its_mask_only() {
-        let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
-        let mut wanted = FrameMatch::default();
-        assert!(wanted.mask == [0; LEN] && wanted.matches(&key));
-        wanted.require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0]).expect("no contradiction");
-        assert!(wanted.matches(&key) && wanted.dst_mac().is_none());
-        wanted.require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7]).expect("no contradiction");
-        assert!(wanted.matches(&key) && wanted.dst_mac().is_some());
-        wanted.require_exactly(Field::L4, &[6]).expect("no contradiction");
-        assert!(!wanted.matches(&key));
-    }
-
-    #[test]
-    fn asking_for_both_values_of_a_bit_is_a_contradiction() {
-        let mut wanted = FrameMatch::default();
-        wanted.require(Field::EtherType, &[8, 0], &[0xff, 0xff]).expect("the first");
-        assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xf0]), Ok(()));
-        assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xff]), Err(Contradiction));
-    }
-
-    proptest! {
-        /// Any bytes have a key or are too short, and match what was read from them under any mask.
-        #[test]
-        fn a_frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
-            let Some(key) = FrameKey::of(&frame) else {
-                prop_assert!(frame.len() < ETH_LEN);
-                return Ok(());
-            };
-            let mut wanted = FrameMatch::default();
-            for field in [Field::DstMac, Field::SrcIp, Field::DstPort, Field::Protocol] {
-                prop_assert_eq!(wanted.require(field, key.get(field), &mask), Ok(()));
-            }
-            prop_assert!(wanted.matches(&key));
-        }
+        let ip = match ether_type {
+            ETHERTYPE_IPV4 => Ip::v4(frame, at),
+            ETHERTYPE_IPV6 => Ip::v6(frame, at),
+            _ => None,
+        };
+        Some(Self { tag, ether_type, ip })
     }
 }
+
+impl Ip {
+    fn v4(frame: &[u8], start: usize) -> Option<Self> {
+        let header = frame.get(start..start + IPV4_LEN)?;
+        let len = usize::from(header[0] & 0xf) * 4;
+        let total = usize::from(u16_at(header, 2)?);
+        if header[0] >> 4 != 4 || len < IPV4_LEN || frame.len() < start + len || total < len {
+            return None;
+        }
+        let fragment = u16_at(header, 6)?;
+        let end = (start + total).min(frame.len());
+        let l4 = if fragment & FRAGMENT_OFFSET == 0 { L4::of(header[9], start + len) } else { None };
+        let is_whole = end == start + total && fragment & (FRAGMENT_OFFSET | MORE_FRAGMENTS) == 0;
+        Some(Self { is_v4: true, start, end, is_whole, l4 })
+    }
+
+    fn v6(frame: &[u8], start: usize) -> Option<Self> {
+        let header = frame.get(start..start + IPV6_LEN)?;
+        if header[0] >> 4 != 6 {
+            return None;
+        }
+        let promised = start + IPV6_LEN + usize::from(u16_at(header, 4)?);
+        let end = promised.min(frame.len());
+        let (l4, is_fragment) = behind_extensions(frame.get(..end)?, header[6], start + IPV6_LEN);
+        Some(Self { is_v4: false, start, end, is_whole: end == promised && !is_fragment, l4 })
+    }
+}
+
+impl L4 {
+    pub(super) fn of(protocol: u8, start: usize) -> Option<Self> {
+        matches!(protocol, TCP | UDP).then_some(Self { protocol, start })
+    }
+}
+
+/// What follows the extension headers of IPv6, the first of which is a `next` header at `at`; and
+/// whether one of them says that this is a fragment.
+fn behind_extensions(packet: &[u8], mut next: u8, mut at: usize) -> (Option<L4>, bool) {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const DESTINATION: u8 = 60;
+    let mut is_fragment = false;
+    for _ in 0..MAX_EXTENSIONS {
+        let Some(extension) = packet.get(at..at + 8).filter(|_| !matches!(next, TCP | UDP)) else { break };
+        let len = match next {
+            HOP_BY_HOP | ROUTING | DESTINATION => (usize::from(extension[1]) + 1) * 8,
+            FRAGMENT => {
+                is_fragment = true;
+                // The upper 13 bits are the offset.
+                if u16::from_be_bytes([extension[2], extension[3]]) >> 3 != 0 {
+                    return (None, true);
+                }
+                8
+            }
+            _ => break,
+        };
+        next = extension[0];
+        at += len;
+    }
+    (L4::of(next, at), is_fragment)
+}
+
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|pair| u16::from_be_bytes(*pair))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
