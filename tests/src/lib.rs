@@ -7,6 +7,7 @@ pub mod allocator;
 pub mod build;
 pub mod cc;
 pub mod guest;
+pub mod junit;
 pub mod lanes;
 pub mod matrix;
 pub mod measure;

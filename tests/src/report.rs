@@ -1,13 +1,21 @@
 //! Runs named checks one after the other, those that mostly wait beside each other, and prints a
 //! line for each and a closing count.
 
-use crate::lanes;
+use crate::junit::{self, Case};
+use crate::{build, lanes};
+use std::fs;
+use std::io;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How many checks that mostly wait run at once: their programs need some processor time each.
 const LANES: usize = 8;
+
+/// How long a check may take. The longest takes three minutes on a machine that does nothing else.
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// The option that ends a suite at its first failure.
 pub const FAIL_FAST: &str = "--fail-fast";
@@ -80,16 +88,24 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         if is_over.load(Ordering::Relaxed) {
             return None;
         }
-        let verdict = tell(check);
+        let (verdict, seconds) = tell(check);
         if fail_fast && matches!(verdict, Verdict::Failed(_)) {
             is_over.store(true, Ordering::Relaxed);
         }
-        Some(verdict)
+        Some((verdict, seconds))
     };
-    let mut verdicts: Vec<Option<Verdict>> = alone.iter().map(judge).collect();
+    let mut verdicts: Vec<_> = alone.iter().map(judge).collect();
     verdicts.extend(lanes::run(&waiting, LANES, judge));
-    let judged = verdicts.iter().flatten();
-    let count = |of: fn(&Verdict) -> bool| judged.clone().filter(|verdict| of(verdict)).count();
+    let ended = alone.iter().chain(&waiting).zip(&verdicts);
+    let cases = ended.filter_map(|(check, ended)| {
+        let (verdict, seconds) = ended.as_ref()?;
+        Some(Case { name: check.name.clone(), seconds: *seconds, verdict })
+    });
+    let cases: Vec<_> = cases.collect();
+    if let Err(e) = write_junit(&cases) {
+        println!("the results could not be written as JUnit: {e}");
+    }
+    let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
     let passed = count(|v| matches!(v, Verdict::Passed));
     let failed = count(|v| matches!(v, Verdict::Failed(_)));
     let skipped = count(|v| matches!(v, Verdict::Skipped(_)));
@@ -99,10 +115,29 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs a check and says how it ended, in one piece.
-fn tell(check: &Check) -> Verdict {
+/// Writes `target/suites/SUITE.xml`.
+fn write_junit(cases: &[Case<'_>]) -> io::Result<()> {
+    let (suite, folder) = (suite(), build::target_dir().join("suites"));
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join(format!("{suite}.xml")), junit::document(&[junit::suite(&suite, cases, None)]))
+}
+
+/// Runs a check and says how it ended, in one piece, and after how many seconds. Ends the process
+/// if it takes longer than [`LIMIT`].
+fn tell(check: &Check) -> (Verdict, f32) {
     let start = Instant::now();
-    let verdict = (check.run)();
+    let (is_done, done) = mpsc::channel::<()>();
+    let verdict = thread::scope(|scope| {
+        scope.spawn(move || {
+            if done.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+                println!("FAILED   {}: not done after {LIMIT:?}\n         repeat: {}", check.name, repeat(&check.name));
+                std::process::exit(1);
+            }
+        });
+        let verdict = (check.run)();
+        drop(is_done);
+        verdict
+    });
     let (name, seconds) = (&check.name, start.elapsed().as_secs_f32());
     match &verdict {
         Verdict::Passed => println!("ok       {name} ({seconds:.1} s)"),
@@ -111,12 +146,17 @@ fn tell(check: &Check) -> Verdict {
         }
         Verdict::Skipped(why) => println!("skipped  {name}: {why}"),
     }
-    verdict
+    (verdict, seconds)
+}
+
+/// The name of the suite that runs.
+fn suite() -> String {
+    std::env::args().nth(1).unwrap_or_default()
 }
 
 /// The command that runs one check again.
 fn repeat(name: &str) -> String {
-    let suite = std::env::args().nth(1).unwrap_or_default();
+    let suite = suite();
     format!("cargo test -p roxe-tests --test suites -- {suite} '{}'", name.replace('\'', "'\\''"))
 }
 

@@ -305,7 +305,7 @@ impl Cq {
             return state.fires(cqe);
         }
         if let Some(after) = state.weak.as_mut().and_then(|weak| weak.deadline()) {
-            self.engine().add_deadline(clock::now().after(after), Weak::clone(&self.me) as _);
+            self.engine().scheduler.add_deadline(clock::now().after(after), Weak::clone(&self.me) as _);
         }
         Verdict::Wait
     }
@@ -322,7 +322,7 @@ impl Cq {
     /// Whether it is time for an event; sees to it that it will be.
     fn announces(&self, verdict: Verdict) -> bool {
         if let Verdict::WaitUntil(deadline) = verdict {
-            self.engine().add_deadline(deadline, Weak::clone(&self.me) as _);
+            self.engine().scheduler.add_deadline(deadline, Weak::clone(&self.me) as _);
         }
         verdict == Verdict::Announce && self.channel.is_some()
     }
@@ -409,7 +409,7 @@ impl Watched for Cq {
     }
 
     fn wait(&self, at: Instant, deadline: Weak<dyn Deadline>) {
-        self.engine().add_deadline(at, deadline);
+        self.engine().scheduler.add_deadline(at, deadline);
     }
 }
 

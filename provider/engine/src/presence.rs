@@ -3,9 +3,9 @@
 //!
 //! Touches nothing but the clock.
 
-mod muting;
+pub(crate) mod muting;
 
-use crate::poll_policy::background::POLLS_AFTER_ARMING;
+use crate::poll_policy::POLLS_AFTER_ARMING;
 use crate::waiters::Waiters;
 use roxe_base::clock;
 use roxe_transport::time::Instant;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
-pub(crate) use muting::{FULL, Muting};
+pub(crate) use muting::Muting;
 
 /// How long it watches for a thread of the program, which leaves the engine for some nanoseconds
 /// between two polls.
@@ -130,6 +130,7 @@ impl Presence {
 
 #[cfg(test)]
 mod tests {
+    use super::muting::FULL;
     use super::*;
     use roxe_base::uses::Counted;
 

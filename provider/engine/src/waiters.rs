@@ -3,7 +3,7 @@
 //! Touches nothing.
 
 use crate::poll_policy::spin::SpinGovernor;
-use crate::poll_policy::waiting;
+use crate::poll_policy::{self, gave_up_too_soon, is_expected_back};
 use roxe_transport::time::Instant;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -33,7 +33,7 @@ impl Waiters {
 
     /// Whether one of them receives, or did a moment ago and will again.
     pub(crate) fn receive(&self, now: Instant) -> bool {
-        self.looking.load(SeqCst) > 0 || waiting::is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
+        self.looking.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
 
     /// In the child of a fork, where no thread waits.
@@ -44,19 +44,19 @@ impl Waiters {
 
     /// One of them gave up, slept, and was woken so long after it had begun to wait.
     pub(crate) fn note_sleep(&self, waited: Duration, usual: Duration) {
-        self.are_patient.store(waiting::gave_up_too_soon(waited, usual), Relaxed);
+        self.are_patient.store(gave_up_too_soon(waited, usual), Relaxed);
     }
 
     /// How long to look around.
     pub(crate) fn patience(&self, usual: Duration) -> Duration {
-        waiting::patience(usual, self.are_patient.load(Relaxed))
+        poll_policy::patience(usual, self.are_patient.load(Relaxed))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::poll_policy::waiting::{BETWEEN_WAITS, LONG};
+    use crate::poll_policy::{BETWEEN_WAITS, LONG};
     use roxe_base::uses::Counted;
 
     #[test]

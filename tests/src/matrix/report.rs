@@ -1,7 +1,9 @@
 //! The result of a run: a table for people, JSON and JUnit XML for programs.
 
 use super::stock::Shown;
-use super::{Condition, Ending, Group, Judged, Service, Word, capture};
+use super::{Condition, Ending, Group, Judged, Service, Word};
+use crate::junit::{self, Case};
+use crate::report::Verdict;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -179,14 +181,14 @@ impl Results {
 
     /// A suite per group and one for the stock programs.
     fn junit(&self) -> String {
-        let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
-        for group in &self.groups {
-            let cases = group.tried.iter().map(|t| (t.cell.to_string(), seconds(t.milliseconds), &t.ending));
-            suite(&mut text, &group.group.to_string(), group.capture.as_ref(), cases);
-        }
-        let cases = self.stock.iter().map(|s| (s.name.clone(), s.seconds, &s.ending));
-        suite(&mut text, "stock programs", None, cases);
-        text + "</testsuites>\n"
+        let groups = self.groups.iter().map(|group| {
+            let ended = group.tried.iter().map(|t| (t.cell.to_string(), seconds(t.milliseconds), &t.ending));
+            let output =
+                group.capture.as_ref().map(|v| format!("{} packets, {} bad\n{}", v.packets, v.bad, v.examples));
+            suite(&group.group.to_string(), ended, output.as_deref())
+        });
+        let stock = self.stock.iter().map(|s| (s.name.clone(), s.seconds, &s.ending));
+        junit::document(&groups.chain([suite("stock programs", stock, None)]).collect::<Vec<_>>())
     }
 }
 
@@ -247,51 +249,19 @@ fn json_string(text: &str) -> String {
     out + "\""
 }
 
-fn suite<'a>(
-    text: &mut String,
-    name: &str,
-    capture: Option<&capture::Verdict>,
-    cases: impl Iterator<Item = (String, f32, &'a Ending)>,
-) {
-    let cases: Vec<_> = cases.collect();
-    let count = Count::of(cases.iter().map(|case| case.2));
-    _ = writeln!(
-        text,
-        "<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" skipped=\"{}\">",
-        xml(name),
-        count.total(),
-        count.failed,
-        count.skipped + count.peer_bugs
-    );
-    for (case, seconds, ending) in &cases {
-        _ = write!(text, "<testcase classname=\"{}\" name=\"{}\" time=\"{seconds:.3}\"", xml(name), xml(case));
-        _ = match ending {
-            Ending::Passed => writeln!(text, "/>"),
-            Ending::Failed(why) => writeln!(text, "><failure>{}</failure></testcase>", xml(why)),
-            Ending::Skipped(why) => writeln!(text, "><skipped message=\"{}\"/></testcase>", xml(why)),
-            Ending::PeerBug(why) => writeln!(text, "><skipped message=\"rxe bug: {}\"/></testcase>", xml(why)),
-        };
-    }
-    if let Some(v) = capture {
-        _ = writeln!(text, "<system-out>{} packets, {} bad\n{}</system-out>", v.packets, v.bad, xml(&v.examples));
-    }
-    text.push_str("</testsuite>\n");
+fn suite<'a>(name: &str, ended: impl Iterator<Item = (String, f32, &'a Ending)>, output: Option<&str>) -> String {
+    let ended: Vec<_> = ended.map(|(name, seconds, ending)| (name, seconds, verdict(ending))).collect();
+    let cases = ended.iter().map(|(name, seconds, verdict)| Case { name: name.clone(), seconds: *seconds, verdict });
+    junit::suite(name, &cases.collect::<Vec<_>>(), output)
 }
 
-/// XML text without the characters that mean something, or that XML does not allow.
-fn xml(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c < ' ' && c != '\n' && c != '\t' => out.push('?'),
-            c => out.push(c),
-        }
+fn verdict(ending: &Ending) -> Verdict {
+    match ending {
+        Ending::Passed => Verdict::Passed,
+        Ending::Failed(why) => Verdict::Failed(why.clone()),
+        Ending::Skipped(why) => Verdict::Skipped(why.clone()),
+        Ending::PeerBug(why) => Verdict::Skipped(format!("rxe bug: {why}")),
     }
-    out
 }
 
 #[cfg(test)]

@@ -130,6 +130,11 @@ const SUITES: &[Suite] = suites![
 
 fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        println!("cargo test -p roxe-tests --test suites -- [SUITE|SUITE,SUITE...|GROUP] [--fail-fast] [WORD...]\n");
+        SUITES.iter().for_each(|suite| println!("  {:<12} {}", suite.group, suite.name));
+        return ExitCode::SUCCESS;
+    }
     let Some(first) = words.first().filter(|word| !word.starts_with('-')).cloned() else {
         return each(SUITES.iter().collect(), &words);
     };

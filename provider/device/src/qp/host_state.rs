@@ -61,7 +61,7 @@ impl QpHostState {
         if let Some(flow) = &self.flow {
             match pool {
                 Pool::Stream => flow.open_stream_if_stalled(now),
-                Pool::Datagrams if flow.open_if_stalled(now) => engine.note_unanswered(now),
+                Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
                 Pool::Datagrams => {}
             }
             engine.flows().wake(flow);

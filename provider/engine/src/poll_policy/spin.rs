@@ -3,7 +3,11 @@
 //!
 //! If somebody else wants the processor, sleeping is better, the next times as well: who wakes up
 //! goes first, who only waits for his turn does not, and who yields has less of it later.
+//!
+//! [`SpinGovernor::keep_looking`] does it, and touches the clock and the scheduler of the system.
 
+use crate::thread;
+use roxe_base::clock;
 use roxe_transport::time::Instant;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -121,6 +125,29 @@ impl SpinGovernor {
     /// Spinning was of use.
     pub(crate) fn note_find(&self) {
         self.penalty.store(0, Relaxed);
+    }
+
+    /// Looks until it is enough, or nothing has come for as long as `patience`, or somebody else
+    /// wants the processor. Whether it was enough.
+    pub(crate) fn keep_looking(&self, patience: Duration, mut look: impl FnMut() -> Look) -> bool {
+        let mut round = SpinRound::new(patience, clock::now());
+        loop {
+            let what = look();
+            if what == Look::Vain {
+                round.before_yield(thread::preemptions);
+                // Who shares this processor may be the one that answers.
+                std::thread::yield_now();
+            }
+            match round.after_look(what, clock::now(), thread::preemptions) {
+                Next::Look => {}
+                Next::Enough => return true,
+                Next::GiveUp => return false,
+                Next::MakeRoom => {
+                    self.note_contention();
+                    return false;
+                }
+            }
+        }
     }
 }
 

@@ -10,10 +10,9 @@
 //! - `wait AT`, then `awake AT` or `sleep AT` and `woken AT`: it waited for it, and looked around
 //!   with success, or slept
 
-use super::background::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use super::delayed_ack::{DelayedAck, due_in_background};
 use super::spin::{Look, Next, SpinRound};
-use super::waiting;
+use super::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp, gave_up_too_soon, patience};
 use crate::presence::Presence;
 use roxe_transport::time::Instant;
 use std::time::Duration;
@@ -225,7 +224,7 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
             "awake" | "woken" => {
                 let Some(since) = since.take() else { continue };
                 waits += 1;
-                let mut round = SpinRound::new(waiting::patience(PATIENCE, are_patient), since);
+                let mut round = SpinRound::new(patience(PATIENCE, are_patient), since);
                 let looks = (1..).map(|nth| since.after(nth * US));
                 let next = looks.map(|now| {
                     let look = if now >= at { Look::Enough } else { Look::Vain };
@@ -234,7 +233,7 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
                 if next.into_iter().find(|next| *next != Next::Look) == Some(Next::Enough) {
                     awake += 1;
                 } else {
-                    are_patient = waiting::gave_up_too_soon(at.since(since), PATIENCE);
+                    are_patient = gave_up_too_soon(at.since(since), PATIENCE);
                 }
             }
             _ => {}

@@ -7,7 +7,7 @@
 
 use crate::sync::{AtomicBool, AtomicI32, Ordering, fence};
 
-/// The highest score.
+/// The highest score of the background thread; at zero it is muted.
 pub(crate) const FULL: i32 = 32;
 
 /// The score, and whether the thread is muted.

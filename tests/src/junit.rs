@@ -1,0 +1,78 @@
+//! Results as JUnit XML, which servers of continuous integration show.
+
+use crate::report::Verdict;
+use std::fmt::Write;
+
+/// A test and how it ended.
+pub struct Case<'a> {
+    /// What it is called.
+    pub name: String,
+    /// How long it took.
+    pub seconds: f32,
+    /// How it ended.
+    pub verdict: &'a Verdict,
+}
+
+/// The document of some suites.
+pub fn document(suites: &[String]) -> String {
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n{}</testsuites>\n", suites.concat())
+}
+
+/// The suite `name`; `output` is what its cases have in common.
+pub fn suite(name: &str, cases: &[Case<'_>], output: Option<&str>) -> String {
+    let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
+    let (name, tests) = (escaped(name), cases.len());
+    let failures = count(|verdict| matches!(verdict, Verdict::Failed(_)));
+    let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));
+    let mut text =
+        format!("<testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failures}\" skipped=\"{skipped}\">\n");
+    for Case { name: case, seconds, verdict } in cases {
+        _ = write!(text, "<testcase classname=\"{name}\" name=\"{}\" time=\"{seconds:.3}\"", escaped(case));
+        _ = match verdict {
+            Verdict::Passed => writeln!(text, "/>"),
+            Verdict::Failed(why) => writeln!(text, "><failure>{}</failure></testcase>", escaped(why)),
+            Verdict::Skipped(why) => writeln!(text, "><skipped message=\"{}\"/></testcase>", escaped(why)),
+        };
+    }
+    if let Some(output) = output {
+        _ = writeln!(text, "<system-out>{}</system-out>", escaped(output));
+    }
+    text + "</testsuite>\n"
+}
+
+/// The text without the characters that mean something, or that XML does not allow.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c < ' ' && c != '\n' && c != '\t' => out.push('?'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn document_counts_failures_and_skips_and_escapes_their_words() {
+        let verdicts =
+            [Verdict::Passed, Verdict::Failed("wrong \"byte\" <5>\u{1}".into()), Verdict::Skipped("a & b".into())];
+        let cases = [("one", 0), ("two", 1), ("three", 2)].map(|(name, at)| Case {
+            name: name.to_owned(),
+            seconds: 0.5,
+            verdict: &verdicts[at],
+        });
+        let text = document(&[suite("s", &cases, Some("7 packets"))]);
+        assert!(text.contains("<testsuite name=\"s\" tests=\"3\" failures=\"1\" skipped=\"1\">"), "{text}");
+        assert!(text.contains("<testcase classname=\"s\" name=\"one\" time=\"0.500\"/>"), "{text}");
+        assert!(text.contains("<failure>wrong &quot;byte&quot; &lt;5&gt;?</failure>"), "{text}");
+        assert!(text.contains("<skipped message=\"a &amp; b\"/>") && text.contains("<system-out>7 packets<"), "{text}");
+    }
+}
