@@ -77,7 +77,8 @@ impl Link {
             return Some(now.after(self.spec.latency));
         };
         let size = (len + AROUND_IPV4 + if net.dst.is_ipv4() { 0 } else { IPV6_MORE }) as u64;
-        let waiting = bytes_in(self.free_at.since(now), bandwidth);
+        let waiting = self.free_at.since(now).as_nanos() * u128::from(bandwidth) / 8_000_000_000;
+        let waiting = u64::try_from(waiting).unwrap_or(u64::MAX);
         if self.spec.queue.is_some_and(|queue| waiting + size > u64::from(queue)) {
             self.tally.overflowed += 1;
             return None;
@@ -91,11 +92,6 @@ impl Link {
         self.free_at = self.free_at.max(now).after(Duration::from_nanos((size * 8_000_000_000).div_ceil(bandwidth)));
         Some(self.free_at.after(self.spec.latency))
     }
-}
-
-/// Bytes that pass in `time`.
-fn bytes_in(time: Duration, bandwidth: u64) -> u64 {
-    u64::try_from(time.as_nanos() * u128::from(bandwidth) / 8_000_000_000).unwrap_or(u64::MAX)
 }
 
 /// The address of node `node`: 10.0.0.1 and on.

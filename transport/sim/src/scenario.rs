@@ -278,10 +278,12 @@ impl<C: Choices> Scenario<C> {
             for &who in &news {
                 self.reap(who)?;
             }
-            if !moved && self.is_done() {
+            if !moved && self.living().all(|who| self.has_done(who)) {
                 return Ok(());
             }
-            let stuck = !(posted || moved || self.may_stop());
+            // With no packet in flight and no timer set, nothing may be left in a send queue.
+            let quiescent = |who: usize| self.world.ends[who].qp.is_quiescent();
+            let stuck = !(posted || moved || self.work.mishaps || self.living().all(quiescent));
             ensure!(!stuck, Progress, None, self.world.now(), "nothing is due, yet sends are outstanding");
             quiet = if posted { 0 } else { quiet + 1 };
             // A sender may wait for ever for a receive that nobody posts any more.
@@ -325,15 +327,6 @@ impl<C: Choices> Scenario<C> {
     fn allow_failures(&mut self, end: usize) {
         self.sides[end].fragile = true;
         self.sides[end ^ 1].fragile = true;
-    }
-
-    /// With no packet in flight and no timer set, nothing may be left in a send queue.
-    fn may_stop(&self) -> bool {
-        self.work.mishaps || self.living().all(|who| self.world.ends[who].qp.is_quiescent())
-    }
-
-    fn is_done(&self) -> bool {
-        self.living().all(|who| self.has_done(who))
     }
 
     fn has_done(&self, who: usize) -> bool {
@@ -579,7 +572,8 @@ impl<C: Choices> Scenario<C> {
     fn check_message(&mut self, who: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
         let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
         let sent = &self.sides[who ^ 1].messages;
-        let found = if self.keeps_order(who) {
+        let keeps_order = self.loses_nothing(who) && self.world.ends[who].setup.service != Service::Ud;
+        let found = if keeps_order {
             let next = sent.iter().position(|message| message.queue == queue);
             next.filter(|&next| self.is_message(who, cqe, slot, &sent[next]))
         } else {
@@ -604,11 +598,6 @@ impl<C: Choices> Scenario<C> {
     fn loses_nothing(&self, who: usize) -> bool {
         let setup = &self.world.ends[who].setup;
         setup.service.is_reliable() || setup.early_wait && !self.sides[who].fragile
-    }
-
-    /// Whether messages arrive at this end in the order in which they were sent.
-    fn keeps_order(&self, who: usize) -> bool {
-        self.loses_nothing(who) && self.world.ends[who].setup.service != Service::Ud
     }
 
     /// Whether a completed receive is exactly `message` of the peer.

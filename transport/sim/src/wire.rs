@@ -283,7 +283,10 @@ impl Wire {
     }
 
     fn judge(&mut self, now: Instant, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
-        let paused = self.pauses_faults(end);
+        // One end of this connection came so often without progress that faults must pause.
+        let connection = &self.streams[end & !1..][..2];
+        let is_stuck = |limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit));
+        let paused = self.pause_faults_after.is_some_and(is_stuck);
         let stream = &mut self.streams[end];
         let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
         if scripted.is_none() && self.faults.is_none() {
@@ -312,12 +315,6 @@ impl Wire {
             record.push(Fault { end, dir, nth: *counts, verdict, header, len: bytes.len() });
         }
         verdict
-    }
-
-    /// Whether one end of this connection came so often without progress that faults must pause.
-    fn pauses_faults(&self, end: usize) -> bool {
-        let connection = &self.streams[end & !1..][..2];
-        self.pause_faults_after.is_some_and(|limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit)))
     }
 
     /// Sets a packet out, or does to it what `verdict` says.

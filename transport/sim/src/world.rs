@@ -337,14 +337,6 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Sets the deadline of an end anew.
-    fn schedule(&mut self, id: usize) {
-        let end = &self.ends[id];
-        let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
-        let at = end.deadline().into_iter().chain(link).min();
-        self.deadlines.set(id, at);
-    }
-
     fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
         let whole = icrc::verify(&flight.net, &flight.bytes);
         let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
@@ -426,7 +418,9 @@ impl<C: Choices> World<C> {
                 self.ends[id].busy_until = self.now.after(setup.latency * self.choices.between(1, 30) / 10);
             }
         }
-        self.schedule(id);
+        let end = &self.ends[id];
+        let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
+        self.deadlines.set(id, end.deadline().into_iter().chain(link).min());
         Ok(())
     }
 

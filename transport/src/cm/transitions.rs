@@ -385,16 +385,6 @@ impl Connection {
         self.tell(EventKind::Disconnected(Ending::Agreed), out);
         Ok(())
     }
-
-    /// The peer does not answer our DREQ.
-    pub(super) fn on_disconnect_timeout(&mut self, now: Instant, out: &mut Outbox) {
-        if self.timer.again(now) {
-            self.repeat(out);
-            return;
-        }
-        self.enter_time_wait(now);
-        self.tell(EventKind::Disconnected(Ending::TimedOut), out);
-    }
 }
 
 /// What a connection does when nothing comes, or nobody is there: it asks again, and gives up in
@@ -424,7 +414,11 @@ impl Connection {
                 }
             }
             State::Established => self.on_alternate_timeout(now, out),
-            State::DreqSent => self.on_disconnect_timeout(now, out),
+            State::DreqSent if self.timer.again(now) => self.repeat(out),
+            State::DreqSent => {
+                self.enter_time_wait(now);
+                self.tell(EventKind::Disconnected(Ending::TimedOut), out);
+            }
             State::TimeWait => {
                 self.tell(EventKind::TimeWaitExit, out);
                 self.finish();

@@ -37,18 +37,14 @@ struct Flow {
 }
 
 impl Flow {
-    fn learn_mtu(&mut self, seen: &Seen<'_>) {
-        if seen.packet.header.opcode().facts().payload == PayloadRule::Full {
-            let len = seen.packet.payload.len();
-            self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
-        }
-    }
-
     /// The number of the message that a packet belongs to. An answer has the number of what it
     /// answers, which went the other way.
     fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
-        self.learn_mtu(seen);
         let header = &seen.packet.header;
+        if header.opcode().facts().payload == PayloadRule::Full {
+            let len = seen.packet.payload.len();
+            self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
+        }
         match header.kind {
             Kind::Cnp => None,
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
