@@ -149,7 +149,7 @@ impl SourcePorts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drops::TakenDrops;
+    use crate::udp::TakenDrops;
     use roxe_wire::ROCE_PORT;
     use std::net::{Ipv4Addr, UdpSocket};
 
