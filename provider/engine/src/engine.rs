@@ -27,7 +27,7 @@ use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Subject, Weakness};
-use roxe_net::link_events::LinkEvents;
+use roxe_net::netlink::LinkEvents;
 use roxe_net::raw::FrameSender;
 use roxe_net::slot::Slot;
 use roxe_net::status::StatusSocket;

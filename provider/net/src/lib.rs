@@ -8,20 +8,19 @@
 //! - [`shm`]: the link through shared memory: rings between processes of one user
 //! - [`raw`]: whole Ethernet frames, for raw packet queue pairs
 //! - [`slot`], [`service`]: who owns a range of queue pair numbers, and who listens for a service
-//! - [`runtime_dir`], [`named`], `socket_file`: the folder where processes of one user find each
-//!   other, and the sockets with names in it
+//! - [`runtime_dir`], [`named`]: the folder where processes of one user find each other, and the
+//!   sockets with names in it
 //! - [`forward`]: frames that processes of one host send to each other's mailboxes
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
-//! - [`card_address`]: which addresses of an interface the card of this user has
-//! - [`local_port`]: the source port that only this user has, for packets between addresses of this
-//!   host
-//! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
-//!   whose port 4791 of an address is
+//! - [`port_owners`]: UDP ports by which the users of this host are told apart: the source port
+//!   that only this user has, whose port 4791 of an address is, which addresses the card of this
+//!   user has
+//! - [`source_ports`]: dropping what other users of this host sent
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
-//! - [`group`], [`link_events`], [`next_hop`]: addresses of multicast groups; changes of the
-//!   system's interfaces; whether packets to an address can leave
+//! - [`netlink`]: whether packets to an address can leave; changes of the system's interfaces
+//! - [`group`]: addresses of multicast groups
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
 //! # The way of a run
@@ -44,15 +43,14 @@
 #![deny(unsafe_code)]
 
 mod bpf;
-pub mod card_address;
 mod cmsg;
 pub mod forward;
 pub mod group;
 pub mod link;
-pub mod link_events;
-pub mod local_port;
 pub mod named;
-pub mod next_hop;
+pub mod netlink;
+
+pub mod port_owners;
 pub mod probe;
 pub mod raw;
 pub mod rcvbuf_cost;
@@ -60,8 +58,6 @@ pub mod runtime_dir;
 pub mod service;
 pub mod shm;
 pub mod slot;
-mod socket_file;
-mod source_filter;
 pub mod source_ports;
 pub mod status;
 pub mod steer;
@@ -71,7 +67,6 @@ mod sys;
 #[allow(unsafe_code)]
 mod testing;
 pub mod udp;
-pub mod udp_table;
 
 use roxe_base::sync;
 

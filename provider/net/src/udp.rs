@@ -12,7 +12,7 @@ mod tests;
 use crate::bpf::DROP;
 use crate::cmsg::{self, Control};
 use crate::link::{HOP_LIMIT, MAX_SEGMENTS, Run, RxMeta, SendError, Taken, TxQueue};
-use crate::local_port::LocalPort;
+use crate::port_owners::LocalPort;
 use crate::sys::{self, Name, SendRoom};
 use libc::c_int;
 use roxe_base::lock::{Mutex, rank};

@@ -131,7 +131,7 @@ crate::ranks! { pub, 10_000.. ;
     PortsInUse,
     /// `cm::follow`: all identifiers.
     CmIds,
-    /// `net::local_port`: the source port of packets to this host, held while processes agree on
+    /// `net::port_owners`: the source port of packets to this host, held while processes agree on
     /// it.
     LocalPort,
     /// `net::runtime_dir`: the names of this process in the runtime directory.
