@@ -27,7 +27,7 @@ use roxe_engine::further;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
 use roxe_engine::reasons;
-use roxe_net::{local_port, runtime_dir};
+use roxe_net::{port_owners, runtime_dir};
 use std::cell::Cell;
 use std::sync::{Arc, Once};
 
@@ -114,7 +114,7 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([observers_lock() as &dyn Lockable, local_port::lock(), runtime_dir::lock()])
+        .chain([observers_lock() as &dyn Lockable, port_owners::lock(), runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });

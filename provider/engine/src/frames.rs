@@ -7,7 +7,7 @@ use crate::flow_counters::FlowCounters;
 use crate::poller::{Poller, Watch};
 use crate::queue_pair::{QueuePair, Spread};
 use roxe_base::error::Error;
-use roxe_net::frames::{FrameReceiver, Reach};
+use roxe_net::raw::{FrameReceiver, Reach};
 use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::FrameKey;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 
 use crate::counters::Counters;
 use roxe_base::lock::{Mutex, RwLock, rank};
-use roxe_net::frames::FrameSender;
 use roxe_net::link::SendError;
-use roxe_net::tx_queue::TxQueue;
+use roxe_net::link::TxQueue;
+use roxe_net::raw::FrameSender;
 use roxe_net::udp::UdpLink;
 use roxe_wire::{Gid, Qpn};
 use std::collections::HashMap;

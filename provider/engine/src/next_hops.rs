@@ -1,12 +1,12 @@
 //! Whether packets can leave for a peer, before a queue pair or an address handle gets its address.
 //!
 //! The kernel finds route and neighbour before a RoCE card gets an address, and tells the program
-//! where there is none. Touches sockets of its own ([`roxe_net::next_hop`]); waits only where its
+//! where there is none. Touches sockets of its own ([`roxe_net::netlink`]); waits only where its
 //! caller says so, without a lock.
 
 use crate::engine::Engine;
 use roxe_base::error::Error;
-use roxe_net::next_hop::NextHop;
+use roxe_net::netlink::NextHop;
 use roxe_transport::cm::Route;
 use std::io;
 use std::time::{Duration, Instant};

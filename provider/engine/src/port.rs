@@ -7,7 +7,7 @@ use pnet_datalink::NetworkInterface;
 use roxe_base::config::{GidLayout, config};
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MSG_SIZE;
-use roxe_net::card_address::Claim;
+use roxe_net::port_owners::Claim;
 use roxe_wire::{Gid, PathMtu};
 use std::io;
 use std::net::IpAddr;

@@ -1,35 +1,32 @@
 //! How packets travel. A link moves *runs*: packets of one size with one source and one
 //! destination. Links know no queue pairs.
 //!
-//! - [`link`]: what all links say of a run: where it came from, what became of it
+//! - [`link`]: what all links share: where a run came from, what became of it, the queue of those
+//!   that wait for room in a send buffer
 //! - [`udp`]: the link through the network: a UDP socket
-//! - `segments`, [`tx_queue`]: of a UDP socket: destinations that take segmented sends; runs that
-//!   wait for room in its send buffer
-//! - [`drops`], [`rcvbuf_cost`]: of a UDP socket: what the kernel dropped; what a packet occupies
-//!   in a receive buffer
+//! - [`rcvbuf_cost`]: what a packet occupies in the receive buffer of a UDP socket
 //! - [`shm`]: the link through shared memory: rings between processes of one user
-//! - [`frames`]: whole Ethernet frames, for raw packet queue pairs
+//! - [`raw`]: whole Ethernet frames, for raw packet queue pairs
 //! - [`slot`], [`service`]: who owns a range of queue pair numbers, and who listens for a service
-//! - [`runtime_dir`], [`named`], `socket_file`: the folder where processes of one user find each
-//!   other, and the sockets with names in it
+//! - [`runtime_dir`], [`named`]: the folder where processes of one user find each other, and the
+//!   sockets with names in it
 //! - [`forward`]: frames that processes of one host send to each other's mailboxes
 //! - [`steer`], `bpf`: the kernel program that hands a packet to the process that owns its queue
 //!   pair
-//! - [`card_address`]: which addresses of an interface the card of this user has
-//! - [`local_port`]: the source port that only this user has, for packets between addresses of this
-//!   host
-//! - [`source_ports`], `source_filter`, [`udp_table`]: dropping what other users of this host sent;
-//!   whose port 4791 of an address is
+//! - [`port_owners`]: UDP ports by which the users of this host are told apart: the source port
+//!   that only this user has, whose port 4791 of an address is, which addresses the card of this
+//!   user has
+//! - [`source_ports`]: dropping what other users of this host sent
 //! - [`probe`]: what the network says of a host that does not answer
 //! - [`status`]: a process is asked what its queue pairs do
-//! - [`group`], [`link_events`], [`next_hop`]: addresses of multicast groups; changes of the
-//!   system's interfaces; whether packets to an address can leave
+//! - [`netlink`]: whether packets to an address can leave; changes of the system's interfaces
+//! - [`group`]: addresses of multicast groups
 //! - `cmsg`, `sys`: control messages, and the system calls on sockets
 //!
 //! # The way of a run
 //!
 //! By UDP: [`udp::UdpLink::send`] hands a run to the kernel in one call, which cuts it into
-//! packets; if the send buffer is full, the run waits in a [`tx_queue::TxQueue`]. At the receiver
+//! packets; if the send buffer is full, the run waits in a [`link::TxQueue`]. At the receiver
 //! the kernel asks the program of [`steer`] which process gets the packet, and
 //! [`udp::UdpLink::recv_with`] receives what it has joined again.
 //! [`source_ports::SourcePorts::admit`] drops what another user of this host sent. A packet for a
@@ -41,31 +38,26 @@
 //!
 //! # Unsafe code
 //!
-//! In `sys` and `frames::sys` (system calls that `socket2` does not have) and in `shm::memory`
+//! In `sys` and `raw::sys` (system calls that `socket2` does not have) and in `shm::memory`
 //! (memory that another process changes).
 #![deny(unsafe_code)]
 
 mod bpf;
-pub mod card_address;
 mod cmsg;
-pub mod drops;
 pub mod forward;
-pub mod frames;
 pub mod group;
 pub mod link;
-pub mod link_events;
-pub mod local_port;
 pub mod named;
-pub mod next_hop;
+pub mod netlink;
+
+pub mod port_owners;
 pub mod probe;
+pub mod raw;
 pub mod rcvbuf_cost;
 pub mod runtime_dir;
-mod segments;
 pub mod service;
 pub mod shm;
 pub mod slot;
-mod socket_file;
-mod source_filter;
 pub mod source_ports;
 pub mod status;
 pub mod steer;
@@ -74,9 +66,7 @@ mod sys;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
-pub mod tx_queue;
 pub mod udp;
-pub mod udp_table;
 
 use roxe_base::sync;
 

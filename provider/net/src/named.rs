@@ -12,8 +12,7 @@
 //! leaves a link to it in the common one ([`crate::runtime_dir`]), which is as atomic, and who
 //! looks for it looks there too.
 
-use crate::runtime_dir::{self, RuntimeDir};
-use crate::socket_file::{MAX_PATH, bind_at_random, datagram_socket};
+use crate::runtime_dir::{self, MAX_PATH, RuntimeDir, bind_at_random, datagram_socket};
 use crate::sys;
 use socket2::{SockAddr, Socket};
 use std::ffi::OsStr;

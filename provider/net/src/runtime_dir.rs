@@ -12,10 +12,14 @@
 //! and *dead* afterwards, for ever: only `RuntimeDir::sweep` takes a dead name away, one process at
 //! a time, so nobody can put a live one in its place between the look and the removal.
 
-use crate::socket_file::{self, MAX_FILE_NAME, MAX_PATH, datagram_socket, is_dead};
+#[cfg(test)]
+mod tests;
+
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_dir::{self, is_everybody_mapped, overflow_uid};
+use roxe_base::random;
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -28,6 +32,12 @@ use std::sync::{Arc, Once};
 
 /// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
+/// Bytes of the path of a Unix socket, without the zero at its end (`man 7 unix`).
+pub(super) const MAX_PATH: usize = 107;
+/// Bytes of the longest file name of a socket: `2-`, a network namespace of 32 bits (the kernel
+/// counts them), `-`, and the longest name, which is that of a service at an address of IPv6
+/// (`svc`, interface, service, address).
+const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 
 /// A folder that only this user can enter.
 #[derive(Debug)]
@@ -157,7 +167,7 @@ impl RuntimeDir {
         let shared = if folder.is_in_shared { File::open(&folder.path).ok() } else { None };
         let shared = shared.filter(|shared| shared.try_lock_shared().is_ok());
         let dir = Self { path: folder.path, uid, _shared: shared, common: None };
-        socket_file::try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
+        try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
             _ => Refusal::Unfit(format!("it takes no sockets: {cause}")),
         })?;
@@ -346,5 +356,45 @@ pub fn sweep_after_death() {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// A path whose file is removed when this is dropped.
+pub(super) struct RemovedOnDrop(pub(super) PathBuf);
+
+impl RemovedOnDrop {
+    /// An unused path in `dir`.
+    fn random(dir: &Path) -> io::Result<Self> {
+        Ok(Self(dir.join(format!("new-{:016x}", random::number()?))))
+    }
+}
+
+impl Drop for RemovedOnDrop {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Binds `socket` to a path in `dir` that nobody looks for.
+pub(super) fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, RemovedOnDrop)> {
+    let path = RemovedOnDrop::random(dir)?;
+    socket.bind(&SockAddr::unix(&path.0)?)?;
+    Ok((socket, path))
+}
+
+/// A Unix datagram socket without a name.
+pub(super) fn datagram_socket() -> io::Result<Socket> {
+    Socket::new(Domain::UNIX, Type::DGRAM, None)
+}
+
+/// Whether the socket file at `path` is one of a process that has died, or a link to none; `probe`
+/// is any unbound datagram socket.
+fn is_dead(probe: &Socket, path: &Path) -> bool {
+    let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
+    connected.is_err_and(|e| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
+}
+
+/// Makes sure that sockets can be bound, named and found in `dir`.
+fn try_folder(dir: &Path) -> io::Result<()> {
+    let (_socket, bound) = bind_at_random(datagram_socket()?, dir)?;
+    let named = RemovedOnDrop::random(dir)?;
+    fs::hard_link(&bound.0, &named.0)?;
+    datagram_socket()?.connect(&SockAddr::unix(&named.0)?)
+}

@@ -16,19 +16,14 @@
 //!
 //! Knows no queue pairs and no engine.
 
-mod count;
 #[allow(unsafe_code)]
 mod memory;
 mod ring;
-#[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
-pub mod testing;
 mod wakeup;
 
-pub use count::{read, written};
 #[cfg(any(test, feature = "fuzz"))]
 pub use ring::check_ring;
-pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, record_len};
+pub use ring::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, SMALL, Writer, read, record_len, written};
 
 use crate::cmsg::Control;
 use crate::sys;
@@ -184,6 +179,28 @@ impl Inbound {
         watch(inbound.control.fd())?;
         inbound.control.accept(doorbell)?;
         Ok(inbound)
+    }
+}
+
+/// Both sides of a ring, for tests.
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing {
+    use super::*;
+
+    /// Descriptors as another process gets them.
+    pub fn carry(descriptors: &[RawFd]) -> Vec<OwnedFd> {
+        let (from, to) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        let (mut sent, mut got) = (Control::new(), Control::new());
+        sent.push_descriptors(descriptors);
+        sys::send(from.as_raw_fd(), &sys::Name::Peer, [b"x", &[]], &sent, 0).unwrap();
+        sys::recv(to.as_raw_fd(), &mut [0; 8], &mut got).unwrap().unwrap();
+        sys::take_descriptors(&got)
+    }
+
+    /// What stays with the process that makes an offer.
+    pub fn keep(offer: Offer) -> (Writer, ControlSocket) {
+        (offer.writer, offer.control)
     }
 }
 

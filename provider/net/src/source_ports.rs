@@ -2,24 +2,26 @@
 //! from.
 //!
 //! RoCEv2 knows no sender but an address, and every user of this host may send from its addresses.
-//! Only this user can send from the local port ([`crate::local_port`]), which is where its packets
+//! Only this user can send from the local port ([`crate::port_owners`]), which is where its packets
 //! to this host come from. A packet from an address of this host and from another port is dropped,
 //! unless the RoCE port of that address belongs to another user: then it comes from the card of
 //! that user, which is like another host. Remote hosts, real cards and the kernel's rxe use any
 //! source port; what comes from them is not looked at here.
 //!
 //! What is dropped here has taken the place of something else in the receive buffer. So after one
-//! such packet the kernel is told to drop them itself (`source_filter`), and left alone again when
-//! it has dropped nothing for `PERIOD`. Touches the program of the socket and the kernel's table of
+//! such packet the kernel is told to drop them itself (`program`), and left alone again when it
+//! has dropped nothing for `PERIOD`. Touches the program of the socket and the kernel's table of
 //! UDP sockets.
 
+use crate::bpf::{AND, DROP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::RxMeta;
-use crate::source_filter;
+use crate::port_owners::is_card_of_other_user;
 use crate::udp::UdpLink;
-use crate::udp_table;
+use libc::sock_filter;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
 use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -32,6 +34,13 @@ const OWNER_KEPT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Most cards of other users that are known at a time.
 const MAX_CARDS: usize = 64;
+/// Where the network header is, and in it the source address, in a program whose other offsets are
+/// from the UDP header on.
+const NETWORK: u32 = libc::SKF_NET_OFF.cast_unsigned();
+const SRC_V4: u32 = NETWORK.wrapping_add(12);
+const SRC_V6: u32 = NETWORK.wrapping_add(8);
+/// Where the UDP header has the source port.
+const SRC_PORT: u32 = 0;
 
 /// What is known of the source ports of this host.
 #[derive(Debug, Default)]
@@ -88,7 +97,7 @@ impl SourcePorts {
             return false;
         }
         self.look_again = now.after(LOOK_AGAIN);
-        let is_card = udp_table::is_card_of_other_user(src);
+        let is_card = is_card_of_other_user(src);
         if is_card {
             self.cards.push((src, now));
         }
@@ -135,7 +144,7 @@ impl SourcePorts {
 
     fn tell_kernel(&self, link: &UdpLink) -> io::Result<()> {
         let cards: Vec<_> = self.cards.iter().map(|(gid, _)| *gid).collect();
-        let program = source_filter::program(link.gid(), link.local_port(), &self.host, &cards);
+        let program = program(link.gid(), link.local_port(), &self.host, &cards);
         let program = program.ok_or(io::ErrorKind::ArgumentListTooLong);
         let filtered = program.map_err(io::Error::from).and_then(|mut program| link.filter(&mut program));
         filtered.inspect_err(|_| link.end_filter())
@@ -146,12 +155,47 @@ impl SourcePorts {
     }
 }
 
+/// A program for the kernel that keeps packets of other users of this host out of a socket of the
+/// family of `own`: packets from the addresses of this `host`, from `own` and from loopback come
+/// from `local_port` only, except from `cards` of other users. `None`: it would be too long.
+fn program(own: Gid, local_port: u16, host: &[Gid], cards: &[Gid]) -> Option<Vec<sock_filter>> {
+    let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, local_port.into(), 0, 1), PASS];
+    let alike = |gid: &&Gid| gid.is_ipv4() == own.is_ipv4();
+    cards.iter().filter(alike).for_each(|&gid| push_verdict(&mut code, gid, PASS));
+    if own.is_ipv4() {
+        code.extend([op(LOAD_WORD, SRC_V4), op(AND, 0xff00_0000), jump(JUMP_EQ, 0x7f00_0000, 0, 1), DROP]);
+    } else {
+        push_verdict(&mut code, IpAddr::V6(Ipv6Addr::LOCALHOST).into(), DROP);
+    }
+    host.iter().chain([&own]).filter(alike).for_each(|&gid| push_verdict(&mut code, gid, DROP));
+    code.push(PASS);
+    (code.len() <= MAX_LEN).then_some(code)
+}
+
+/// Appends what becomes of packets with the source address `gid`.
+fn push_verdict(code: &mut Vec<sock_filter>, gid: Gid, verdict: sock_filter) {
+    let (words, _) = gid.0.as_chunks::<4>();
+    let (words, at) = if gid.is_ipv4() { (&words[3..], SRC_V4) } else { (words, SRC_V6) };
+    for (number, word) in (0u8..).zip(words) {
+        // Behind this comparison come the others, of two instructions each, and the verdict.
+        let rest = 2 * (words.len() as u8 - 1 - number) + 1;
+        code.extend([
+            op(LOAD_WORD, at.wrapping_add(4 * u32::from(number))),
+            jump(JUMP_EQ, u32::from_be_bytes(*word), 0, rest),
+        ]);
+    }
+    code.push(verdict);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drops::TakenDrops;
+    use crate::bpf::RETURN;
+    use crate::sys;
+    use crate::udp::TakenDrops;
     use roxe_wire::ROCE_PORT;
     use std::net::{Ipv4Addr, UdpSocket};
+    use std::os::fd::AsRawFd;
 
     const LOCAL_PORT: u16 = 50_001;
 
@@ -230,5 +274,91 @@ mod tests {
         drop(link);
         ports.renew_filters(Instant(1));
         assert_eq!(ports.due(), None);
+    }
+
+    // One that no test and no ephemeral socket has.
+    const FILTER_PORT: u16 = 4793;
+
+    /// Which of `from` reach a socket at `own` with the program for it, when 127.0.0.0/8 and ::1
+    /// are the only addresses that can be sent from.
+    fn passed(own: IpAddr, host: &[IpAddr], from: &[(IpAddr, u16)]) -> Option<Vec<bool>> {
+        let socket = UdpSocket::bind((own, 0)).ok()?;
+        socket.set_nonblocking(true).unwrap();
+        let senders: Vec<_> = from.iter().map(|from| UdpSocket::bind(from).unwrap()).collect();
+        let host: Vec<Gid> = host.iter().map(|&ip| ip.into()).collect();
+        let mut code = program(own.into(), FILTER_PORT, &host, &[]).unwrap();
+        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut code).unwrap();
+        senders.iter().for_each(|sender| assert!(sender.send_to(&[7; 20], socket.local_addr().unwrap()).is_ok()));
+        let mut seen = Vec::new();
+        while let Ok((_, address)) = socket.recv_from(&mut [0; 64]) {
+            seen.push(address);
+        }
+        Some(senders.iter().map(|sender| seen.contains(&sender.local_addr().unwrap())).collect())
+    }
+
+    #[test]
+    fn packets_of_this_host_pass_from_the_local_port_only() {
+        let [own, other] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(127, 79, 0, last)));
+        let from = [(own, FILTER_PORT), (own, 0), (other, FILTER_PORT), (other, 0)];
+        assert_eq!(passed(own, &[], &from), Some(vec![true, false, true, false]));
+        let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv4Addr::new(10, 9, 8, last))).collect();
+        assert_eq!(passed(own, &many, &from), Some(vec![true, false, true, false]));
+    }
+
+    #[test]
+    fn packets_of_this_host_over_ipv6_do_not_pass_from_other_ports() {
+        let own = IpAddr::from(Ipv6Addr::LOCALHOST);
+        let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))).collect();
+        // Where there is no IPv6 nothing comes from it.
+        if let Some(passed) = passed(own, &many, &[(own, 0), (own, 0)]) {
+            assert_eq!(passed, [false, false]);
+        }
+    }
+
+    #[test]
+    fn other_hosts_may_send_from_any_port_and_addresses_of_this_one_may_not() {
+        // Of addresses that no test can send from, the kernel is not asked.
+        let run = |own: Gid, host: &[Gid], src: Gid, port: u16| {
+            let code = program(own, FILTER_PORT, host, &[]).unwrap();
+            let (mut pc, mut a) = (0, 0u32);
+            loop {
+                let insn = code[pc];
+                pc += 1;
+                let bytes = if src.is_ipv4() { &src.0[12..] } else { &src.0[..] };
+                let first = if src.is_ipv4() { SRC_V4 } else { SRC_V6 };
+                match insn.code {
+                    LOAD_HALF => a = port.into(),
+                    LOAD_WORD => {
+                        let at = insn.k.wrapping_sub(first) as usize;
+                        a = u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+                    }
+                    AND => a &= insn.k,
+                    JUMP_EQ => pc += usize::from(if a == insn.k { insn.jt } else { insn.jf }),
+                    RETURN => return insn.k > 0,
+                    other => panic!("unknown instruction {other:#x}"),
+                }
+            }
+        };
+        let v4 = |last: u16| Gid::from(Ipv4Addr::new(10, 9, 8, last as u8));
+        let v6 = |last| Gid::from(IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)));
+        for [own, second, remote] in [[1, 2, 3].map(v4), [1, 2, 3].map(v6)] {
+            let admits = |src, port| run(own, &[v4(1), v4(2), v6(1), v6(2)], src, port);
+            assert!([own, second, remote].into_iter().all(|src| admits(src, FILTER_PORT)));
+            assert!(!admits(own, 50_000) && !admits(second, 50_000) && admits(remote, 50_000));
+        }
+        assert!(program(v4(1), FILTER_PORT, &vec![v4(2); MAX_LEN], &[]).is_none());
+    }
+
+    #[test]
+    fn packets_of_cards_of_other_users_pass_from_any_port() {
+        let [own, card, other] = [1, 2, 3].map(|last| IpAddr::from(Ipv4Addr::new(127, 79, 2, last)));
+        let receiver = UdpSocket::bind((own, 0)).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let mut code = program(own.into(), FILTER_PORT, &[], &[card.into()]).unwrap();
+        sys::attach_filter(receiver.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut code).unwrap();
+        for (from, passes) in [(card, true), (other, false), (own, false)] {
+            UdpSocket::bind((from, 0)).unwrap().send_to(&[7; 20], receiver.local_addr().unwrap()).unwrap();
+            assert_eq!(receiver.recv(&mut [0; 20]).is_ok(), passes, "from {from}");
+        }
     }
 }

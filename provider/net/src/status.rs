@@ -6,8 +6,7 @@
 //! As long as nobody asks, a socket is all that this costs.
 
 use crate::named::NamedSocket;
-use crate::runtime_dir::RuntimeDir;
-use crate::socket_file::{bind_at_random, datagram_socket};
+use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
 use socket2::{SockAddr, Socket};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -4,67 +4,47 @@
 //! only then does IPv4 leave with DF and identification 0 (packet `i` of a segmented send with
 //! identification `i`), which the ICRC needs. It shares the port with other processes of the user
 //! by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check. Sending never waits: what finds
-//! the send buffer of a slow interface full is queued ([`crate::tx_queue`]).
+//! the send buffer of a slow interface full is queued ([`TxQueue`]).
 
-mod socket;
 #[cfg(test)]
 mod tests;
 
 use crate::bpf::DROP;
 use crate::cmsg::{self, Control};
-use crate::drops::{Drops, TakenDrops};
-use crate::link::{HOP_LIMIT, RxMeta, SendError, Taken};
-use crate::local_port::LocalPort;
-use crate::segments::Segments;
-use crate::sys;
-use crate::sys::SendRoom;
-use crate::tx_queue::{Run, TxQueue};
+use crate::link::{HOP_LIMIT, MAX_SEGMENTS, Run, RxMeta, SendError, Taken, TxQueue};
+use crate::port_owners::LocalPort;
+use crate::sys::{self, Name, SendRoom};
 use libc::c_int;
+use roxe_base::lock::{Mutex, rank};
 use roxe_wire::{Gid, NetHeader, Qpn, ROCE_PORT};
-use socket::{BUFFER, can_segment, name_of};
-pub(crate) use socket::{bare_socket, socket_addr};
-use socket2::{InterfaceIndexOrAddress, SockAddr, Socket};
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
+
+/// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
+const BUFFER: usize = 4 << 20;
+/// Sends of one packet each after the first refusal: as many as the run that was refused had at
+/// most.
+const FIRST_PAUSE: u32 = MAX_SEGMENTS as u32;
+/// The longest pause, in sends: about a second of small packets.
+const LONGEST_PAUSE: u32 = 1 << 16;
+/// Destinations that are remembered; the one that was refused first is forgotten for the next.
+const MAX_REFUSED: usize = 16;
+
+/// States: no send is segmented, all are, or all but those to some destinations.
+const SEGMENTS_OFF: u8 = 0;
+const SEGMENTS_ON: u8 = 1;
+const SEGMENTS_IN_PART: u8 = 2;
 
 /// Where packets to addresses of this host leave from: a socket at the local port of this user.
 #[derive(Debug)]
 pub struct LocalSender {
     socket: Socket,
     port: Arc<LocalPort>,
-}
-
-impl LocalSender {
-    /// From the address `gid` of the interface `ifindex`.
-    ///
-    /// # Errors
-    /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL`: the address is not of this host.
-    pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
-        Self::at(gid, ifindex, LocalPort::get()?)
-    }
-
-    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>) -> io::Result<Self> {
-        let mut address = socket_addr(gid, ifindex);
-        address.set_port(port.number());
-        let socket = bare_socket(address, ifindex, BUFFER)?;
-        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
-        socket.bind(&SockAddr::from(address))?;
-        Ok(Self { socket, port })
-    }
-
-    /// The socket, which receives nothing.
-    pub fn socket(&self) -> &Socket {
-        &self.socket
-    }
-
-    /// The port that it sends from.
-    pub fn port(&self) -> u16 {
-        self.port.number()
-    }
 }
 
 /// One local address of a device.
@@ -89,70 +69,6 @@ pub struct UdpLink {
     queue: Arc<TxQueue>,
 }
 
-/// The sockets of an endpoint that makes whole packets itself, at an address of this host. IPv4
-/// packets leave with DF and identification 0.
-#[derive(Debug)]
-pub struct BareLink {
-    /// Receives at the RoCE port.
-    pub receiver: Socket,
-    /// `None`: the peer is on another host.
-    local: Option<LocalSender>,
-}
-
-impl BareLink {
-    /// At `gid`, to send to `peer`: from the local port if that is an address of this host.
-    ///
-    /// # Errors
-    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this
-    /// host.
-    pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
-        let address = socket_addr(gid, 0);
-        let receiver = bare_socket(address, 0, BUFFER)?;
-        receiver.bind(&SockAddr::from(address))?;
-        sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
-        let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
-        let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
-        Ok(Self { receiver, local })
-    }
-
-    /// Receives a packet without waiting: its length, where it comes from, and when the kernel took
-    /// it in. `None`: nothing there.
-    ///
-    /// # Errors
-    /// As recv(2).
-    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Gid, u16, SystemTime)>> {
-        let mut control = Control::new();
-        let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control)?;
-        let stamp =
-            control.iter().find_map(|(_, kind, data)| cmsg::time(data).filter(|_| kind == libc::SCM_TIMESTAMPNS));
-        Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
-    }
-
-    /// The socket to send to the peer with.
-    pub fn sender(&self) -> &Socket {
-        self.local.as_ref().map_or(&self.receiver, LocalSender::socket)
-    }
-
-    /// The source port of what [`BareLink::sender`] sends.
-    pub fn source_port(&self) -> u16 {
-        self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
-    }
-}
-
-/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP
-/// packet, in bytes.
-///
-/// # Errors
-/// `EADDRNOTAVAIL`: `from` is not of this host; `ENETUNREACH`: there is no way to `to`.
-pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
-    const UDP_HEADER: u32 = 8;
-    let header = if to.is_ipv4() { 20 } else { 40 };
-    let socket = UdpSocket::bind((from.to_ip(), 0))?;
-    socket.connect((to.to_ip(), ROCE_PORT))?;
-    let mtu = sys::path_mtu(socket.as_raw_fd(), to.is_ipv4())?;
-    Ok(mtu.saturating_sub(header + UDP_HEADER) as usize)
-}
-
 impl UdpLink {
     /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program
     /// that does not share the port, has it.
@@ -169,7 +85,9 @@ impl UdpLink {
             let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
         }
         socket.bind(&SockAddr::from(address))?;
-        let segments = Segments::new(gso && can_segment(&socket));
+        // Kernels before 4.18 know no segmented sends, and say so here.
+        let can_segment = || sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        let segments = Segments::new(gso && can_segment());
         Ok(Self {
             rcvbuf: socket.recv_buffer_size()?,
             drops: Drops::default(),
@@ -265,7 +183,7 @@ impl UdpLink {
 
     /// Whether every packet needs a send of its own, wherever it goes.
     pub fn lacks_segments(&self) -> bool {
-        self.segments.are_off()
+        self.segments.state.load(Relaxed) == SEGMENTS_OFF
     }
 
     /// The descriptor, to wait on.
@@ -280,7 +198,7 @@ impl UdpLink {
 
     /// Whether the system runs a program that [`UdpLink::filter`] gave it.
     pub(super) fn is_filtered(&self) -> bool {
-        self.drops.are_filtered()
+        self.drops.are_filtered.load(Relaxed)
     }
 
     /// How many datagrams the system has dropped here, in 32 bits.
@@ -293,7 +211,7 @@ impl UdpLink {
     /// error.
     pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         self.drops.look(self.fd());
-        self.drops.set_filtered(true);
+        self.drops.are_filtered.store(true, Relaxed);
         sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
     }
 
@@ -301,7 +219,7 @@ impl UdpLink {
     pub(super) fn end_filter(&self) {
         let _ = sys::detach_filter(self.fd());
         self.drops.look(self.fd());
-        self.drops.set_filtered(false);
+        self.drops.are_filtered.store(false, Relaxed);
     }
 
     /// From now on the kernel delivers nothing here, and the packets of this address go to the
@@ -317,13 +235,13 @@ impl UdpLink {
 
     /// Whether pollers should look here every time.
     pub fn is_hot(&self) -> bool {
-        self.hot.load(Ordering::Relaxed)
+        self.hot.load(Relaxed)
     }
 
     /// Notes that traffic uses this address.
     pub fn set_hot(&self) {
         if !self.is_hot() {
-            self.hot.store(true, Ordering::Relaxed);
+            self.hot.store(true, Relaxed);
         }
     }
 
@@ -441,4 +359,307 @@ impl UdpLink {
     pub fn max_segments(&self, dst: Gid) -> usize {
         self.segments.most(dst)
     }
+}
+
+impl LocalSender {
+    /// From the address `gid` of the interface `ifindex`.
+    ///
+    /// # Errors
+    /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL`: the address is not of this host.
+    pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
+        Self::at(gid, ifindex, LocalPort::get()?)
+    }
+
+    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>) -> io::Result<Self> {
+        let mut address = socket_addr(gid, ifindex);
+        address.set_port(port.number());
+        let socket = bare_socket(address, ifindex, BUFFER)?;
+        sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
+        socket.bind(&SockAddr::from(address))?;
+        Ok(Self { socket, port })
+    }
+
+    /// The socket, which receives nothing.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// The port that it sends from.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+}
+
+/// The sockets of an endpoint that makes whole packets itself, at an address of this host. IPv4
+/// packets leave with DF and identification 0.
+#[derive(Debug)]
+pub struct BareLink {
+    /// Receives at the RoCE port.
+    pub receiver: Socket,
+    /// `None`: the peer is on another host.
+    local: Option<LocalSender>,
+}
+
+impl BareLink {
+    /// At `gid`, to send to `peer`: from the local port if that is an address of this host.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this
+    /// host.
+    pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
+        let address = socket_addr(gid, 0);
+        let receiver = bare_socket(address, 0, BUFFER)?;
+        receiver.bind(&SockAddr::from(address))?;
+        sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
+        let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
+        Ok(Self { receiver, local })
+    }
+
+    /// Receives a packet without waiting: its length, where it comes from, and when the kernel took
+    /// it in. `None`: nothing there.
+    ///
+    /// # Errors
+    /// As recv(2).
+    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Gid, u16, SystemTime)>> {
+        let mut control = Control::new();
+        let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control)?;
+        let stamp =
+            control.iter().find_map(|(_, kind, data)| cmsg::time(data).filter(|_| kind == libc::SCM_TIMESTAMPNS));
+        Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
+    }
+
+    /// The socket to send to the peer with.
+    pub fn sender(&self) -> &Socket {
+        self.local.as_ref().map_or(&self.receiver, LocalSender::socket)
+    }
+
+    /// The source port of what [`BareLink::sender`] sends.
+    pub fn source_port(&self) -> u16 {
+        self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
+    }
+}
+
+/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP
+/// packet, in bytes.
+///
+/// # Errors
+/// `EADDRNOTAVAIL`: `from` is not of this host; `ENETUNREACH`: there is no way to `to`.
+pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
+    const UDP_HEADER: u32 = 8;
+    let header = if to.is_ipv4() { 20 } else { 40 };
+    let socket = UdpSocket::bind((from.to_ip(), 0))?;
+    socket.connect((to.to_ip(), ROCE_PORT))?;
+    let mtu = sys::path_mtu(socket.as_raw_fd(), to.is_ipv4())?;
+    Ok(mtu.saturating_sub(header + UDP_HEADER) as usize)
+}
+
+/// Whether the kernel cuts a send into packets (`UDP_SEGMENT`), by destination.
+///
+/// A system without it refuses the option when a socket is opened, which is final. A single send
+/// may be refused as well: by a driver without checksum offload, by a path with IPsec, by an
+/// interface that is too narrow. That concerns one destination, and for some time only, as routes
+/// and interfaces change: packets go there one by one, and after some sends the kernel is asked
+/// again, each time it refuses after twice as many.
+#[derive(Debug)]
+struct Segments {
+    /// One look at it is all that a send pays where nothing was refused.
+    state: AtomicU8,
+    refused: Mutex<rank::Segments, Vec<Refusal>>,
+}
+
+/// A destination to which it refused.
+#[derive(Debug)]
+struct Refusal {
+    dst: Gid,
+    /// Sends until it is asked again.
+    left: u32,
+    /// How many they were after the last refusal.
+    pause: u32,
+}
+
+impl Segments {
+    fn new(is_on: bool) -> Self {
+        Self { state: AtomicU8::new(if is_on { SEGMENTS_ON } else { SEGMENTS_OFF }), refused: Mutex::default() }
+    }
+
+    /// Most packets of the next send to `dst`. Ask once for each.
+    #[inline]
+    fn most(&self, dst: Gid) -> usize {
+        match self.state.load(Relaxed) {
+            SEGMENTS_ON => MAX_SEGMENTS,
+            SEGMENTS_IN_PART if self.may_try(dst) => MAX_SEGMENTS,
+            _ => 1,
+        }
+    }
+
+    #[cold]
+    fn may_try(&self, dst: Gid) -> bool {
+        let mut refused = self.refused.lock();
+        let Some(refusal) = refused.iter_mut().find(|refusal| refusal.dst == dst) else { return true };
+        let may_try = refusal.left == 0;
+        refusal.left = refusal.left.saturating_sub(1);
+        may_try
+    }
+
+    /// A send of several packets to `dst` was refused.
+    #[cold]
+    fn note_refused(&self, dst: Gid) {
+        let mut refused = self.refused.lock();
+        match refused.iter_mut().find(|refusal| refusal.dst == dst) {
+            Some(refusal) => {
+                refusal.pause = refusal.pause.saturating_mul(2).min(LONGEST_PAUSE);
+                refusal.left = refusal.pause;
+            }
+            None => {
+                if refused.len() >= MAX_REFUSED {
+                    refused.remove(0);
+                }
+                refused.push(Refusal { dst, left: FIRST_PAUSE, pause: FIRST_PAUSE });
+            }
+        }
+        // Not where the system has none at all.
+        let _ = self.state.compare_exchange(SEGMENTS_ON, SEGMENTS_IN_PART, Relaxed, Relaxed);
+    }
+
+    /// A send of several packets to `dst` was taken.
+    #[inline]
+    fn note_taken(&self, dst: Gid) {
+        if self.state.load(Relaxed) == SEGMENTS_IN_PART {
+            self.forget_refusals(dst);
+        }
+    }
+
+    #[cold]
+    fn forget_refusals(&self, dst: Gid) {
+        let mut refused = self.refused.lock();
+        refused.retain(|refusal| refusal.dst != dst);
+        if refused.is_empty() {
+            let _ = self.state.compare_exchange(SEGMENTS_IN_PART, SEGMENTS_ON, Relaxed, Relaxed);
+        }
+    }
+}
+
+/// Datagrams that the system has dropped at a socket, which it counts in one number whatever the
+/// reason.
+#[derive(Debug, Default)]
+struct Drops {
+    /// How many it had at the last look, in its 32 bits.
+    seen: AtomicU32,
+    /// Whether it runs a program that drops those of other users. To be changed after a look.
+    are_filtered: AtomicBool,
+    lost: AtomicU64,
+    filtered: AtomicU64,
+}
+
+/// Datagrams that the system has dropped at a socket since the last call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TakenDrops {
+    /// Mostly because its buffer was full.
+    pub lost: u64,
+    /// While it dropped those of other users: the system has one number for all.
+    pub filtered: u64,
+}
+
+impl Drops {
+    /// Looks at how many there are by now.
+    fn look(&self, fd: RawFd) -> u32 {
+        let now = sys::drops(fd).unwrap_or(0);
+        // Another thread may have looked later, and noted it first.
+        let is_newer = |seen| (1..1 << 31).contains(&now.wrapping_sub(seen)).then_some(now);
+        if let Ok(seen) = self.seen.fetch_update(Relaxed, Relaxed, is_newer) {
+            let count = if self.are_filtered.load(Relaxed) { &self.filtered } else { &self.lost };
+            count.fetch_add(now.wrapping_sub(seen).into(), Relaxed);
+        }
+        now
+    }
+
+    fn take(&self, fd: RawFd) -> TakenDrops {
+        self.look(fd);
+        let [lost, filtered] = [&self.lost, &self.filtered].map(|count| count.swap(0, Relaxed));
+        TakenDrops { lost, filtered }
+    }
+}
+
+/// A socket that will be bound to `address`, or to another port of it.
+pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_port(true)?;
+    // The kernel clamps both to its limits instead of refusing.
+    socket.set_recv_buffer_size(rcvbuf)?;
+    socket.set_send_buffer_size(BUFFER)?;
+    if address.is_ipv4() {
+        set_v4_options(&socket, ifindex)?;
+    } else {
+        set_v6_options(&socket, ifindex)?;
+    }
+    Ok(socket)
+}
+
+/// The socket address of `gid` at the RoCE port.
+pub(crate) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
+    match gid.to_ip() {
+        IpAddr::V4(ip) => SocketAddrV4::new(ip, ROCE_PORT).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope_of(ip, scope)).into(),
+    }
+}
+
+/// The address of `gid` at the RoCE port as the system call wants it. It is made for each send, and
+/// through [`socket_addr`] that would cost 100 instructions.
+#[inline]
+fn name_of(gid: Gid, scope: u32) -> Name<'static> {
+    let port = ROCE_PORT.to_be();
+    if gid.is_ipv4() {
+        let [.., a, b, c, d] = gid.0;
+        Name::V4(libc::sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: port,
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([a, b, c, d]) },
+            sin_zero: [0; 8],
+        })
+    } else {
+        Name::V6(libc::sockaddr_in6 {
+            sin6_family: libc::AF_INET6 as libc::sa_family_t,
+            sin6_port: port,
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: gid.0 },
+            sin6_scope_id: scope_of(gid.0.into(), scope),
+        })
+    }
+}
+
+/// `scope`, for those addresses of IPv6 that need it.
+#[inline]
+fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
+    if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }
+}
+
+fn set_v4_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, name, value);
+    // clause: IP-DF
+    set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+    set(libc::IP_TTL, c_int::from(HOP_LIMIT))?;
+    set(libc::IP_RECVTTL, 1)?;
+    sys::set_multicast_if_v4(socket.as_raw_fd(), ifindex)?;
+    set(libc::IP_MULTICAST_TTL, c_int::from(HOP_LIMIT))?;
+    // Only what came by an interface on which this very socket has joined.
+    set(libc::IP_MULTICAST_ALL, 0)?;
+    set(libc::IP_RECVTOS, 1)
+}
+
+fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
+    let set = |name, value| sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IPV6, name, value);
+    socket.set_only_v6(true)?;
+    set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+    set(libc::IPV6_UNICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    set(libc::IPV6_RECVHOPLIMIT, 1)?;
+    socket.set_multicast_if_v6(ifindex)?;
+    set(libc::IPV6_MULTICAST_HOPS, c_int::from(HOP_LIMIT))?;
+    // Kernels before 4.20 do not know it; there the group of another interface is heard here, too.
+    let _ = set(libc::IPV6_MULTICAST_ALL, 0);
+    set(libc::IPV6_RECVTCLASS, 1)?;
+    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
+    // clause: UDP-CHECKSUM
+    let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
+    Ok(())
 }

@@ -131,15 +131,15 @@ crate::ranks! { pub, 10_000.. ;
     PortsInUse,
     /// `cm::follow`: all identifiers.
     CmIds,
-    /// `net::local_port`: the source port of packets to this host, held while processes agree on
+    /// `net::port_owners`: the source port of packets to this host, held while processes agree on
     /// it.
     LocalPort,
     /// `net::runtime_dir`: the names of this process in the runtime directory.
     RuntimeDir,
-    /// `net::tx_queue`: what waits for room in the send buffer of one socket, held while it is
+    /// `net::link`: what waits for room in the send buffer of one socket, held while it is
     /// sent.
     TxQueue,
-    /// `net::segments`: destinations to which the kernel does not cut sends into packets.
+    /// `net::udp`: destinations to which the kernel does not cut sends into packets.
     Segments,
     /// Uses of an object by another one, which end when it is destroyed.
     Uses,

@@ -32,7 +32,7 @@ use roxe_base::weakest::{Subject, number_for};
 use roxe_check::{Event as Told, tell};
 use roxe_engine::adapter::Adapter;
 use roxe_engine::queue_pair::Deadline;
-use roxe_net::next_hop::NextHop;
+use roxe_net::netlink::NextHop;
 use roxe_transport::cm::{CmError, Ece, ListenId};
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;

@@ -10,7 +10,7 @@ use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_engine::next_hops::no_answer;
 use roxe_engine::queue_pair::Deadline;
-use roxe_net::next_hop::NextHop;
+use roxe_net::netlink::NextHop;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{PortSpace, ServiceId};

@@ -14,7 +14,7 @@ use roxe_base::limits::PORTS;
 use roxe_engine::notice;
 use roxe_engine::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
-use roxe_net::udp_table::other_owner_of_port;
+use roxe_net::port_owners::other_owner_of_port;
 use roxe_transport::cm::{QpTerms, Route};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Pkey, ROCE_PORT};

@@ -24,7 +24,7 @@ use roxe_engine::poll_policy::DelayedAck;
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
-use roxe_net::frames::FrameSender;
+use roxe_net::raw::FrameSender;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cm::Route;
 use roxe_transport::cx::TxState;

@@ -12,7 +12,7 @@ use roxe_base::{clock, instruments};
 use roxe_check::{is_checking, is_on};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::guard::{self, own_cells};
-use roxe_net::frames::FrameSender;
+use roxe_net::raw::FrameSender;
 use roxe_transport::cx::{AtomicOp, MemError, RxPayload, Side};
 use roxe_transport::qp::EarlyPackets;
 use roxe_transport::time::Instant;

@@ -2,8 +2,8 @@
 
 use super::Batch;
 use crate::counters::Counters;
-use roxe_net::frames::FrameSender;
 use roxe_net::link::{SendError, Taken};
+use roxe_net::raw::FrameSender;
 use roxe_wire::icrc;
 
 impl Batch {

@@ -1,7 +1,6 @@
 //! Which folders are chosen and refused, and what a sweep removes.
 
 use super::*;
-use crate::socket_file::RemovedOnDrop;
 use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
@@ -11,7 +10,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
-        let path = PathBuf::from(format!("/tmp/x{:x}", roxe_base::random::number().unwrap() as u32));
+        let path = PathBuf::from(format!("/tmp/x{:x}", random::number().unwrap() as u32));
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         Self(path)
     }

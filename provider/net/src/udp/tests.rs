@@ -1,10 +1,7 @@
 //! A link against others of this host, on loopback addresses that no other test uses.
 
-use super::socket::set_v6_options;
 use super::*;
-use crate::link::MAX_SEGMENTS;
-use socket2::{Domain, Protocol, Type};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
+use std::net::Ipv4Addr;
 
 // Port 4791 is shared with whatever runs on this machine, so these tests use an address of their
 // own.
@@ -151,4 +148,55 @@ fn stop_receiving_keeps_queued_packets_and_takes_no_more() {
     assert_eq!(stopped + other, 2 * from.len());
     send_all();
     assert_eq!((count(&group[0]), count(&group[1])), (0, from.len()));
+}
+
+fn host(last: u8) -> Gid {
+    Ipv4Addr::new(127, 77, 1, last).into()
+}
+
+/// Sends to `dst` until the kernel is asked again.
+fn pause(segments: &Segments, dst: Gid) -> u32 {
+    (0..).find(|_| segments.most(dst) > 1).unwrap()
+}
+
+#[test]
+fn after_a_refusal_one_destination_gets_packets_one_by_one_for_a_while() {
+    let segments = Segments::new(true);
+    segments.note_refused(host(1));
+    assert_eq!(segments.most(host(2)), MAX_SEGMENTS, "another destination");
+    assert_eq!(pause(&segments, host(1)), FIRST_PAUSE);
+    assert_eq!(segments.most(host(1)), MAX_SEGMENTS, "until it is refused again");
+}
+
+#[test]
+fn repeated_refusals_double_the_pause_and_one_success_ends_it() {
+    let segments = Segments::new(true);
+    segments.note_refused(host(1));
+    let mut expected = FIRST_PAUSE;
+    for _ in 0..20 {
+        assert_eq!(pause(&segments, host(1)), expected);
+        segments.note_refused(host(1));
+        expected = (expected * 2).min(LONGEST_PAUSE);
+    }
+    assert_eq!(expected, LONGEST_PAUSE);
+    segments.note_taken(host(1));
+    assert_eq!((segments.most(host(1)), segments.state.load(Relaxed)), (MAX_SEGMENTS, SEGMENTS_ON));
+    segments.note_refused(host(1));
+    assert_eq!(pause(&segments, host(1)), FIRST_PAUSE);
+}
+
+#[test]
+fn destinations_that_refuse_are_bounded() {
+    let segments = Segments::new(true);
+    (0..100).for_each(|last| segments.note_refused(host(last)));
+    assert_eq!(segments.refused.lock().len(), MAX_REFUSED);
+    assert_eq!((segments.most(host(99)), segments.most(host(0))), (1, MAX_SEGMENTS));
+}
+
+#[test]
+fn a_system_without_segmentation_is_never_asked() {
+    let segments = Segments::new(false);
+    segments.note_refused(host(1));
+    segments.note_taken(host(1));
+    assert_eq!((segments.most(host(1)), segments.most(host(2))), (1, 1));
 }

@@ -1,8 +1,10 @@
 //! Both halves of a ring against each other, and each against a broken other one.
 
 use super::super::memory::Word;
-use super::record::{ALIGN, HEADER_LEN, LINE, RecordHeader};
-use super::{Broken, Heading, MAX_RUN, Reader, Record, SIZE, Writer, check_ring, record_len};
+use super::{
+    ALIGN, Broken, HEADER_LEN, Heading, LINE, MAX_RUN, Reader, Record, RecordHeader, SIZE, Writer, check_ring,
+    record_len,
+};
 use crate::link::RxMeta;
 use roxe_transport::cx::TxRoom;
 use roxe_wire::{ROCE_PORT, icrc};

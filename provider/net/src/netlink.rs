@@ -1,16 +1,15 @@
-//! Whether packets to an address can leave: the system's route to it, and whether the neighbour
-//! that they go to first has said its link address (rtnetlink, only questions).
+//! What the kernel says by rtnetlink: whether packets to an address can leave, by the system's
+//! route to it and the neighbour that they go to first ([`NextHop`], only questions); and changes
+//! of the system's interfaces ([`LinkEvents`]).
 //!
-//! The kernel asks the same before a RoCE queue pair or address handle gets an address. Where the
-//! system does not say (a sandbox without netlink, a kernel before 5.0, links without neighbours),
-//! an address counts as reachable. Touches a netlink socket, and a UDP socket for one datagram.
+//! Touches netlink sockets, and a UDP socket for one datagram.
 
 use crate::sys;
 use roxe_wire::Gid;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Bytes of `nlmsghdr`, and of the `rtmsg` or `ndmsg` behind it.
@@ -30,8 +29,14 @@ const NUD_FAILED: u16 = 0x20;
 const DISCARD: u16 = 9;
 /// More than a message about one route or one neighbour has.
 const ROOM: usize = 4096;
+/// Where `ifinfomsg` and `ifaddrmsg` alike name the interface, behind the 16 bytes of `nlmsghdr`.
+const IFINDEX: std::ops::Range<usize> = 20..24;
 
 /// A destination whose neighbour has not said its link address yet.
+///
+/// The kernel asks the same before a RoCE queue pair or address handle gets an address. Where the
+/// system does not say (a sandbox without netlink, a kernel before 5.0, links without neighbours),
+/// an address counts as reachable.
 #[derive(Debug)]
 pub struct NextHop {
     netlink: Netlink,
@@ -125,6 +130,43 @@ impl NextHop {
         };
         // Refused by a firewall, for one: then nothing is known of the neighbour.
         let _ = send();
+    }
+}
+
+/// A socket that becomes readable when a link or an address changes.
+///
+/// Of a message only the interface is looked at. Whoever hears that his own changed asks the system
+/// what it is like now, so a message that was lost because too many came does no harm.
+#[derive(Debug)]
+pub struct LinkEvents(Netlink);
+
+impl LinkEvents {
+    /// Listens from now on, to this network namespace.
+    pub fn open() -> io::Result<Self> {
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        Netlink::open(groups).map(Self)
+    }
+
+    /// The descriptor, to wait on.
+    pub fn fd(&self) -> RawFd {
+        self.0.socket.as_raw_fd()
+    }
+
+    /// Takes all link events there are. Whether any may be about the interface `ifindex`.
+    pub fn are_about(&self, ifindex: u32) -> bool {
+        let mut found = false;
+        loop {
+            // A message is cut off behind what is looked at.
+            let mut head = [0; IFINDEX.end];
+            match (&self.0.socket).read(&mut head) {
+                Ok(_) => found |= head[IFINDEX] == ifindex.to_ne_bytes(),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return found,
+                // Messages were lost: they may have been about anything.
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => found = true,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return found,
+            }
+        }
     }
 }
 
@@ -302,5 +344,12 @@ mod tests {
         let found: Vec<_> = attributes_of(&answer).collect();
         assert_eq!(found, [(RTA_OIF, &[7, 0, 0, 0][..])]);
         assert_eq!(attributes_of(&[0; BODY + 4]).count(), 0);
+    }
+
+    #[test]
+    fn without_changes_no_interface_is_reported() {
+        let link_events = LinkEvents::open().unwrap();
+        assert!(!link_events.are_about(u32::MAX));
+        assert!(!link_events.are_about(u32::MAX), "never waits");
     }
 }

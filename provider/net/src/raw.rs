@@ -15,10 +15,10 @@
 mod sys;
 
 use crate::bpf::{DROP, JUMP_EQ, JUMP_SET, LOAD_BYTE, LOAD_HALF, LOAD_WORD, PASS, jump, op};
-use crate::link::{SendError, Taken};
+use crate::link::{Run, SendError, Taken, TxQueue};
 use crate::sys as socket;
 use crate::sys::SendRoom;
-use crate::tx_queue::{Run, TxQueue};
+
 use libc::sock_filter;
 use roxe_base::error::Error;
 use roxe_wire::Qpn;
