@@ -127,8 +127,8 @@ impl Replies {
     }
 
     /// The request that an unsent NAK was about came after all; `e_psn` is expected now. The peer
-    /// knows nothing of what was dropped behind it: unless that has come again, the NAK asks for it.
-    /// Returns true if it does.
+    /// knows nothing of what was dropped behind it: unless that has come again, the NAK asks for
+    /// it. Returns true if it does.
     // clause: GAP-NAK
     #[inline]
     pub(crate) fn on_expected(&mut self, e_psn: Psn) -> bool {
