@@ -1,70 +1,163 @@
-//! The order of the source: which crate may know which, modules without import circles, packages
-//! that stand alone, comments that fit. Reads the files of the workspace; runs nothing.
+//! What the compiler does not check of the source: the order of the crates, circles between the
+//! files of a crate, where unsafe code is, and that comments fit. Reads the files of the workspace.
 //!
-//! There is no list of exceptions. What is found is printed as a whole, so that one run tells all
-//! that is to be done.
+//! There is no list of exceptions. A test prints everything that it finds, so that one run shows
+//! all that is to be done.
 
 mod circles;
-mod layers;
 mod made_up;
-mod modules;
-mod packed;
-mod text;
-mod tree;
 
-use tree::Tree;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// The folders of the workspace's packages: each may depend on those before it, and on no other.
-pub(crate) const ORDER: &[&str] = &[
-    "wire",
-    "transport",
-    "transport/sim",
-    "provider/base",
-    "provider/check",
-    "provider/memory",
-    "provider/net",
-    "provider/engine",
-    "provider/device",
-    "verbs-api/roxe",
-    "verbs-api/tokio",
-    "verbs-api/rsockets",
-    "verbs-api/dissect",
-    "verbs-api/abi",
-    "verbs-api/peer",
-    "verbs-api/capi",
-    "verbs-api/preload",
-    "verbs-api/bundle",
-    "verbs-api/drill",
-    "verbs-api/cli",
-    "tests/models",
-    "tests",
-    "fuzz",
-];
-/// Those of [`ORDER`] that are no product.
-pub(crate) const TEST_PACKAGES: &[&str] = &["tests/models", "tests", "fuzz"];
-/// Columns of a line that is a comment.
+/// Has the crates in their order, and the files with unsafe code.
+const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
 const COMMENT_COLUMNS: usize = 100;
+/// Texts by their path from the root of the workspace.
+type Files = BTreeMap<PathBuf, String>;
+
+#[test]
+fn packages_depend_only_on_those_before_them() {
+    let mut cargo = Command::new(env!("CARGO"));
+    let output = cargo.args(["metadata", "--no-deps", "--offline", "--format-version=1"]).output().expect("cargo runs");
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_none(&upward_dependencies(&metadata, &order(&workspace())));
+}
+
+#[test]
+fn the_files_of_a_package_do_not_import_each_other_in_circles() {
+    let files = workspace();
+    let findings = order(&files).iter().flat_map(|folder| circles::findings(&files, folder)).collect::<Vec<_>>();
+    assert_none(&findings);
+}
+
+#[test]
+fn unsafe_code_is_only_where_the_architecture_allows_it() {
+    let files = workspace();
+    assert_none(&unsafe_elsewhere(&files, &files[Path::new(ARCHITECTURE)]));
+}
+
+#[test]
+fn comments_fit_and_every_module_begins_with_its_description() {
+    assert_none(&wide_comments(&workspace(), COMMENT_COLUMNS));
+}
 
 fn assert_none(findings: &[String]) {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
-#[test]
-fn packages_depend_only_on_those_before_them() {
-    assert_none(&layers::findings(&Tree::of_the_workspace(), ORDER));
+/// The folders of the product's packages, in the order in which the page of the architecture has
+/// them, but the lowest first.
+fn order(files: &Files) -> Vec<&str> {
+    let list = files[Path::new(ARCHITECTURE)].split("```").nth(1).expect("a list");
+    let folders = list.lines().filter_map(|line| line.split_whitespace().next());
+    folders
+        .filter(|word| files.contains_key(&Path::new(word).join("Cargo.toml")))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+        .collect()
 }
 
-#[test]
-fn the_files_of_a_package_do_not_import_each_other_in_circles() {
-    assert_none(&circles::findings(&Tree::of_the_workspace()));
+/// Every text of this workspace that is not hidden or built.
+fn workspace() -> Files {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace");
+    let (mut files, mut folders) = (Files::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder of the workspace") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_symlink() || name.starts_with('.') || name == "target" || name == "shared" {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if let Ok(text) = std::fs::read_to_string(&path) {
+                files.insert(path.strip_prefix(&root).expect("below the root").to_owned(), text);
+            }
+        }
+    }
+    files
 }
 
-#[test]
-fn packages_read_no_file_outside_of_their_folder() {
-    assert_none(&packed::findings(&Tree::of_the_workspace()));
+/// Packages of the product that `order` does not list, and dependencies on those that do not stand
+/// before their user in it.
+fn upward_dependencies(metadata: &Value, order: &[&str]) -> Vec<String> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let packages = list(&metadata["packages"]);
+    let named = |folder: &&str| {
+        let manifest = format!("/{folder}/Cargo.toml");
+        packages.iter().find(|package| package["manifest_path"].as_str().is_some_and(|path| path.ends_with(&manifest)))
+    };
+    let names: Vec<&Value> = order.iter().filter_map(named).map(|package| &package["name"]).collect();
+    let mut findings = Vec::new();
+    for (package, name) in packages.iter().map(|package| (package, &package["name"])) {
+        let Some(own) = names.iter().position(|other| *other == name) else {
+            findings.extend(package["publish"].is_null().then(|| format!("{name} has no place in the order")));
+            continue;
+        };
+        let folder = package["manifest_path"].as_str().and_then(|path| path.strip_suffix("Cargo.toml"));
+        for dependency in list(&package["dependencies"]) {
+            let (used, path) = (&dependency["name"], dependency["path"].as_str().unwrap_or_default());
+            // Tests may use a package that lies in their own, and depends on it.
+            let is_for_tests = dependency["kind"] == "dev" && folder.is_some_and(|folder| path.starts_with(folder));
+            if names[own..].contains(&used) && !is_for_tests {
+                findings.push(format!("{name} depends on {used}, which is not below it"));
+            }
+        }
+    }
+    findings
 }
 
-#[test]
-fn comments_fit_and_every_module_begins_with_its_description() {
-    assert_none(&text::findings(&Tree::of_the_workspace(), COMMENT_COLUMNS));
+/// Files of products with unsafe code that the page of the architecture does not name, and names
+/// there that have none.
+fn unsafe_elsewhere(files: &Files, page: &str) -> Vec<String> {
+    let list = page.split_once("`unsafe` is allowed in").and_then(|(_, rest)| rest.split_once("each block"));
+    let names = list.map_or("", |(list, _)| list).split('`').skip(1).step_by(2).flat_map(|name| {
+        let (folder, files) = name.trim_end_matches('}').split_once('{').unwrap_or((name, ""));
+        files.split(',').map(move |file| PathBuf::from(format!("{folder}{file}")))
+    });
+    let mut names: BTreeMap<PathBuf, usize> = names.map(|name| (name, 0)).collect();
+    let mut findings = Vec::new();
+    for (path, text) in files {
+        let is_product = path.extension().is_some_and(|ending| ending == "rs")
+            && path.iter().any(|part| part == "src")
+            && !["tests", "testing"].iter().any(|test| path.with_extension("").iter().any(|part| part == *test));
+        let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let is_unsafe = |line: &str| ["{", "impl", "fn"].iter().any(|next| line.contains(&format!("unsafe {next}")));
+        if is_product && code.any(is_unsafe) {
+            match names.iter_mut().find(|(name, _)| path.starts_with(name) || *path == name.with_extension("rs")) {
+                Some((_, uses)) => *uses += 1,
+                None => findings.push(format!("{} has unsafe code", path.display())),
+            }
+        }
+    }
+    let idle = names.iter().filter(|(_, uses)| **uses == 0);
+    findings.extend(idle.map(|(name, _)| format!("{} is allowed unsafe code and has none", name.display())));
+    findings
+}
+
+/// Comments with more than `columns`, and modules of Rust without a description at their top.
+fn wide_comments(files: &Files, columns: usize) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (path, text) in files {
+        let marks: &[&str] = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("rs" | "c" | "h") => &["//", "/*", "* "],
+            Some("toml" | "sh") => &["#"],
+            None if text.starts_with("#!") => &["#"],
+            _ => continue,
+        };
+        if path.extension().is_some_and(|ending| ending == "rs") && !text.starts_with("//!") {
+            findings.push(format!("{} does not begin with //! and what lives there", path.display()));
+        }
+        for (number, line) in (1..).zip(text.lines()) {
+            let width = line.chars().count();
+            if width > columns && marks.iter().any(|mark| line.trim_start().starts_with(mark)) {
+                findings.push(format!("{}:{number}: a comment of {width} columns", path.display()));
+            }
+        }
+    }
+    findings
 }

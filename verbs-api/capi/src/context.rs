@@ -1,16 +1,15 @@
-//! Contexts: opening and closing a device, and the tables of functions that the headers call
-//! through a context.
+//! Contexts: opening, importing and closing a device, and the tables of functions that the headers
+//! call through a context.
 
 use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context, with_functions};
-use crate::errno::{Result, pointer, zero};
+use crate::errno::{EOPNOTSUPP, Errno, Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
-use crate::{
-    advise, counters, cq, create_ex, data_path, device, dm, domain, flow, memory, qp, query, tag_matching, tsan,
-    window, wq, xrc,
-};
+use crate::{cq, data_path, device, dm, domain, flow, memory, qp, query, srq, tsan, window, wq};
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 use roxe_provider::standard_error;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// `man ibv_open_device`.
@@ -40,18 +39,16 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     let num_comp_vectors = context.device().attr().num_comp_vectors.cast_signed();
     with_functions!(verbs_context {
         query: query_port query_device_ex query_rt_values;
-        domain: alloc_parent_domain alloc_td dealloc_td;
+        domain: alloc_parent_domain alloc_td dealloc_td open_xrcd close_xrcd;
         memory: alloc_null_mr;
-        advise: advise_mr;
+        memory: advise_mr;
         dm: alloc_dm free_dm reg_dm_mr;
         cq: create_cq_ex modify_cq;
-        create_ex: create_qp_ex create_srq_ex;
-        qp: modify_qp_rate_limit;
-        tag_matching: post_srq_ops;
-        xrc: open_xrcd close_xrcd open_qp get_srq_num;
+        qp: create_qp_ex open_qp modify_qp_rate_limit;
+        srq: create_srq_ex get_srq_num post_srq_ops;
         wq: create_wq modify_wq destroy_wq create_rwq_ind_table destroy_rwq_ind_table;
         flow: create_flow destroy_flow;
-        counters: create_counters destroy_counters attach_counters_point_flow read_counters;
+        flow: create_counters destroy_counters attach_counters_point_flow read_counters;
     } with {
         sz: size_of::<verbs_context>(),
         context: ibv_context {
@@ -72,3 +69,36 @@ const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
     window: alloc_mw bind_mw dealloc_mw;
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
 } with { ..ibv_context_ops::ZERO });
+
+/// Device and inode number of a descriptor; EBADF if it is none.
+fn identity(fd: c_int) -> Result<(u64, u64)> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: any number may be asked about, and the structure has the size that the call fills.
+    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: the call has succeeded, so it has filled the structure.
+    let found = unsafe { found.assume_init() };
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// `man ibv_import_device`: EOPNOTSUPP for the descriptor of another process. The descriptor
+/// belongs to the new context.
+pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    pointer(|| {
+        let wanted = identity(cmd_fd)?;
+        let is_it = |object: &Object<verbs_context>| {
+            let context = &object.inner.context;
+            // SAFETY: the structure lives as long as the object and the field is never written
+            // after creation.
+            let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
+            context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
+        };
+        let (context, device) = Object::<verbs_context>::find(is_it).ok_or(EOPNOTSUPP)?;
+        let mut exposed = exposed(device, &context);
+        exposed.context.cmd_fd = cmd_fd;
+        // SAFETY: the descriptor is open, and the man page gives it to the new context.
+        let imported = Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) });
+        Ok(Object::publish(Token::new(), exposed, ContextInner { context, _imported: imported }))
+    })
+}

@@ -2,10 +2,10 @@
 //! `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
-use crate::allocator::Resource;
 use crate::domain::hold_parent;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, outside, pointer, status, unsupported};
 use crate::event::{count_cq, optional_channel};
+use crate::object::Resource;
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
 use crate::{cq_ex, garbage, tsan};

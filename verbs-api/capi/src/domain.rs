@@ -6,14 +6,15 @@
 //! a completion queue, so that the program can see it, is the one block that its handle points to;
 //! the program's allocator is asked for that block. A thread domain promises that its objects are
 //! used by one thread at a time; it changes nothing here, because a lock nobody waits for is cheap.
+//! XRC domains are named by a file, within this process only.
 
-use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
-use crate::allocator::Allocators;
-use crate::errno::{Errno, Result, invalid, null, pointer, status};
-use crate::object::Object;
+use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
+use crate::errno::{Errno, Result, invalid, null, pointer, silent, status};
+use crate::object::{Allocators, Object};
 use crate::objects::{Parent, PdInner, context, pd};
 use core::ffi::c_int;
-use roxe_provider::Use;
+use roxe_provider::{Use, Xrcd, XrcdInit};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
@@ -51,10 +52,6 @@ fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> 
     Ok(Some(Allocators { alloc, free, pd_context }))
 }
 
-fn optional_td(handle: *mut ibv_td) -> Result<Option<Arc<()>>> {
-    Object::<ibv_td>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner)))
-}
-
 /// `man ibv_alloc_pd`.
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
@@ -81,7 +78,9 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if !Arc::ptr_eq(base.context(), context) {
             return Err(invalid(|| "attr->pd belongs to another context".to_owned()));
         }
-        let parent = Parent { allocators: allocators(attr)?, _td: optional_td(attr.td)? };
+        let allocators = allocators(attr)?;
+        let td = Object::<ibv_td>::optional(attr.td)?.map(|object| Arc::clone(&object.inner));
+        let parent = Parent { allocators, _td: td };
         let inner = PdInner { pd: base.extend()?, parent: Some(parent) };
         Ok(Object::publish_numbered(inner, |number| ibv_pd { context: handle, handle: number }))
     })
@@ -109,4 +108,61 @@ pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
         }
         Object::<ibv_td>::retire(handle).map(drop)
     })
+}
+
+/// `man ibv_import_pd`.
+pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+    pointer(|| {
+        let context = context(handle)?;
+        let is_here = |found: &PdInner| Arc::ptr_eq(found.pd.context(), context).then(|| Arc::clone(&found.pd));
+        let found = Object::<ibv_pd>::numbered(pd_handle, is_here)?;
+        Ok(Object::publish_numbered(PdInner::plain(found), |_| ibv_pd { context: handle, handle: pd_handle }))
+    })
+}
+
+/// `man ibv_import_pd`: only the handle goes.
+pub(crate) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
+    silent(|| Object::<ibv_pd>::retire(handle).map(drop));
+}
+
+/// `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`: both are needed.
+const MASK_FD_OFLAGS: u32 = 3;
+
+pub(crate) fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
+    Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
+}
+
+/// The file that a domain is named by: none for -1, EBADF if it is not open.
+fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
+    if fd == -1 {
+        return Ok(None);
+    }
+    // SAFETY: asks about a number, whatever it is.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: open, and the program keeps it open during this call.
+    Ok(Some(unsafe { BorrowedFd::borrow_raw(fd) }))
+}
+
+/// `man ibv_open_xrcd`. A file names a domain within this process only.
+pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
+    pointer(|| {
+        let context = context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
+        if init.comp_mask != MASK_FD_OFLAGS {
+            let given = init.comp_mask;
+            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is {MASK_FD_OFLAGS:#x}, FD and OFLAGS")));
+        }
+        let given = |flag| init.oflags & flag != 0;
+        let (create, exclusive) = (given(libc::O_CREAT), given(libc::O_EXCL));
+        let xrcd = context.open_xrcd(XrcdInit { file: file(init.fd)?, create, exclusive })?;
+        Ok(Object::publish_numbered(xrcd, |_| ibv_xrcd { context: handle }))
+    })
+}
+
+/// `man ibv_open_xrcd`: EBUSY while shared queues or targets use it.
+pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
+    status(|| Object::<ibv_xrcd>::destroy(handle, |xrcd| xrcd.close()))
 }

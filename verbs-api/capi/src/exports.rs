@@ -6,8 +6,13 @@
 //! stand in one object file, which the Rust function and its attribute could not promise across
 //! codegen units. `exports.map` lists the same names once more for the linker; a test compares both
 //! with the finished file.
+//! One function answers for all symbols that roxe does not implement and that report errors in the
+//! same way. It looks at no arguments, so their number and types do not matter to the calling
+//! convention.
 
+use crate::errno::{EOPNOTSUPP, set_errno};
 use core::arch::global_asm;
+use core::ffi::{c_int, c_long, c_void};
 
 /// One symbol: `name@node` is a label with a jump to `function`; `$at` is `@@@` for the default
 /// version of the name and `@` for another, `jump` is the instruction, and `type` what begins the
@@ -55,11 +60,11 @@ macro_rules! export {
     };
 }
 
-/// Names that share one answer: `"NODE", function: name name ...`, with the functions of
-/// `unsupported.rs`.
+/// Names that share one answer: `"NODE", function: name name ...`, with the functions at
+/// the end of this file.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
-        $($(symbol!($node, "@@@", $name, crate::unsupported::$answer);)+)+
+        $($(symbol!($node, "@@@", $name, crate::exports::$answer);)+)+
 
         /// Names that have no other answer.
         #[cfg(test)]
@@ -70,7 +75,7 @@ macro_rules! refuse {
 /// Names of the private nodes that share one answer: `function: name name ...`.
 macro_rules! refuse_private {
     ($($answer:ident: $($name:ident)+;)+) => {
-        $($(private_symbol!($name, crate::unsupported::$answer);)+)+
+        $($(private_symbol!($name, crate::exports::$answer);)+)+
     };
 }
 
@@ -98,17 +103,19 @@ export! {
     "IBVERBS_1.7", memory: ibv_reg_mr_iova;
     "IBVERBS_1.8", memory: ibv_reg_mr_iova2;
     "IBVERBS_1.9", device: ibv_get_device_index;
-    "IBVERBS_1.10", ece: ibv_query_ece ibv_set_ece;
-    "IBVERBS_1.10", import: ibv_import_device ibv_import_mr ibv_import_pd ibv_unimport_mr ibv_unimport_pd;
+    "IBVERBS_1.10", qp: ibv_query_ece ibv_set_ece;
+    "IBVERBS_1.10", context: ibv_import_device;
+    "IBVERBS_1.10", memory: ibv_import_mr ibv_unimport_mr;
+    "IBVERBS_1.10", domain: ibv_import_pd ibv_unimport_pd;
     "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
     "IBVERBS_1.12", memory: ibv_reg_dmabuf_mr;
     "IBVERBS_1.13", dm: ibv_import_dm ibv_unimport_dm;
     "IBVERBS_1.13", memory: ibv_is_fork_initialized;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
-    "IBVERBS_1.15", buffer: ibv_reg_mr_ex;
+    "IBVERBS_1.15", memory: ibv_reg_mr_ex;
     "IBVERBS_1.16", query: ibv_query_port_speed;
-    "IBVERBS_1.17", buffer: ibv_alloc_buf ibv_free_buf ibv_reg_buf_mr;
-    "IBVERBS_1.18", buffer: ibv_export_buf_dmabuf_fd;
+    "IBVERBS_1.17", memory: ibv_alloc_buf ibv_free_buf ibv_reg_buf_mr;
+    "IBVERBS_1.18", memory: ibv_export_buf_dmabuf_fd;
     "RDMACM_1.0", enum_strs: rdma_event_str;
     "RDMACM_1.0", rdmacm: rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect rdma_create_ep
         rdma_create_event_channel rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex
@@ -187,3 +194,37 @@ variable! {
     "IBVERBS_PRIVATE_64", "@";
     "IBVERBS_PRIVATE_65", "@@@";
 }
+
+/// For calls that return an errno value; it is in `errno`, too.
+pub(crate) extern "C" fn status() -> c_int {
+    EOPNOTSUPP.tell()
+}
+
+/// For calls that return NULL and set errno.
+pub(crate) extern "C" fn null() -> *mut c_void {
+    set_errno(libc::EOPNOTSUPP);
+    core::ptr::null_mut()
+}
+
+/// For calls that return -1 and set errno; wide enough for those that return a `ssize_t` or an
+/// offset.
+pub(crate) extern "C" fn minus_one() -> c_long {
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}
+
+/// For calls that cannot report anything, or whose "nothing there" is zero (a port number, a
+/// length).
+pub(crate) extern "C" fn nothing() -> c_long {
+    0
+}
+
+/// The loader calls what this section holds.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = {
+    extern "C" fn on_load() {
+        roxe_check::on_load();
+    }
+    on_load
+};

@@ -1,7 +1,7 @@
 //! Arguments with values that no card accepts: the checker hears of them before the program gets
 //! its error. Values that another card may take are no garbage, and are not told here.
 
-use crate::errno::Errno;
+use crate::errno::{Errno, invalid};
 use crate::wr_batch;
 use roxe_check::{Event, explain, tell};
 use roxe_provider::{Access, Service};
@@ -89,4 +89,11 @@ pub(crate) fn cq_init(errno: Errno, comp_mask: u32, flags: u32) -> Errno {
 pub(crate) fn srq_init(errno: Errno, comp_mask: u32) -> Errno {
     let accepted = "the bits of enum ibv_srq_init_attr_mask";
     refuse_unknown(errno, "ibv_create_srq_ex", ("comp_mask", comp_mask), (SRQ_INIT, SRQ_INIT), accepted)
+}
+
+/// EINVAL for attributes without the bit that names the protection domain.
+pub(crate) fn lacks_pd(comp_mask: u32) -> Errno {
+    invalid(|| {
+        format!("comp_mask is {comp_mask:#x}, without the bit for pd (IBV_QP_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_PD)")
+    })
 }

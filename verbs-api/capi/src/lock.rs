@@ -6,7 +6,7 @@
 //! acknowledgement, under which nothing else is done.
 
 roxe_provider::ranks! { pub(crate), 4_000.. ;
-    /// `rdmacm::channel`: who takes the next event.
+    /// `rdmacm::id`: who takes the next event.
     ChannelTurn,
     /// `rdmacm::id`: what the C structure of an identifier does not show.
     CmIdState,

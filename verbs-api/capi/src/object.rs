@@ -9,8 +9,7 @@
 //!
 //! Touches the heap blocks it made and nothing else.
 
-use crate::allocator::ObjectAllocator;
-use crate::destroyed_blocks::{self, Block};
+use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid};
 use crate::lock::Register as RegisterRank;
 use core::alloc::Layout;
@@ -23,7 +22,8 @@ use parking_lot::Condvar;
 use roxe_check::{Event, explain};
 use roxe_provider::ObjectId;
 use roxe_provider::lock::Mutex;
-use std::collections::HashMap;
+use std::alloc::dealloc;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -401,7 +401,9 @@ impl<E: Exposed> Drop for Retired<E> {
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
                 // SAFETY: made by a box, and nothing in it is left to drop.
                 let block = unsafe { Block::new(self.0) };
-                destroyed_blocks::keep(handle, block);
+                // The oldest block is freed behind the lock.
+                let oldest = KEPT.lock().keep(handle, block);
+                drop(oldest);
             }
             // SAFETY: owned, made by a box, and not used after this.
             None => drop(unsafe { Box::from_raw(block) }),
@@ -431,7 +433,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
 /// Whether the handle is that of an object that was destroyed, which the checker is told then.
 #[cold]
 fn is_destroyed(handle: usize) -> bool {
-    let is_destroyed = destroyed_blocks::contains(handle);
+    let is_destroyed = KEPT.lock().handles.contains(&handle);
     if is_destroyed {
         roxe_check::tell(|| Event::HandleUsed { handle });
     }
@@ -488,5 +490,123 @@ impl Unacked {
         while *count > 0 {
             self.acked.wait(&mut count);
         }
+    }
+}
+
+/// `IBV_ALLOCATOR_USE_DEFAULT`.
+const USE_DEFAULT: usize = usize::MAX;
+/// Blocks start at, and are multiples of, this many bytes: simple allocators that only count
+/// upwards keep them aligned.
+const GRAIN: usize = 64;
+
+/// What a block is for, as allocators are told. The upper 32 bits, a number of the kernel for the
+/// driver, are 0 (unknown).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Resource {
+    Qp = 1,
+    Srq = 2,
+    Cq = 3,
+}
+
+type Alloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+
+/// A program's functions.
+#[derive(Clone, Copy)]
+pub(crate) struct Allocators {
+    pub(crate) alloc: Alloc,
+    pub(crate) free: Free,
+    pub(crate) pd_context: *mut c_void,
+}
+
+// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
+// callable from every thread that creates or destroys an object of the domain.
+unsafe impl Send for Allocators {}
+// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
+// callable from every thread that creates or destroys an object of the domain.
+unsafe impl Sync for Allocators {}
+
+/// The allocator for one kind of object of a parent domain.
+#[derive(Clone, Copy)]
+pub(crate) struct ObjectAllocator {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) allocators: Allocators,
+    pub(crate) resource: Resource,
+}
+
+impl ObjectAllocator {
+    /// A block from the program; `None` if it leaves that to us, ENOMEM if it has none.
+    pub(crate) fn alloc(&self, layout: Layout) -> Result<Option<NonNull<c_void>>> {
+        let Allocators { alloc, pd_context, .. } = self.allocators;
+        let align = layout.align().max(GRAIN);
+        let size = layout.size().next_multiple_of(align);
+        // SAFETY: a function of the program, called with what its man page promises.
+        let block = unsafe { alloc(self.pd, pd_context, size, align, self.resource as u64) };
+        match block.addr() {
+            USE_DEFAULT => Ok(None),
+            addr if addr.is_multiple_of(layout.align()) => NonNull::new(block).map(Some).ok_or(Errno(libc::ENOMEM)),
+            _ => {
+                self.free(block);
+                Err(EINVAL)
+            }
+        }
+    }
+
+    /// Returns a block.
+    pub(crate) fn free(&self, block: *mut c_void) {
+        let Allocators { free, pd_context, .. } = self.allocators;
+        // SAFETY: a function of the program, called with a block that its other function gave us.
+        unsafe { free(self.pd, pd_context, block, self.resource as u64) };
+    }
+}
+
+/// Blocks that are kept.
+const MOST: usize = 4096;
+
+/// A heap block without anything in it that has to be dropped; freed when dropped.
+pub(crate) struct Block(NonNull<u8>, Layout);
+
+// SAFETY: it is the only owner of plain memory.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// # Safety
+    /// `block` was made by a `Box`, is owned by the caller and holds nothing that has to be
+    /// dropped.
+    pub(crate) const unsafe fn new<T>(block: NonNull<T>) -> Self {
+        Self(block.cast(), Layout::new::<T>())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: a box of this layout made it, by the contract of `new`; not used after this.
+        unsafe { dealloc(self.0.as_ptr(), self.1) };
+    }
+}
+
+/// Which handles are those of destroyed objects.
+#[derive(Default)]
+struct Kept {
+    handles: HashSet<usize>,
+    blocks: VecDeque<(usize, Block)>,
+}
+
+/// Without a rank: calls ask while they hold any other lock, and nothing else is taken inside.
+static KEPT: LazyLock<parking_lot::Mutex<Kept>> = LazyLock::new(Default::default);
+
+impl Kept {
+    /// Keeps the block of a destroyed object. Returns the block that has been here longest if there
+    /// are too many.
+    fn keep(&mut self, handle: usize, block: Block) -> Option<Block> {
+        self.handles.insert(handle);
+        self.blocks.push_back((handle, block));
+        if self.handles.len() <= MOST {
+            return None;
+        }
+        let (oldest, block) = self.blocks.pop_front()?;
+        self.handles.remove(&oldest);
+        Some(block)
     }
 }

@@ -5,8 +5,8 @@
 //! that make and use them.
 
 use crate::abi::*;
-use crate::allocator::{Allocators, ObjectAllocator, Resource};
 use crate::errno::Result;
+use crate::object::{Allocators, ObjectAllocator, Resource};
 use crate::object::{Object, Unacked, exposed};
 use crate::wallclock::WallClock;
 use crate::wr_batch::Builder;

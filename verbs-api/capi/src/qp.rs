@@ -1,17 +1,23 @@
 //! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs`
 //! and `qp_ex.rs`.
+//!
+//! By extended attributes there are two more kinds: hash queue pairs, which have nothing but a
+//! table of work queues (`wq.rs`), and XRC targets, which belong to a domain. A target may have
+//! several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous
+//! events go to the handle that created it.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
-use crate::allocator::Resource;
-use crate::errno::{EINVAL, Result, null, pointer, status, unsupported};
-use crate::object::{Object, Token};
-use crate::objects::{QpInner, allocator, context_of, cq, pd, qp};
+use crate::domain::xrcd;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status, unsupported, write_out};
+use crate::object::{Object, Resource, Token};
+use crate::objects::{QpInner, allocator, context, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
 use crate::wr_batch::{Batch, Builder};
-use crate::{garbage, qp_ex, rate, tsan};
-use core::ffi::c_int;
-use roxe_provider::{Access, AttrMask, Context, Qp, QpAttr, QpInit};
+use crate::{garbage, qp_ex, rate, tsan, wq, wr_batch};
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use roxe_provider::{Access, AttrMask, Context, HashFields, Qp, QpAttr, QpInit, RxHash, TOEPLITZ_KEY_LEN};
 use roxe_transport::qp::{MigState, QpCaps, QpConfig, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
@@ -22,7 +28,7 @@ pub(crate) const RC: c_int = 2;
 pub(crate) const UD: c_int = 4;
 /// `IBV_QPT_XRC_SEND`.
 pub(crate) const XRC_INI: c_int = 9;
-/// `IBV_QPT_XRC_RECV`: made in an XRC domain, see `xrc.rs`.
+/// `IBV_QPT_XRC_RECV`: made in an XRC domain.
 pub(crate) const XRC_RECV: c_int = 10;
 
 /// The call that sets attributes.
@@ -82,12 +88,6 @@ fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: Qp
         context, pd: handle, handle: token.short(), qp_num, state, ..ibv_qp::ZERO
     });
     Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
-}
-
-/// Shows the program a queue pair without queues.
-pub(crate) fn publish_hash(init: &ibv_qp_init_attr_ex, token: Token, qp: Arc<Qp>) -> Result<*mut ibv_qp> {
-    let classic = copy_fields!(ibv_qp_init_attr from init { qp_context, qp_type } with { ..Default::default() });
-    publish(init.pd, &classic, token, QpInner::new(qp, None))
 }
 
 /// `man ibv_create_qp`.
@@ -316,5 +316,167 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *cons
         // SAFETY: NULL or a whole GID of the program.
         let (qp, gid) = unsafe { membership(handle, gid) }?;
         Ok(qp.detach_mcast(gid)?)
+    })
+}
+
+/// `IBV_QP_INIT_ATTR_*`: which fields of `ibv_qp_init_attr_ex` are given.
+pub(crate) const QP_PD: u32 = 1;
+pub(crate) const QP_XRCD: u32 = 1 << 1;
+const QP_CREATE_FLAGS: u32 = 1 << 2;
+const QP_SEND_OPS_FLAGS: u32 = 1 << 6;
+
+/// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
+fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
+    let given = |bit| init.comp_mask & bit != 0;
+    let flags = if given(QP_CREATE_FLAGS) { init.create_flags } else { 0 };
+    let ops = if given(QP_SEND_OPS_FLAGS) { init.send_ops_flags } else { 0 };
+    let other = init.comp_mask & !(QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS);
+    if other != 0 || flags != 0 || ops & !wr_batch::operations_of(service(init.qp_type)?) != 0 {
+        let done = QP_PD | QP_CREATE_FLAGS | QP_SEND_OPS_FLAGS;
+        return Err(garbage::qp_init(EOPNOTSUPP, (init.comp_mask, done), flags, (ops, service(init.qp_type)?)));
+    }
+    if given(QP_PD) { Ok(()) } else { Err(garbage::lacks_pd(init.comp_mask)) }
+}
+
+/// `man ibv_create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    pointer(|| {
+        context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let extended = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
+        if extended.qp_type == XRC_RECV && extended.comp_mask & QP_XRCD != 0 {
+            return create_target(handle, extended);
+        }
+        if is_hash_qp(extended) {
+            return create_hash_qp(extended);
+        }
+        check_extended(extended)?;
+        let (pd, builders) = (extended.pd, extended.comp_mask & QP_SEND_OPS_FLAGS != 0);
+        // SAFETY: not NULL, and the extended structure starts with the classic one.
+        create(pd, unsafe { &mut *init.cast::<ibv_qp_init_attr>() }, builders)
+    })
+}
+
+/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and
+/// hash are needed, creation flags may be given.
+const MASK_HASH_QP: u32 = 1 | 1 << 4 | 1 << 5;
+
+const MASK_CREATE_FLAGS: u32 = 1 << 2;
+
+/// `IBV_QPT_RAW_PACKET`.
+const RAW_PACKET: c_int = 8;
+
+/// Whether `init` asks for a hash queue pair: its extended part has the table.
+fn is_hash_qp(init: &ibv_qp_init_attr_ex) -> bool {
+    init.comp_mask & 1 << 4 != 0
+}
+
+/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device
+/// does not hash.
+fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
+    let conf = &init.rx_hash_conf;
+    if conf.rx_hash_function != wq::TOEPLITZ {
+        return Err(EOPNOTSUPP);
+    }
+    if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: not NULL, and the program says that it is as long as this.
+    let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
+    let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
+    Ok(RxHash { key, fields })
+}
+
+/// `man ibv_create_qp_ex`: a queue pair that spreads frames over the queues of a table.
+fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    if init.comp_mask & !MASK_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
+        return Err(EINVAL);
+    }
+    if init.comp_mask & MASK_CREATE_FLAGS != 0 && init.create_flags != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let table = &Object::<ibv_rwq_ind_table>::live(init.rwq_ind_tbl)?.inner;
+    let token = Token::new();
+    let qp = pd(init.pd)?.create_hash_qp(table, rx_hash(init)?, token.0)?;
+    let classic = copy_fields!(ibv_qp_init_attr from init { qp_context, qp_type } with { ..Default::default() });
+    publish(init.pd, &classic, token, QpInner::new(qp, None))
+}
+
+/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are needed, `_CONTEXT` is not.
+const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
+const MASK_OPEN_CONTEXT: u32 = 1 << 2;
+
+/// `man ibv_create_qp_ex`: a target. It has no queues, whatever the program asks for.
+fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
+    let token = Token::new();
+    let qp = xrcd(init.xrcd)?.create_target(token.0)?;
+    Ok(publish_target(handle, init.qp_context, token, qp))
+}
+
+/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number.
+pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    pointer(|| {
+        context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let is_complete = attr.comp_mask & !MASK_OPEN_CONTEXT == MASK_OPEN_NEEDED;
+        if !is_complete || attr.qp_type != XRC_RECV {
+            let (given, kind) = (attr.comp_mask, attr.qp_type);
+            return Err(invalid(|| {
+                format!(
+                    "comp_mask is {given:#x}, qp_type {kind}; needed are the bits NUM, XRCD and TYPE, and XRC_RECV 10"
+                )
+            }));
+        }
+        let qp = xrcd(attr.xrcd)?.open_target(attr.qp_num)?;
+        let qp_context = if attr.comp_mask & MASK_OPEN_CONTEXT != 0 { attr.qp_context } else { null_mut() };
+        Ok(publish_target(handle, qp_context, Token::new(), qp))
+    })
+}
+
+fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Token, qp: Arc<Qp>) -> *mut ibv_qp {
+    let base = ibv_qp {
+        context,
+        qp_context,
+        handle: token.short(),
+        qp_num: qp.qpn().get(),
+        state: qp.state() as c_int,
+        qp_type: XRC_RECV,
+        ..ibv_qp::ZERO
+    };
+    Object::publish(token, exposed(base), QpInner::new(qp, None))
+}
+
+/// The options that the device has.
+const OPTIONS: u32 = 0;
+
+fn vendor(handle: *mut ibv_qp) -> Result<u32> {
+    qp(handle).map(|qp| qp.pd().context().device().attr().vendor_id)
+}
+
+/// `man ibv_query_ece`.
+pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    status(|| {
+        let vendor_id = vendor(qp)?;
+        // SAFETY: NULL or a whole structure of the program.
+        unsafe { write_out(ece, ibv_ece { vendor_id, options: OPTIONS, comp_mask: 0 }) }
+    })
+}
+
+/// `man ibv_set_ece`: leaves the accepted options in `ece`. EOPNOTSUPP without a vendor, EINVAL
+/// with another one.
+pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    status(|| {
+        let ours = vendor(qp)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let wanted = unsafe { ece.as_mut() }.ok_or_else(|| null("ece"))?;
+        match wanted.vendor_id {
+            0 => Err(EOPNOTSUPP),
+            id if id == ours && wanted.comp_mask == 0 => {
+                wanted.options &= OPTIONS;
+                Ok(())
+            }
+            _ => Err(EINVAL),
+        }
     })
 }

@@ -4,29 +4,23 @@
 //! `errno`. Here: what C means by its pointers and lengths. EBADF for numbers that are no rsockets,
 //! EFAULT for NULL where something has to be.
 //!
-//! - `open.rs`: from nothing to a connection; `data_path.rs`: bytes; `control.rs`: waiting,
-//!   options, mappings.
+//! From nothing to a connection; bytes; waiting, options and mappings.
 
-mod control;
-mod data;
-mod open;
-
-pub(crate) use control::{
-    repoll_create, repoll_ctl, repoll_wait, rfcntl, rgetsockopt, riomap, riounmap, riowrite, rpoll, rselect,
-    rsetsockopt, rshutdown,
-};
-pub(crate) use data::{rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwrite, rwritev};
-pub(crate) use open::{raccept, rbind, rclose, rconnect, rgetpeername, rgetsockname, rlisten, rsocket};
-
-use crate::errno::{EINVAL, Errno, Result};
-use crate::rdmacm::address;
-use core::ffi::c_int;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};
+use crate::rdmacm::addrinfo;
+use core::ffi::{c_int, c_long, c_void};
 use core::mem::size_of;
 use core::net::SocketAddr;
-use core::{ptr, slice};
-use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use core::ptr::NonNull;
+use core::{array, ptr, slice};
+use libc::{
+    SOCK_DGRAM, SOCK_STREAM, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, sockaddr_in,
+    sockaddr_in6, socklen_t, ssize_t, timeval,
+};
 use roxe_provider::cm::Address;
 use roxe_rsockets::Socket;
+use roxe_transport::wr::Access;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 const EBADF: Errno = Errno(libc::EBADF);
@@ -88,7 +82,7 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
         return Err(EINVAL);
     }
     // SAFETY: as long as its family says.
-    match unsafe { address::read(addr)? } {
+    match unsafe { addrinfo::read(addr)? } {
         Address::Ip(addr) => Ok(addr),
         Address::Ib(_) => Err(Errno(libc::EAFNOSUPPORT)),
     }
@@ -129,9 +123,9 @@ impl AddressOut {
             return;
         }
         let (source, size) = match address {
-            None => (address::to_c(None), 0),
-            Some(addr @ SocketAddr::V4(_)) => (address::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in>()),
-            Some(addr @ SocketAddr::V6(_)) => (address::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in6>()),
+            None => (addrinfo::to_c(None), 0),
+            Some(addr @ SocketAddr::V4(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in>()),
+            Some(addr @ SocketAddr::V6(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in6>()),
         };
         // SAFETY: this function's contract; no more is copied than there is and than there is room
         // for.
@@ -142,5 +136,504 @@ impl AddressOut {
             }
             *self.len = size as socklen_t;
         }
+    }
+}
+
+/// `man 7 rsocket`, as `man 2 socket`. No flags in `kind`: rdma-core refuses them, and its socket
+/// shim relies on that. It offers us every socket that any code of the process asks for, our own
+/// included, and those all have a flag.
+pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    minus_one(|| match kind {
+        SOCK_STREAM | SOCK_DGRAM => Ok(roxe_rsockets::open(domain, kind, protocol)?),
+        _ => Err(EOPNOTSUPP),
+    })
+}
+
+/// As `man 2 bind`.
+pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    zero(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed an address and its length.
+        let addr = unsafe { read_address(addr, len)? };
+        Ok(socket.bind(addr)?)
+    })
+}
+
+/// As `man 2 listen`.
+pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    zero(|| Ok(socket(fd)?.listen(backlog)?))
+}
+
+/// As `man 2 accept`.
+pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    minus_one(|| {
+        socket(fd)?;
+        let place = AddressOut::new(addr, len)?;
+        let (number, peer) = roxe_rsockets::accept(fd)?;
+        // SAFETY: the program passed room and its size, or NULL.
+        unsafe { place.write(Some(peer)) };
+        Ok(number)
+    })
+}
+
+/// As `man 2 connect`.
+pub(crate) unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    zero(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed an address and its length.
+        let addr = unsafe { read_address(addr, len)? };
+        Ok(socket.connect(addr)?)
+    })
+}
+
+/// As `man 2 close`.
+pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
+    zero(|| Ok(roxe_rsockets::close(fd)?))
+}
+
+/// As `man 2 getpeername`.
+pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    zero(|| {
+        let peer = socket(fd)?.peer_addr()?;
+        // SAFETY: the program passed room and its size.
+        unsafe { AddressOut::needed(addr, len)?.write(Some(peer)) };
+        Ok(())
+    })
+}
+
+/// As `man 2 getsockname`.
+pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    zero(|| {
+        let own = socket(fd)?.local_addr()?;
+        // SAFETY: the program passed room and its size.
+        unsafe { AddressOut::needed(addr, len)?.write(Some(own)) };
+        Ok(())
+    })
+}
+
+/// As `man 2 shutdown`.
+pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    zero(|| Ok(socket(fd)?.shutdown(how)?))
+}
+
+/// As `man 2 poll`, for rsockets and everything else.
+pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    minus_one(|| {
+        let count = c_int::try_from(count).map_err(|_| EINVAL)?.cast_unsigned() as usize;
+        let entries = match (entries.is_null(), count) {
+            (_, 0) => &mut [],
+            (true, _) => return Err(EFAULT),
+            // SAFETY: the program passed an array and its length.
+            (false, _) => unsafe { slice::from_raw_parts_mut(entries, count) },
+        };
+        Ok(ready(roxe_rsockets::poll(entries, timeout)?))
+    })
+}
+
+/// How many are ready: no more than were asked for.
+fn ready(count: usize) -> c_int {
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+/// As `man 2 epoll_create1`, for rsockets and everything else; `rclose` closes the set.
+pub(crate) unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
+    minus_one(|| Ok(roxe_rsockets::epoll_create(flags)?))
+}
+
+/// As `man 2 epoll_ctl`.
+pub(crate) unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    zero(|| {
+        // SAFETY: NULL or a structure of the program, which is packed and so may lie anywhere.
+        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        Ok(roxe_rsockets::epoll_ctl(epfd, op, fd, event)?)
+    })
+}
+
+/// As `man 2 epoll_wait`. Every state is reported as long as it lasts, also to who asks for edges.
+pub(crate) unsafe extern "C" fn repoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    maxevents: c_int,
+    timeout: c_int,
+) -> c_int {
+    minus_one(|| {
+        let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(EINVAL)?;
+        if events.is_null() {
+            return Err(EFAULT);
+        }
+        let found = roxe_rsockets::epoll_wait(epfd, room, timeout)?;
+        // SAFETY: the program passed an array and its length, and no more is found than that.
+        unsafe { events.copy_from_nonoverlapping(found.as_ptr(), found.len()) };
+        Ok(ready(found.len()))
+    })
+}
+
+/// The words of an `fd_set`.
+type Set = [u64; 16];
+
+/// As `man 2 select`, for rsockets and everything else; `timeout` keeps its value.
+pub(crate) unsafe extern "C" fn rselect(
+    nfds: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: NULL, or the program's variable.
+        let timeout = milliseconds(unsafe { timeout.as_ref() })?;
+        let sets = [read, write, except].map(|set| set.cast::<Set>());
+        // Copies, because a program may pass one set twice.
+        // SAFETY: NULL, or the program's set, which has this many words.
+        let mut copies = sets.map(|set| unsafe { set.as_ref() }.copied());
+        let count =
+            roxe_rsockets::select(nfds, copies.each_mut().map(|set| set.as_mut().map(|set| &mut set[..])), timeout)?;
+        for (set, copy) in sets.into_iter().zip(copies) {
+            if let Some(copy) = copy {
+                // SAFETY: NULL, or the program's set, which has this many words.
+                unsafe { set.write(copy) };
+            }
+        }
+        Ok(ready(count))
+    })
+}
+
+/// Rounded up; -1 for ever.
+fn milliseconds(timeout: Option<&timeval>) -> Result<c_int> {
+    let Some(time) = timeout else { return Ok(-1) };
+    if time.tv_sec < 0 || time.tv_usec < 0 {
+        return Err(EINVAL);
+    }
+    let total = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec.saturating_add(999) / 1000);
+    Ok(c_int::try_from(total).unwrap_or(c_int::MAX))
+}
+
+/// As `man 2 setsockopt`.
+pub(crate) unsafe extern "C" fn rsetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    zero(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a value and its size.
+        let value = unsafe { bytes(value.cast(), len as usize)? };
+        Ok(socket.set_option(level, name, value)?)
+    })
+}
+
+/// As `man 2 getsockopt`.
+pub(crate) unsafe extern "C" fn rgetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    zero(|| {
+        let socket = socket(fd)?;
+        // SAFETY: NULL, or the program's variable.
+        let len = unsafe { len.as_mut() }.ok_or(EFAULT)?;
+        // SAFETY: the program passed room and its size.
+        let room = unsafe { bytes_mut(value.cast(), *len as usize)? };
+        let found = socket.option(level, name, room.len())?;
+        room.get_mut(..found.len()).ok_or(EINVAL)?.copy_from_slice(&found);
+        *len = found.len() as socklen_t;
+        Ok(())
+    })
+}
+
+/// As `man 2 fcntl`: `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD`. The argument is in a register
+/// whether or not there is one.
+pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
+    minus_one(|| {
+        let socket = socket(fd)?;
+        match command {
+            libc::F_GETFL => return Ok(socket.status_flags()),
+            libc::F_GETFD => return Ok(socket.descriptor_flags()),
+            libc::F_SETFL => socket.set_status_flags(arg as c_int),
+            libc::F_SETFD => socket.set_descriptor_flags(arg as c_int),
+            _ => return Err(EOPNOTSUPP),
+        }
+        Ok(0)
+    })
+}
+
+/// `man 7 rsocket`: gives the peer a buffer to write to, or registers one for `riowrite` only.
+pub(crate) unsafe extern "C" fn riomap(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    prot: c_int,
+    _flags: c_int,
+    offset: off_t,
+) -> off_t {
+    length(|| {
+        let socket = socket(fd)?;
+        if prot & !libc::PROT_WRITE != 0 {
+            return Err(EINVAL);
+        }
+        let shared = prot & libc::PROT_WRITE != 0;
+        let access = if shared { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
+        let start = NonNull::new(buf.cast()).ok_or(EFAULT)?;
+        // SAFETY: the program passed a buffer and its size, which it leaves alone until it unmaps
+        // it.
+        let region = unsafe { socket.protection_domain()?.register_raw(start, len, access) }.map_err(refusal)?;
+        let offset = socket.iomap(region, shared, offset)?;
+        usize::try_from(offset).map_err(|_| EINVAL)
+    }) as off_t
+}
+
+/// The errno of a registration that was refused.
+fn refusal(error: roxe::Error) -> Errno {
+    error.refusal().map_or(EINVAL, |refusal| roxe_provider::Error::from(refusal.clone()).into())
+}
+
+/// `man 7 rsocket`: ends a mapping.
+pub(crate) unsafe extern "C" fn riounmap(fd: c_int, buf: *mut c_void, len: usize) -> c_int {
+    zero(|| Ok(socket(fd)?.iounmap(buf.addr(), len)?))
+}
+
+/// `man 7 rsocket`: writes into a buffer of the peer.
+pub(crate) unsafe extern "C" fn riowrite(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a buffer and its size.
+        let buf = unsafe { bytes(buf.cast(), len)? };
+        Ok(socket.iowrite(buf, offset, flags)?)
+    })
+}
+
+/// As `man 2 recv`.
+pub(crate) unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a buffer and its size.
+        let buf = unsafe { bytes_mut(buf.cast(), len)? };
+        Ok(socket.recv(buf, flags)?)
+    })
+}
+
+/// As `man 2 recvfrom`; on a stream the address is the peer's.
+pub(crate) unsafe extern "C" fn rrecvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a buffer and its size.
+        let buf = unsafe { bytes_mut(buf.cast(), len)? };
+        let place = if from.is_null() { AddressOut::none() } else { AddressOut::new(from, from_len)? };
+        let (got, sender) = socket.recv_from(buf, flags)?;
+        if place.is_wanted() {
+            // SAFETY: the program passed room and its size.
+            unsafe { place.write(sender.or_else(|| socket.peer_addr().ok())) };
+        }
+        Ok(got)
+    })
+}
+
+/// As `man 2 recvmsg`. There are no control messages.
+pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: NULL, or the program's structure.
+        let message = unsafe { message.as_mut() }.ok_or(EFAULT)?;
+        // SAFETY: the program passed a list of buffers and its length.
+        let mut bufs = unsafe { Buffers::new(message.msg_iov, message.msg_iovlen as _) }.map_err(too_long)?;
+        let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
+        let name = message.msg_name.cast::<sockaddr>();
+        let place =
+            if name.is_null() { AddressOut::none() } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
+        // SAFETY: room for a name, of this size.
+        unsafe { place.write(sender) };
+        (message.msg_controllen, message.msg_flags) = (0, 0);
+        Ok(got)
+    })
+}
+
+/// As `man 2 read`.
+pub(crate) unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: usize) -> ssize_t {
+    // SAFETY: the program's own arguments.
+    unsafe { rrecv(fd, buf, len, 0) }
+}
+
+/// As `man 2 readv`.
+pub(crate) unsafe extern "C" fn rreadv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a list of buffers and its length.
+        let mut bufs = unsafe { Buffers::new(parts, list_len(count)?)? };
+        Ok(socket.recv_vectored(bufs.all(), 0)?.0)
+    })
+}
+
+/// As `man 2 send`.
+pub(crate) unsafe extern "C" fn rsend(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a buffer and its size.
+        let buf = unsafe { bytes(buf.cast(), len)? };
+        Ok(socket.send(buf, flags)?)
+    })
+}
+
+/// As `man 2 sendto`.
+pub(crate) unsafe extern "C" fn rsendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: the program passed a buffer and its size.
+        let buf = unsafe { bytes(buf.cast(), len)? };
+        // SAFETY: the program passed NULL, or an address and its length.
+        let to = if to.is_null() { None } else { Some(unsafe { read_address(to, to_len)? }) };
+        Ok(socket.send_to(buf, flags, to)?)
+    })
+}
+
+/// As `man 2 sendmsg`. EOPNOTSUPP for control messages.
+pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        // SAFETY: NULL, or the program's structure.
+        let message = unsafe { message.as_ref() }.ok_or(EFAULT)?;
+        if !message.msg_control.is_null() && message.msg_controllen > 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let name = message.msg_name.cast::<sockaddr>();
+        // SAFETY: the program passed NULL, or an address and its length.
+        let to = if name.is_null() { None } else { Some(unsafe { read_address(name, message.msg_namelen)? }) };
+        let mut holes = Vec::new();
+        // SAFETY: the program passed a list of buffers and its length.
+        let bufs = unsafe { buffers(message.msg_iov, message.msg_iovlen as _, &mut holes) };
+        Ok(socket.send_vectored(bufs.map_err(too_long)?, flags, to)?)
+    })
+}
+
+/// As `man 2 write`.
+pub(crate) unsafe extern "C" fn rwrite(fd: c_int, buf: *const c_void, len: usize) -> ssize_t {
+    // SAFETY: the program's own arguments.
+    unsafe { rsend(fd, buf, len, 0) }
+}
+
+/// As `man 2 writev`.
+pub(crate) unsafe extern "C" fn rwritev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    length(|| {
+        let socket = socket(fd)?;
+        let mut holes = Vec::new();
+        // SAFETY: the program passed a list of buffers and its length.
+        let bufs = unsafe { buffers(parts, list_len(count)?, &mut holes)? };
+        Ok(socket.send_vectored(bufs, 0, None)?)
+    })
+}
+
+/// How long a list is that needs no memory.
+const FEW: usize = 8;
+
+/// The most buffers that Linux takes in one list (`IOV_MAX`).
+const PARTS: usize = 1024;
+
+fn list_len(count: c_int) -> Result<usize> {
+    usize::try_from(count).map_err(|_| EINVAL)
+}
+
+/// For messages, a list of too many buffers has an errno of its own.
+fn too_long(error: Errno) -> Errno {
+    if error == EINVAL { Errno(libc::EMSGSIZE) } else { error }
+}
+
+/// Checks a list of buffers: EINVAL when it or what it names is too long, EFAULT when something is
+/// not there. Returns it, and whether all of its entries are buffers: one of length 0 may be NULL,
+/// which no slice can be.
+///
+/// # Safety
+/// `parts` is NULL or has `count` entries.
+unsafe fn list<'a>(parts: *const iovec, count: usize) -> Result<(&'a [iovec], bool)> {
+    if count > PARTS {
+        return Err(EINVAL);
+    }
+    if count == 0 {
+        return Ok((&[], true));
+    }
+    if parts.is_null() {
+        return Err(EFAULT);
+    }
+    // SAFETY: this function's contract.
+    let parts = unsafe { slice::from_raw_parts(parts, count) };
+    let total = parts.iter().try_fold(0usize, |total, part| total.checked_add(part.iov_len));
+    if total.is_none_or(|total| total > MOST) {
+        return Err(EINVAL);
+    }
+    if parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
+        return Err(EFAULT);
+    }
+    Ok((parts, parts.iter().all(|part| !part.iov_base.is_null())))
+}
+
+/// The buffers of a list, to read from; `holes` keeps them when some entries have to be left out.
+///
+/// # Safety
+/// `parts` is NULL or has `count` entries; each is a buffer of its length, for as long as the
+/// result is used.
+unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSlice<'a>>) -> Result<&'a [IoSlice<'a>]> {
+    // SAFETY: this function's contract.
+    let (list, whole) = unsafe { list(parts, count)? };
+    if whole {
+        // SAFETY: `IoSlice` is an `iovec` by its documentation; none is NULL.
+        return Ok(unsafe { slice::from_raw_parts(list.as_ptr().cast(), list.len()) });
+    }
+    for part in list {
+        // SAFETY: this function's contract.
+        holes.push(IoSlice::new(unsafe { bytes(part.iov_base.cast(), part.iov_len)? }));
+    }
+    Ok(holes)
+}
+
+/// A list of buffers to write to; our own copy, because a list is used up as it is filled. Short
+/// ones need no memory.
+struct Buffers<'a> {
+    few: [IoSliceMut<'a>; FEW],
+    many: Vec<IoSliceMut<'a>>,
+    count: usize,
+}
+
+impl<'a> Buffers<'a> {
+    /// # Safety
+    /// As for [`buffers`]; nobody else uses the buffers meanwhile.
+    unsafe fn new(parts: *const iovec, count: usize) -> Result<Self> {
+        // SAFETY: this function's contract.
+        let (list, _) = unsafe { list(parts, count)? };
+        // SAFETY: this function's contract.
+        let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base.cast(), part.iov_len) };
+        let mut new = Self { few: array::from_fn(|_| IoSliceMut::new(&mut [])), many: Vec::new(), count };
+        for (at, part) in list.iter().enumerate() {
+            match new.few.get_mut(at) {
+                Some(place) if count <= FEW => *place = IoSliceMut::new(buffer(part)?),
+                _ => new.many.push(IoSliceMut::new(buffer(part)?)),
+            }
+        }
+        Ok(new)
+    }
+
+    fn all(&mut self) -> &mut [IoSliceMut<'a>] {
+        if self.count <= FEW { &mut self.few[..self.count] } else { &mut self.many }
     }
 }

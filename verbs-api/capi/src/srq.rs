@@ -1,12 +1,16 @@
-//! Shared receive queues. Posting to them is in `data_path.rs`.
+//! Shared receive queues: plain ones, those of XRC domains, and those with tag matching
+//! (`IBV_SRQT_TM`) with the operations on their tags. Posting receives is in `data_path.rs`.
 
-use crate::abi::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
-use crate::allocator::Resource;
-use crate::errno::{Result, invalid, null, pointer, status, write_out};
-use crate::object::{Object, Token, Unacked};
-use crate::objects::{SrqInner, allocator, context_of, pd, srq};
+use crate::abi::*;
+use crate::cq::extended_cq;
+use crate::data_path::{SgeList, report_bad};
+use crate::domain::xrcd;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status, write_out};
+use crate::garbage;
+use crate::object::{Object, Resource, Token, Unacked};
+use crate::objects::{SrqInner, allocator, context, context_of, cq, pd, srq};
 use core::ffi::{c_int, c_void};
-use roxe_provider::{Error, Srq, SrqInit};
+use roxe_provider::{Error, Srq, SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};
 use std::sync::Arc;
 
 /// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: which attributes a modify sets.
@@ -86,4 +90,136 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ib
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
+}
+
+/// `IBV_SRQ_INIT_ATTR_*`: which fields of `ibv_srq_init_attr_ex` are given.
+pub(crate) const SRQ_TYPE: u32 = 1;
+
+pub(crate) const SRQ_PD: u32 = 1 << 1;
+
+pub(crate) const SRQ_XRCD: u32 = 1 << 2;
+
+pub(crate) const SRQ_CQ: u32 = 1 << 3;
+
+const SRQ_TM: u32 = 1 << 4;
+
+/// What a queue of an XRC domain is made from, and what one with tag matching is.
+const SRQ_MASK_XRC: u32 = SRQ_TYPE | SRQ_PD | SRQ_XRCD | SRQ_CQ;
+
+const SRQ_MASK_TAGS: u32 = SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TM;
+
+/// `IBV_SRQT_TM`.
+const TAGS: c_int = 2;
+
+/// `man ibv_create_srq_ex`.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    handle: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        context(handle)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        if init.comp_mask == SRQ_MASK_XRC && init.srq_type == XRC {
+            return create_xrc(init);
+        }
+        if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
+            return create_tagged(init);
+        }
+        let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
+        if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
+            return Err(garbage::srq_init(EOPNOTSUPP, init.comp_mask));
+        }
+        if init.comp_mask & SRQ_PD == 0 {
+            return Err(garbage::lacks_pd(init.comp_mask));
+        }
+        create(init.pd, init.srq_context, &mut init.attr)
+    })
+}
+
+/// `man ibv_create_srq_ex`: the shared queue of a domain.
+fn create_xrc(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
+    let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
+    let make = |init: SrqInit| domain.create_srq(own, completes, init);
+    publish(init.pd, init.srq_context, &mut init.attr, make)
+}
+
+/// `man ibv_get_srq_num`: EINVAL for a queue of no domain.
+pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
+    status(|| {
+        let found = srq(handle)?
+            .number()
+            .ok_or_else(|| invalid(|| "the shared receive queue is of no XRC domain".to_owned()))?;
+        // SAFETY: NULL or a variable of the program.
+        unsafe { write_out(number, found) }
+    })
+}
+
+/// `IBV_OPS_SIGNALED` and `IBV_OPS_TM_SYNC`.
+const SIGNALED: c_int = 1;
+const TM_SYNC: c_int = 2;
+/// `IBV_WR_TAG_ADD`, `IBV_WR_TAG_DEL` and `IBV_WR_TAG_SYNC`.
+const ADD: c_int = 0;
+const DEL: c_int = 1;
+const SYNC: c_int = 2;
+
+/// `man ibv_create_srq_ex`: EINVAL without an extended CQ, since no other tells what matched (as
+/// libmlx5 has it).
+fn create_tagged(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
+    let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
+    let [max_tags, max_ops] = init.tm_cap;
+    let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
+    publish(init.pd, init.srq_context, &mut init.attr, make)
+}
+
+/// Does one operation of a list.
+///
+/// # Safety
+/// `wr` and its scatter list are as the program of a verbs interface must pass them.
+unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
+    let mut list = SgeList::new();
+    let op = match wr.opcode {
+        ADD => {
+            let add = &wr.tm.add;
+            let count = usize::try_from(add.num_sge).map_err(|_| EINVAL)?;
+            // SAFETY: this function's contract.
+            let sges = unsafe { list.fill(add.sg_list, count) }?;
+            TagOp::Add(TagRecv { wr_id: add.recv_wr_id, tag: add.tag, mask: add.mask, sges })
+        }
+        DEL => TagOp::Remove(TagHandle(wr.tm.handle)),
+        SYNC => TagOp::Sync,
+        _ => return Err(EINVAL),
+    };
+    let handled = (wr.flags & TM_SYNC != 0).then_some(wr.tm.unexpected_cnt);
+    let made = srq.post_op(&TagRequest { wr_id: wr.wr_id, op, signaled: wr.flags & SIGNALED != 0, handled })?;
+    if let Some(TagHandle(handle)) = made {
+        wr.tm.handle = handle;
+    }
+    Ok(())
+}
+
+/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or of operations that are not polled, is
+/// full.
+pub(crate) unsafe extern "C" fn post_srq_ops(
+    handle: *mut ibv_srq,
+    wr: *mut ibv_ops_wr,
+    bad_wr: *mut *mut ibv_ops_wr,
+) -> c_int {
+    // SAFETY: called through the context of a living SRQ.
+    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.tell() };
+    status(|| {
+        let mut next = wr;
+        // SAFETY: the list ends with NULL and its elements are whole structures of the program.
+        while let Some(request) = unsafe { next.as_mut() } {
+            // SAFETY: the list ends with NULL and its elements are whole structures of the
+            // program.
+            if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
+                // SAFETY: NULL or a variable of the program.
+                unsafe { report_bad(bad_wr, next) };
+                return Err(error);
+            }
+            next = request.next;
+        }
+        Ok(())
+    })
 }

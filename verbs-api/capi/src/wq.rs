@@ -1,14 +1,12 @@
-//! Receive work queues, the tables that spread frames over them, and the queue pairs that have
-//! nothing but such a table.
+//! Receive work queues, and the tables that spread frames over them.
 
 use crate::abi::*;
 use crate::data_path::post_wq_recv;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{WqInner, context, cq, pd};
-use crate::qp::publish_hash;
 use core::ffi::c_int;
-use roxe_provider::{HashFields, RxHash, TOEPLITZ_KEY_LEN, WqInit, WqState};
+use roxe_provider::{WqInit, WqState};
 use std::sync::Arc;
 
 /// `IBV_WQ_INIT_ATTR_FLAGS`: the field `create_flags` is given.
@@ -19,13 +17,6 @@ const ATTR_CURRENT: u32 = 1 << 1;
 const ATTR_FLAGS: u32 = 1 << 2;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 pub(crate) const TOEPLITZ: u8 = 1;
-/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and
-/// hash are needed, creation flags may be given.
-const MASK_HASH_QP: u32 = 1 | 1 << 4 | 1 << 5;
-const MASK_CREATE_FLAGS: u32 = 1 << 2;
-/// `IBV_QPT_RAW_PACKET`.
-const RAW_PACKET: c_int = 8;
-
 /// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
 pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     pointer(|| {
@@ -135,39 +126,4 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 /// `man ibv_create_rwq_ind_table`: EBUSY while queue pairs use it.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> c_int {
     status(|| Object::<ibv_rwq_ind_table>::destroy(handle, |table| table.destroy()))
-}
-
-/// Whether `init` asks for a hash queue pair: its extended part has the table.
-pub(crate) fn is_hash_qp(init: &ibv_qp_init_attr_ex) -> bool {
-    init.comp_mask & 1 << 4 != 0
-}
-
-/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device
-/// does not hash.
-fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
-    let conf = &init.rx_hash_conf;
-    if conf.rx_hash_function != TOEPLITZ {
-        return Err(EOPNOTSUPP);
-    }
-    if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
-        return Err(EINVAL);
-    }
-    // SAFETY: not NULL, and the program says that it is as long as this.
-    let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
-    let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
-    Ok(RxHash { key, fields })
-}
-
-/// `man ibv_create_qp_ex`: a queue pair that spreads frames over the queues of a table.
-pub(crate) fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
-    if init.comp_mask & !MASK_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
-        return Err(EINVAL);
-    }
-    if init.comp_mask & MASK_CREATE_FLAGS != 0 && init.create_flags != 0 {
-        return Err(EOPNOTSUPP);
-    }
-    let table = &Object::<ibv_rwq_ind_table>::live(init.rwq_ind_tbl)?.inner;
-    let token = Token::new();
-    let qp = pd(init.pd)?.create_hash_qp(table, rx_hash(init)?, token.0)?;
-    publish_hash(init, token, qp)
 }

@@ -5,29 +5,25 @@
 //! host another loopback address. Touches the network and the clock.
 //!
 //! In a hurry (`Target::hurry`), what needs no answer is told to the agent together with the next
-//! thing that does, or before the next packet, and objects are used again (`agent/stock.rs`).
+//! thing that does, or before the next packet, and objects are used again.
 
-mod addresses;
-mod answers;
-mod extensions;
 mod sockets;
-mod stock;
 
-use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
-use crate::target::{Look, Target, Work};
-use addresses::{is_link_local, near_addresses};
-use answers::{all_completed, hex, number, runs, segments, state};
+use crate::target::{
+    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, Look, NewQp, Piece,
+    Refused, Region, Target, Terms, Work,
+};
 use roxe_net::udp::max_payload;
-use roxe_peer::client::{self, Client, ClientError};
-use roxe_peer::protocol::{Command, to_hex};
-use roxe_wire::Gid;
+use roxe_peer::client;
+use roxe_peer::client::{Client, ClientError};
+use roxe_peer::protocol::{Command, from_hex, from_runs, to_hex};
+use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
-use stock::Stock;
 
 /// How long a packet may lie in the socket before the near side has a processor.
 const JITTER: Duration = Duration::from_millis(3);
@@ -451,5 +447,215 @@ impl FarSide for AgentCard {
         let answer = self.call(Command::Events, Value::Null)?;
         let events = answer["events"].as_array().into_iter().flatten();
         Ok(events.filter_map(|event| Some(event["type"].as_str()?.to_owned())).collect())
+    }
+}
+
+/// A request about an identifier, with the terms of a connection.
+fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
+    let [serves, issues] = terms.depths;
+    arguments["hex"] = to_hex(&terms.private_data).into();
+    (arguments["responder_resources"], arguments["initiator_depth"]) = (serves.into(), issues.into());
+    (arguments["retry_cnt"], arguments["rnr_retry"]) = (terms.retry_cnt.into(), terms.rnr_retry.into());
+    arguments
+}
+
+impl AgentCard {
+    /// The address of the card in the family of the current case.
+    fn address(&self) -> Answer<Gid> {
+        let card = self.cards.iter().find(|card| card.address.is_ipv4() == self.near.is_ipv4());
+        card.map(|card| card.address).ok_or_else(|| Refused::broken("the card has no address"))
+    }
+}
+
+impl Extensions for AgentCard {
+    fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
+        let arguments = json!({"gid": self.address()?.to_string(), "space": space});
+        let answer = self.call(Command::CmListen, arguments)?;
+        Ok((number(&answer, "cm")?, number(&answer, "port")? as u16))
+    }
+
+    fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
+        let (from, to) = (self.address()?, self.near);
+        let arguments =
+            json!({"gid": to.to_string(), "from": from.to_string(), "port": port, "space": space, "qp": qp});
+        self.make(Command::CmConnect, with_terms(arguments, terms), "cm")
+    }
+
+    fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
+        self.call(Command::CmAccept, with_terms(json!({"cm": id, "qp": qp, "to": state}), terms)).map(|_| ())
+    }
+
+    fn establish(&mut self, id: Handle, qp: Handle) -> Answer<()> {
+        self.call(Command::CmEstablish, json!({"cm": id, "qp": qp})).map(|_| ())
+    }
+
+    fn reject(&mut self, id: Handle, private_data: &[u8]) -> Answer<()> {
+        self.call(Command::CmReject, json!({"cm": id, "hex": to_hex(private_data)})).map(|_| ())
+    }
+
+    fn disconnect(&mut self, id: Handle) -> Answer<()> {
+        self.call(Command::CmDisconnect, json!({"cm": id})).map(|_| ())
+    }
+
+    fn notify(&mut self, id: Handle) -> Answer<()> {
+        self.call(Command::CmNotify, json!({"cm": id})).map(|_| ())
+    }
+
+    fn destroy_id(&mut self, id: Handle) -> Answer<()> {
+        self.destroy("cm", id)
+    }
+
+    fn connection_events(&mut self) -> Answer<Vec<ConnectionEvent>> {
+        let answer = self.call(Command::CmEvents, Value::Null)?;
+        Ok(answer["events"].as_array().into_iter().flatten().map(connection_event).collect())
+    }
+
+    fn open_xrcd(&mut self) -> Answer<Handle> {
+        self.make(Command::OpenXrcd, Value::Null, "xrcd")
+    }
+
+    fn create_xrc_srq(&mut self, pd: Option<Handle>, xrcd: Handle, cq: Handle) -> Answer<(Handle, u32)> {
+        let arguments = json!({"pd": pd, "xrcd": xrcd, "cq": cq, "max_wr": 64, "max_sge": 4});
+        let answer = self.call(Command::CreateSrq, arguments)?;
+        Ok((number(&answer, "srq")?, number(&answer, "srqn")? as u32))
+    }
+
+    fn alloc_window(&mut self, kind: u32, pd: Option<Handle>) -> Answer<(Handle, u32)> {
+        let answer = self.call(Command::AllocMw, json!({"type": kind, "pd": pd}))?;
+        Ok((number(&answer, "mw")?, number(&answer, "rkey")? as u32))
+    }
+
+    fn bind_window(&mut self, qp: Handle, window: Handle, mr: Handle, bound: Bound) -> Answer<u32> {
+        let Bound { at, length, access, wr_id } = bound;
+        let arguments = json!({
+            "qp": qp, "mw": window, "mr": mr, "offset": at, "length": length, "access": access, "wr_id": wr_id,
+        });
+        Ok(number(&self.call(Command::BindMw, arguments)?, "rkey")? as u32)
+    }
+
+    fn set_member(&mut self, qp: Handle, group: Gid, joins: bool) -> Answer<()> {
+        let command = if joins { Command::AttachMcast } else { Command::DetachMcast };
+        self.call(command, json!({"qp": qp, "gid": group.to_string()})).map(|_| ())
+    }
+}
+
+fn is_link_local(gid: Gid) -> bool {
+    matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// The addresses of near side and stranger towards `card`: those that were given, neighbours on the
+/// loopback interface, or where a packet to the card would leave.
+fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
+    let mut given = given.iter().filter(|ip| ip.is_ipv4() == card.is_ipv4()).map(|ip| Gid::from(*ip));
+    if let Some(near) = given.next() {
+        return Ok([near, given.next().unwrap_or_default()]);
+    }
+    match card.to_ip() {
+        IpAddr::V4(ip) if ip.is_loopback() => {
+            let [a, b, c, d] = ip.octets();
+            let neighbour = |by: u8| Gid::from(Ipv4Addr::new(a, b, c, d.wrapping_add(by)));
+            Ok([neighbour(1), neighbour(2)])
+        }
+        ip => {
+            let any: SocketAddr =
+                if ip.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
+            let socket = UdpSocket::bind(any)?;
+            socket.connect((ip, ROCE_PORT))?;
+            let near = socket.local_addr()?.ip();
+            if near == ip {
+                return Err(io::Error::other("it is an address of this host; name another one for the near side"));
+            }
+            Ok([near.into(), Gid::default()])
+        }
+    }
+}
+
+pub(super) fn number(answer: &Value, name: &str) -> Answer<u64> {
+    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent does not say {name}: {answer}")))
+}
+
+fn segments(pieces: &[Piece]) -> Value {
+    pieces.iter().map(|piece| json!({"addr": piece.addr, "length": piece.len, "lkey": piece.lkey})).collect()
+}
+
+pub(super) fn state(answer: &Value) -> String {
+    answer["state"].as_str().unwrap_or_default().into()
+}
+
+pub(super) fn hex(answer: &Value) -> Answer<Vec<u8>> {
+    let bytes = answer["hex"].as_str().and_then(from_hex);
+    bytes.ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+}
+
+pub(super) fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
+    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+}
+
+fn all_completed(answer: &Value) -> Vec<Completed> {
+    answer["completions"].as_array().into_iter().flatten().map(completed).collect()
+}
+
+fn completed(value: &Value) -> Completed {
+    let word = |name: &str| value[name].as_u64().map(|word| word as u32);
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    Completed {
+        wr_id: value["wr_id"].as_u64().unwrap_or_default(),
+        status: text("status"),
+        opcode: text("opcode"),
+        byte_len: word("byte_len").unwrap_or_default(),
+        imm: word("imm"),
+        invalidated: word("invalidated_rkey"),
+        src_qp: word("src_qp").unwrap_or_default(),
+        qpn: word("qpn").unwrap_or_default(),
+    }
+}
+
+fn connection_event(value: &Value) -> ConnectionEvent {
+    ConnectionEvent {
+        name: value["type"].as_str().unwrap_or_default().to_owned(),
+        status: value["status"].as_i64().unwrap_or_default(),
+        id: value["cm"].as_u64().unwrap_or_default(),
+        listener: value["listener"].as_u64(),
+        private_data: hex(value).unwrap_or_default(),
+    }
+}
+
+/// Objects, each with what it was made as, and whether the current case has it.
+#[derive(Debug)]
+pub(super) struct Shelf<M, T>(Vec<(M, T, bool)>);
+
+/// What is there, by what it was made with.
+#[derive(Debug, Default)]
+pub(super) struct Stock {
+    /// By their bytes and rights.
+    pub(super) regions: Shelf<(u64, u32), Region>,
+    /// Completion queues by their entries.
+    pub(super) queues: Shelf<u32, Handle>,
+    /// Queue pairs, with their numbers.
+    qps: Shelf<NewQp, (Handle, u32)>,
+}
+
+impl<M, T> Default for Shelf<M, T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<M: PartialEq, T: Copy> Shelf<M, T> {
+    /// One for the current case that was made as `wanted`, if one is left.
+    pub(super) fn take(&mut self, wanted: &M) -> Option<T> {
+        let (_, object, is_used) = self.0.iter_mut().find(|(made, _, is_used)| !*is_used && made == wanted)?;
+        *is_used = true;
+        Some(*object)
+    }
+
+    /// Keeps what the current case has made.
+    pub(super) fn keep(&mut self, made: M, object: T) {
+        self.0.push((made, object, true));
+    }
+
+    /// Makes everything available that the last case had; which objects that were.
+    fn put_back(&mut self) -> Vec<T> {
+        self.0.iter_mut().filter_map(|(_, object, is_used)| std::mem::take(is_used).then_some(*object)).collect()
     }
 }

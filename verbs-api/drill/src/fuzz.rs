@@ -1,26 +1,26 @@
 //! `roxe fuzz`: cases out of a seed, given to a card and to roxe's transport as its model; where
 //! they differ, the case is made as short as it can be and becomes a script.
 //!
-//! - `generate`: cases, as lines of a script
-//! - `compare`: what both show of a case, without what a card is free in
-//! - `minimise`: the fewest lines that still show the difference, and the script that expects what
-//!   the model does
+//! `generate` makes cases, as lines of a script. Here they are compared, without what a card is
+//! free in, and cut down to the fewest lines that still show the difference; the script expects
+//! what the model does.
 //!
 //! Beside every case runs an honest connection, whose last packet has to be acknowledged. Cases
 //! follow each other fast (`Target::hurry`); what has shown a difference is done again with new
 //! objects, as its script will be.
 
-mod compare;
 mod generate;
-mod minimise;
 
-use crate::run::trace::trace;
-use crate::script::Script;
+use crate::layout;
+use crate::run::trace::{Trace, trace};
+use crate::script::steps::Step;
+use crate::script::{Case, Script};
 use crate::target::Target;
 use crate::virtual_card::VirtualCard;
-use compare::{Difference, compare};
-use generate::Random;
+use generate::{NAMES, Random};
+use roxe_peer::protocol::to_hex;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ impl Lab<'_> {
         if !self.difference_of_new(lines, patient)?.is_some_and(|other| is_same(&other)) {
             return Ok(None);
         }
-        let short = minimise::shorten(lines, found.qp.trim_start_matches('m'), |lines| {
+        let short = shorten(lines, found.qp.trim_start_matches('m'), |lines| {
             self.difference(lines, settle).map(|other| other.is_some_and(|other| is_same(&other)))
         })?;
         let sure = self.difference_of_new(&short, patient)?.filter(is_same);
@@ -178,7 +178,7 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
             summary.passing += 1;
             continue;
         };
-        let script = minimise::script(&short, &sure, &cause, seed);
+        let script = script(&short, &sure, &cause, seed);
         let finding = Finding { cause: cause.clone(), seed, count: 1, script };
         progress(&finding);
         found.insert(cause, finding);
@@ -193,4 +193,326 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
 fn service(lines: &[String]) -> &str {
     let services = lines.iter().filter_map(|line| line.strip_prefix("service "));
     services.clone().find(|service| *service != "RC").or_else(|| services.clone().next()).unwrap_or_default()
+}
+
+/// The most tries to leave something out, and the longest time for them.
+const TRIES: usize = 150;
+const TIME: Duration = Duration::from_secs(10);
+/// Long enough for what the model does by itself, which takes no time.
+const SETTLE: Duration = Duration::from_millis(5);
+
+/// Leaves out lines as long as `shows` says that what is left shows the same: connections other
+/// than `qp` first, then what a connection has sent before some packet, then halves, quarters and
+/// so on of what may go (delta debugging).
+///
+/// # Errors
+/// That of `shows`.
+fn shorten(
+    lines: &[String],
+    qp: &str,
+    mut shows: impl FnMut(&[String]) -> Result<bool, String>,
+) -> Result<Vec<String>, String> {
+    let (mut tries, begin) = (0, Instant::now());
+    let mut try_instead = |lines: &mut Vec<String>, rest: Vec<String>| {
+        if rest.len() >= lines.len() || tries >= TRIES || begin.elapsed() > TIME {
+            return Ok(false);
+        }
+        tries += 1;
+        let is_enough = shows(&rest)?;
+        if is_enough {
+            *lines = rest;
+        }
+        Ok::<_, String>(is_enough)
+    };
+    let mut lines = lines.to_vec();
+    let without = |lines: &[String], names: &[&str]| {
+        let goes = |line: &&String| !names.iter().any(|name| is_about(line, name));
+        lines.iter().filter(goes).cloned().collect()
+    };
+    let others: Vec<_> = NAMES.into_iter().filter(|name| *name != qp).collect();
+    let rest = without(&lines, &others);
+    if !try_instead(&mut lines, rest)? {
+        for name in NAMES {
+            let rest = without(&lines, &[name]);
+            try_instead(&mut lines, rest)?;
+        }
+    }
+    for name in NAMES {
+        for rest in later_beginnings(&lines, name) {
+            if try_instead(&mut lines, rest)? {
+                break;
+            }
+        }
+    }
+    let mut size = lines.len().next_power_of_two();
+    while size > 1 {
+        size /= 2;
+        let mut at = 0;
+        while at < lines.len() {
+            let end = at + size;
+            let stays = |(place, line): &(usize, &String)| !(at..end).contains(place) || !may_go(line);
+            let rest = lines.iter().enumerate().filter(stays).map(|(_, line)| line.clone()).collect();
+            if !try_instead(&mut lines, rest)? {
+                at = end;
+            }
+        }
+    }
+    Ok(lines)
+}
+
+/// The case with a connection that expects one of its later packets first, the last one, the one
+/// before it, and so on.
+fn later_beginnings(lines: &[String], qp: &str) -> Vec<Vec<String>> {
+    let of = format!("of={qp}");
+    let is_send = |line: &str| line.starts_with("send ") && line.split_whitespace().any(|word| word == of);
+    let sends: Vec<_> = lines.iter().enumerate().filter(|(_, line)| is_send(line)).map(|(at, _)| at).collect();
+    let value =
+        |line: &'_ str, name: &str| line.split_whitespace().find_map(|word| Some(word.strip_prefix(name)?.to_owned()));
+    let begins_at = |first: &usize| {
+        let psn = value(&lines[*first], "psn=")?;
+        let kept = lines.iter().enumerate().filter(|(at, line)| at >= first || !is_send(line));
+        let begun = kept.map(|(_, line)| match value(line, "rq_psn=") {
+            Some(old) if line.starts_with(&format!("peer qp {qp} ")) => {
+                line.replace(&format!("rq_psn={old}"), &format!("rq_psn={psn}"))
+            }
+            _ => line.clone(),
+        });
+        Some(begun.collect())
+    };
+    sends.iter().skip(1).rev().filter_map(begins_at).collect()
+}
+
+fn is_about(line: &str, qp: &str) -> bool {
+    let region = format!("m{qp}");
+    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
+}
+
+/// What a case can do without. The honest connection stays, and what objects are made from.
+fn may_go(line: &str) -> bool {
+    (line.starts_with("send ") && !is_about(line, "h"))
+        || line.starts_with("peer recv ")
+        || line.starts_with("peer post ")
+        || line.starts_with("peer reg ro ")
+}
+
+/// The script of a case: it expects what the model does, and nothing more, and says what all this
+/// is about. Of memory it looks at the byte that differs.
+pub(super) fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
+    let all = traced(lines).unwrap_or_default();
+    let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
+    let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
+    let mut told = 0;
+    for (at, line) in lines.iter().enumerate() {
+        let _ = writeln!(text, "{line}");
+        if line.starts_with("send ") && !is_about(line, "h") {
+            // What the model answers to this line is what it does not answer without it.
+            let known = common(&answers, &with_honest(lines, at));
+            tell(&mut text, &answers[told..known.max(told)]);
+            told = known.max(told);
+        }
+        if line.starts_with("send ") && is_about(line, "h") {
+            tell(&mut text, &answers[told..]);
+            told = answers.len();
+            text += "expect ACK psn=100 of=h\n";
+        }
+    }
+    for (qp, done) in all.completions.iter().filter(|(qp, _)| *qp != "h") {
+        done.iter().for_each(|done| {
+            let _ = writeln!(text, "peer complete {qp} {done}");
+        });
+        let _ = writeln!(text, "peer idle {qp} for 100ms\npeer state {qp} {}", all.states[qp]);
+    }
+    if let Some((at, value)) = difference.byte {
+        let _ = writeln!(text, "peer memory {} at={at} hex={value:02x}", difference.qp);
+    }
+    text
+}
+
+fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
+    for (qp, packet) in answers {
+        if let Some(packet) = describe(packet) {
+            let _ = writeln!(text, "expect {packet} of={qp}");
+        }
+    }
+}
+
+/// The model's trace.
+fn traced(lines: &[String]) -> Option<Trace> {
+    let script = Script::parse("fuzz", &lines.join("\n")).ok()?;
+    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE).ok().flatten()
+}
+
+/// The model's answers to all lines up to `at`, and to the honest connection.
+fn with_honest(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
+    let honest = lines[at + 1..].iter().filter(|line| line.starts_with("service ") || is_about(line, "h"));
+    let lines: Vec<_> = lines[..=at].iter().chain(honest).cloned().collect();
+    let mut answers = traced(&lines).unwrap_or_default().answers;
+    answers.retain(|(qp, _)| qp != "h");
+    answers
+}
+
+/// How many of the first answers are the same.
+fn common(all: &[&(String, Vec<u8>)], some: &[(String, Vec<u8>)]) -> usize {
+    all.iter().zip(some).take_while(|(all, some)| **all == *some).count()
+}
+
+/// A difference: what the model shows and what the card does, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Difference {
+    /// Answers, completions, the state, memory, or the honest connection.
+    pub(super) what: &'static str,
+    pub(super) qp: String,
+    pub(super) model: String,
+    pub(super) card: String,
+    /// Of memory: where the first byte that differs lies, and what the model has there.
+    pub(super) byte: Option<(usize, u8)>,
+}
+
+impl Difference {
+    /// That of a case which roxe's transport does not survive.
+    pub(super) fn panic() -> Self {
+        let nothing = String::new();
+        Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing, byte: None }
+    }
+
+    /// The difference without its numbers: findings with one cause have the same.
+    fn cause(&self, service: &str) -> String {
+        let words = |text: &str| {
+            let keep = |word: &&str| !word.contains('=') || word.starts_with("status=") || word.starts_with("opcode=");
+            text.split_whitespace().filter(keep).collect::<Vec<_>>().join(" ")
+        };
+        format!("{service} {}: model: {}; card: {}", self.what, words(&self.model), words(&self.card))
+    }
+}
+
+/// The first difference, if there is one.
+pub(super) fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Difference> {
+    let difference = |what, qp: &str, model: &str, card: &str| {
+        Some(Difference { what, qp: qp.to_owned(), model: model.to_owned(), card: card.to_owned(), byte: None })
+    };
+    if !card.is_alive {
+        return difference("the honest connection", "h", "ACK", "nothing");
+    }
+    let (ours, theirs) = (answers(model), answers(card));
+    let nothing = Vec::new();
+    for qp in model.states.keys() {
+        let of = |all: &BTreeMap<String, Vec<String>>| all.get(qp).unwrap_or(&nothing).clone();
+        let (mut ours, mut theirs) = (of(&ours), of(&theirs));
+        let asked = last_asked(case, qp);
+        let is_free = |list: &[String]| {
+            list.last().is_some_and(|last| last.starts_with("ACK ") && !last.contains(&format!("psn={asked} ")))
+        };
+        for list in [&mut ours, &mut theirs] {
+            if is_free(list) {
+                list.pop();
+            }
+        }
+        if let Some((ours, theirs)) = first(&ours, &theirs) {
+            return difference("answers", qp, &ours, &theirs);
+        }
+        if let Some((ours, theirs)) = first(&model.completions[qp], card.completions.get(qp).unwrap_or(&nothing)) {
+            return difference("completions", qp, &ours, &theirs);
+        }
+        let (ours, theirs) = (&model.states[qp], card.states.get(qp).map_or("", String::as_str));
+        if ours != theirs {
+            return difference("state", qp, ours, theirs);
+        }
+    }
+    for (name, ours) in &model.memory {
+        let theirs = card.memory.get(name).map_or(&[][..], Vec::as_slice);
+        if let Some(at) = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs) {
+            let (model, card) = (format!("byte at={at} value={}", ours[at]), format!("byte value={}", theirs[at]));
+            return Some(Difference { what: "memory", qp: name.clone(), model, card, byte: Some((at, ours[at])) });
+        }
+    }
+    None
+}
+
+/// The first place in which two lists differ.
+fn first(ours: &[String], theirs: &[String]) -> Option<(String, String)> {
+    let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
+    let get = |list: &[String]| list.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
+    Some((get(ours), get(theirs)))
+}
+
+/// The answers of each queue pair in words, without what a card is free in.
+fn answers(trace: &Trace) -> BTreeMap<String, Vec<String>> {
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (qp, packet) in &trace.answers {
+        let Some(text) = describe(packet) else { continue };
+        let list = all.entry(qp.clone()).or_default();
+        if list.last().is_some_and(|last| last.starts_with("ACK ")) {
+            list.pop();
+        }
+        let is_request = packet[0] & 0x1f < 0x0d || packet[0] & 0x1f > 0x12;
+        if !is_request || !list.contains(&text) {
+            list.push(text);
+        }
+    }
+    all
+}
+
+/// A packet as scripts expect it; nothing for a congestion notification.
+pub(super) fn describe(packet: &[u8]) -> Option<String> {
+    let opcode = *packet.first()?;
+    if opcode == 0x81 {
+        return None;
+    }
+    let get = |name| layout::get(packet, name).unwrap_or_default();
+    let (_, len) = layout::fields(opcode);
+    let payload = layout::payload(packet, len).unwrap_or_default();
+    let name = roxe_wire::Opcode::from_u8(opcode)
+        .map_or_else(|| format!("{opcode:#04x}"), |opcode| opcode.facts().name.to_owned());
+    let (psn, syndrome, msn) = (get("psn"), get("syndrome"), get("msn"));
+    Some(match (opcode & 0x1f, syndrome) {
+        (0x11, 0..0x20) => format!("ACK psn={psn} msn={msn}"),
+        (0x11, 0x20..0x40) => format!("RNR psn={psn} timer={} msn={msn}", syndrome & 0x1f),
+        (0x11, 0x60..0x65) => format!("NAK {} psn={psn} msn={msn}", layout::NAKS[(syndrome & 7) as usize]),
+        (0x11, _) => format!("ACK psn={psn} syndrome={syndrome:#x}"),
+        (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original")),
+        (0x0d..=0x10, _) if payload.len() <= 64 && !payload.is_empty() => {
+            format!("{name} psn={psn} hex={}", to_hex(payload))
+        }
+        _ => format!("{name} psn={psn}"),
+    })
+}
+
+/// The PSN of the last packet to `qp`, if that asks for an acknowledgement.
+fn last_asked(case: &Case, qp: &str) -> String {
+    let sends = case.lines.iter().rev().filter_map(|line| match &line.step {
+        Step::Send(spec) if spec.qp.as_deref() == Some(qp) => Some(spec),
+        _ => None,
+    });
+    let asked = sends.take(1).find_map(|spec| {
+        let value = |name: &str| {
+            let (_, number) = spec.fields.iter().find(|(known, _)| known == name)?;
+            number.value(&case.names).ok()
+        };
+        value("ackreq").filter(|asks| *asks == 1).and_then(|_| value("psn"))
+    });
+    asked.map_or_else(|| "-".to_owned(), |psn| psn.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_matter_is_left_out() {
+        let lines: Vec<_> = ["peer qp q", "peer recv q id=1", "send A of=q", "send B of=q", "send C of=r", "peer qp r"]
+            .map(str::to_owned)
+            .into();
+        let shows =
+            |lines: &[String]| Ok(["peer qp q", "send B of=q"].iter().all(|line| lines.contains(&(*line).to_owned())));
+        assert_eq!(shorten(&lines, "q", shows).unwrap(), ["peer qp q", "send B of=q"]);
+    }
+
+    #[test]
+    fn a_connection_begins_with_the_packet_that_matters() {
+        let lines = ["peer qp q rq_psn=5", "send A psn=5 of=q", "send B psn=6 of=q", "send C psn=7 of=q"];
+        let lines: Vec<_> = lines.map(str::to_owned).into();
+        let shows =
+            |lines: &[String]| Ok(lines.starts_with(&["peer qp q rq_psn=6", "send B psn=6 of=q"].map(str::to_owned)));
+        assert_eq!(shorten(&lines, "q", shows).unwrap(), ["peer qp q rq_psn=6", "send B psn=6 of=q"]);
+    }
 }

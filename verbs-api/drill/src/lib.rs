@@ -11,12 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod agent;
-mod answer;
-mod clauses;
 pub mod conform;
 mod craft;
-mod deviations;
-mod extensions;
 pub mod fuzz;
 mod layout;
 mod log;
@@ -27,14 +23,13 @@ pub mod report;
 mod run;
 mod script;
 pub mod target;
-mod verdict;
 mod virtual_card;
 
 pub use agent::AgentCard;
-pub use deviations::Deviations;
+pub use conform::Deviations;
 pub use log::{Log, Seen};
+pub use run::{Failure, Verdict};
 pub use run::{Outcome, run};
 pub use script::{Case, Script, ScriptError};
 pub use target::Target;
-pub use verdict::{Failure, Verdict};
 pub use virtual_card::VirtualCard;

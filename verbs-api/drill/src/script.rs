@@ -1,13 +1,10 @@
 //! Scripts: a text, its loops unrolled, each line a step.
 //!
-//! `docs/drill.md` is the manual of the language. `words` takes lines apart, `steps` has what a
-//! step says, `read` makes steps of words, `connections` those about librdmacm. Nothing
-//! here runs anything.
+//! `docs/drill.md` is the manual of the language. `steps` has what a step says, `read` takes lines
+//! apart and makes steps of words. Nothing here runs anything.
 
-mod connections;
 mod read;
 pub(crate) mod steps;
-mod words;
 
 use crate::number::{Names, Number};
 use std::fmt;
@@ -66,7 +63,7 @@ impl Script {
         if text.len() > MAX_LEN {
             return Err(error(1, "", "a script has at most a megabyte".into()));
         }
-        let sources: Vec<Source<'_>> = (1..).zip(text.lines().map(words::without_comment)).collect();
+        let sources: Vec<Source<'_>> = (1..).zip(text.lines().map(read::without_comment)).collect();
         let sources: Vec<_> = sources.into_iter().filter(|(_, line)| !line.is_empty()).collect();
         let mut script = Self { name: name.into(), title: String::new(), clauses: Vec::new(), cases: Vec::new() };
         let mut combinations = vec![Vec::new()];
@@ -135,9 +132,9 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
     // A value of several words stands in quotes.
     let bare = |value: &'_ str| value.trim_matches('"').to_owned();
     let turns: Vec<Vec<_>> = if names.len() == 1 {
-        words::split(values).map(|value| vec![bare(value)]).collect()
+        read::split(values).map(|value| vec![bare(value)]).collect()
     } else {
-        values.split(';').map(|turn| words::split(turn).map(bare).collect()).collect()
+        values.split(';').map(|turn| read::split(turn).map(bare).collect()).collect()
     };
     if turns.is_empty() || turns.iter().any(|turn| turn.len() != names.len()) {
         return Err(format!("each turn of this loop has {} values", names.len()));

@@ -9,19 +9,13 @@
 //! The commands and their arguments are [`Command`] and [`Command::arguments`], told in words in
 //! `docs/peer.md`; the names of opcodes, states and flags are in [`names`]. Touches nothing.
 
-mod args;
-mod command;
 pub mod limits;
 pub mod names;
-mod refusal;
-mod runs;
 
-pub use args::{Args, from_hex, to_hex};
-pub use command::Command;
-use refusal::shortened;
-pub use refusal::{Refusal, Result};
-pub use runs::{from_runs, to_runs};
-use serde_json::{Map, Value};
+use names::Table;
+use serde_json::{Map, Value, json};
+use std::net::{IpAddr, Ipv6Addr};
+use std::{fmt, io};
 
 /// The version of the protocol, which `hello` answers.
 pub const VERSION: u64 = 1;
@@ -109,8 +103,397 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
     }
 }
 
+/// Why a request was not carried out: by the agent, or by the verb that it called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (errno {errno})")]
+pub struct Refusal {
+    /// What happened, to what.
+    pub text: String,
+    /// What the verb reported; `EINVAL` if the agent refused the request itself.
+    pub errno: i32,
+}
+
+impl Refusal {
+    /// A request that makes no sense: `EINVAL`.
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self { text: text.into(), errno: libc::EINVAL }
+    }
+
+    /// What the system said to `what`.
+    pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
+        let (mut text, errno) = (format!("{what}: {error}"), error.raw_os_error().unwrap_or(libc::EIO));
+        // The number is told once, behind the text.
+        let end = format!(" (os error {errno})");
+        text.truncate(text.strip_suffix(&end).unwrap_or(&text).len());
+        Self { text, errno }
+    }
+}
+
+/// The result of reading, or carrying out, a request.
+pub type Result<T> = std::result::Result<T, Refusal>;
+
+/// As much of a text from outside as belongs into a message.
+fn shortened(text: &str) -> String {
+    text.chars().take(40).flat_map(char::escape_debug).collect()
+}
+
+/// The enumeration, the names and the arguments of each command, told once.
+macro_rules! commands {
+    ($($(#[$doc:meta])* $variant:ident $name:literal [$($argument:literal)*];)+) => {
+        /// What an agent can be told to do; its arguments are those of the verb of the same name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Command {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl Command {
+            /// Every command.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// Its name, which stands in `"do"`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// The names of its arguments.
+            #[must_use]
+            pub const fn arguments(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$variant => &[$($argument,)*],)+
+                }
+            }
+        }
+    };
+}
+
+commands! {
+    /// Opens the session: the token, then what the card is.
+    Hello "hello" ["token"];
+    /// Registers memory of the agent: `{mr, addr, lkey, rkey}`.
+    Reg "reg" ["length" "access" "fill" "pd"];
+    /// Deregisters it.
+    Dereg "dereg" ["mr"];
+    /// `{pd}`.
+    AllocPd "alloc_pd" [];
+    /// `{cq, cqe}`.
+    CreateCq "create_cq" ["cqe"];
+    /// `{srq}`; in a domain of XRC, with the completion queue `cq`, `{srq, srqn}`.
+    CreateSrq "create_srq" ["pd" "max_wr" "max_sge" "xrcd" "cq"];
+    /// Opens a domain of XRC: `{xrcd}`.
+    OpenXrcd "open_xrcd" [];
+    /// `{qp, qpn, cq, recv_cq}`.
+    CreateQp "create_qp"
+        ["type" "pd" "cq" "recv_cq" "srq" "xrcd" "max_send_wr" "max_recv_wr" "max_sge" "max_inline" "sig_all"];
+    /// Changes state and attributes; what the change needs and nobody said has a default, unless
+    /// `exact` is true.
+    ModifyQp "modify_qp"
+        ["qp" "to" "exact" "port" "access" "qkey" "path_mtu" "dest_qpn" "rq_psn" "sq_psn" "dgid" "sgid_index"
+         "hop_limit" "traffic_class" "flow_label" "sl" "timeout" "retry_cnt" "rnr_retry" "min_rnr_timer"
+         "max_rd_atomic" "max_dest_rd_atomic" "pkey_index" "sqd_event" "alt_dgid" "alt_timeout" "path_mig"];
+    /// The attributes.
+    QueryQp "query_qp" ["qp"];
+    /// Posts one send request.
+    PostSend "post_send"
+        ["qp" "wr_id" "opcode" "flags" "sge" "remote_addr" "rkey" "imm" "invalidate_rkey" "compare_add" "swap"
+         "inline_data" "ah" "remote_qpn" "remote_qkey" "remote_srqn"];
+    /// Posts one receive request, on a QP or an SRQ.
+    PostRecv "post_recv" ["qp" "srq" "wr_id" "sge"];
+    /// Takes completions, after waiting for `min` (1) of them: `{completions}`.
+    Poll "poll" ["cq" "max" "min" "timeout_ms"];
+    /// Asks for an event of the next completion, or of the next solicited one.
+    Notify "notify" ["cq" "solicited"];
+    /// Waits for that event: `{fired}`.
+    CqEvent "cq_event" ["cq" "timeout_ms"];
+    /// Bytes of a region: `{hex}`, or `{runs}`.
+    Read "read" ["mr" "offset" "length" "runs"];
+    /// Writes them, or `length` times the byte `fill`.
+    Write "write" ["mr" "offset" "hex" "fill" "length"];
+    /// Asynchronous events, after waiting for one: `{events}`.
+    Events "events" ["timeout_ms"];
+    /// `{ah}`.
+    CreateAh "create_ah" ["pd" "dgid" "sgid_index" "port" "hop_limit" "traffic_class" "flow_label" "sl"];
+    /// `{mw, rkey}`.
+    AllocMw "alloc_mw" ["pd" "type"];
+    /// Posts the binding of a window: `{rkey}`.
+    BindMw "bind_mw" ["qp" "mw" "mr" "offset" "length" "access" "wr_id" "flags"];
+    /// Joins a UD QP to a multicast group.
+    AttachMcast "attach_mcast" ["qp" "gid"];
+    /// Leaves it.
+    DetachMcast "detach_mcast" ["qp" "gid"];
+    /// Listens for requests at an address and a port, 0: any: `{cm, port}`.
+    CmListen "cm_listen" ["gid" "port" "space" "backlog"];
+    /// Asks for a connection to a service, with a queue pair on its way to INIT: `{cm}`.
+    CmConnect "cm_connect"
+        ["gid" "from" "port" "space" "qp" "hex" "responder_resources" "initiator_depth" "retry_cnt" "rnr_retry"];
+    /// Accepts a request; the queue pair is brought to RTS, or only as far as `to`.
+    CmAccept "cm_accept"
+        ["cm" "qp" "to" "hex" "responder_resources" "initiator_depth" "retry_cnt" "rnr_retry"];
+    /// Confirms a response; the queue pair is brought to RTS.
+    CmEstablish "cm_establish" ["cm" "qp"];
+    /// Refuses a request or a response.
+    CmReject "cm_reject" ["cm" "hex"];
+    /// Ends a connection, or agrees to its end.
+    CmDisconnect "cm_disconnect" ["cm"];
+    /// Tells librdmacm that COMM_EST was raised.
+    CmNotify "cm_notify" ["cm"];
+    /// Events of the connection manager, after waiting for one: `{events}`.
+    CmEvents "cm_events" ["timeout_ms"];
+    /// The hardware counters of the port: `{name: value}`.
+    Counters "counters" [];
+    /// Destroys an object.
+    Destroy "destroy" ["kind" "handle"];
+    /// Destroys all of them.
+    Reset "reset" [];
+    /// Ends the session.
+    Bye "bye" [];
+}
+
+impl Command {
+    /// The command of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|command| command.name() == name)
+    }
+}
+
+/// The arguments of a request, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Args(Map<String, Value>);
+
+impl Args {
+    /// These arguments.
+    #[must_use]
+    pub const fn new(object: Map<String, Value>) -> Self {
+        Self(object)
+    }
+
+    /// The JSON that they were read from.
+    #[must_use]
+    pub const fn object(&self) -> &Map<String, Value> {
+        &self.0
+    }
+
+    fn value(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether it was given.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
+    }
+
+    /// A number that may be left out.
+    ///
+    /// # Errors
+    /// If it is no number or does not fit.
+    pub fn optional<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} is a number")))?;
+        T::try_from(number).map(Some).map_err(|_| Refusal::invalid(format!("{name} {number} is too large")))
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// If it is missing, is no number or does not fit.
+    pub fn number<T: TryFrom<u64>>(&self, name: &str) -> Result<T> {
+        self.optional(name)?.ok_or_else(|| missing(name))
+    }
+
+    /// A number, `otherwise` if it was not given.
+    ///
+    /// # Errors
+    /// If it is no number or does not fit.
+    pub fn or<T: TryFrom<u64>>(&self, name: &str, otherwise: T) -> Result<T> {
+        Ok(self.optional(name)?.unwrap_or(otherwise))
+    }
+
+    /// A truth value, false if it was not given.
+    ///
+    /// # Errors
+    /// If it is another type.
+    pub fn is_set(&self, name: &str) -> Result<bool> {
+        match self.value(name) {
+            None => Ok(false),
+            Some(value) => value.as_bool().ok_or_else(|| Refusal::invalid(format!("{name} is true or false"))),
+        }
+    }
+
+    /// A text.
+    ///
+    /// # Errors
+    /// If it is missing or no text.
+    pub fn text(&self, name: &str) -> Result<&str> {
+        let value = self.value(name).ok_or_else(|| missing(name))?;
+        value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a text")))
+    }
+
+    /// One of these names, as its number.
+    ///
+    /// # Errors
+    /// If it is missing or not in the table.
+    pub fn named(&self, name: &str, table: Table) -> Result<u32> {
+        let text = self.text(name)?;
+        names::number(table, text).ok_or_else(|| unknown(name, text, table))
+    }
+
+    /// Flags, if they were given: names in a list, names with `|` between them, or a number.
+    ///
+    /// # Errors
+    /// If one of them is not in the table.
+    pub fn flags(&self, name: &str, table: Table) -> Result<Option<u32>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let bit = |text: &str| names::number(table, text).ok_or_else(|| unknown(name, text, table));
+        let union = |bits: u32, text: &str| Ok(bits | bit(text)?);
+        match value {
+            Value::Array(list) => list.iter().try_fold(0, |bits, text| {
+                let text = text.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a list of names")))?;
+                union(bits, text)
+            }),
+            Value::String(text) if read_number(value).is_none() => {
+                text.split('|').map(str::trim).filter(|text| !text.is_empty()).try_fold(0, union)
+            }
+            _ => {
+                let bits = self.number(name)?;
+                let known = table.iter().fold(0, |known, (_, bit)| known | bit);
+                if bits & !known != 0 {
+                    return Err(Refusal::invalid(format!("{name}: {:#x} is no known flag", bits & !known)));
+                }
+                Ok(bits)
+            }
+        }
+        .map(Some)
+    }
+
+    /// Bytes, if they were given.
+    ///
+    /// # Errors
+    /// If they are no hexadecimal text.
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let bytes = value.as_str().and_then(from_hex);
+        bytes.map(Some).ok_or_else(|| Refusal::invalid(format!("{name} is bytes as a hexadecimal text")))
+    }
+
+    /// A GID, if one was given: an IPv6 address, or an IPv4 address, which is mapped.
+    ///
+    /// # Errors
+    /// If it is no address.
+    pub fn gid(&self, name: &str) -> Result<Option<[u8; 16]>> {
+        if !self.has(name) {
+            return Ok(None);
+        }
+        let address = match self.text(name)?.parse() {
+            Ok(IpAddr::V4(address)) => address.to_ipv6_mapped(),
+            Ok(IpAddr::V6(address)) => address,
+            Err(_) => return Err(Refusal::invalid(format!("{name} is an address, as of IPv6"))),
+        };
+        Ok(Some(Ipv6Addr::octets(&address)))
+    }
+
+    /// A list of objects, empty if it was not given.
+    ///
+    /// # Errors
+    /// If it is no list of objects, or one has a member that `known` does not name.
+    pub fn objects(&self, name: &str, known: &[&str]) -> Result<Vec<Self>> {
+        let Some(value) = self.value(name) else { return Ok(Vec::new()) };
+        let list = value.as_array().ok_or_else(|| Refusal::invalid(format!("{name} is a list")))?;
+        list.iter()
+            .map(|item| match item {
+                Value::Object(object) if object.keys().all(|key| known.contains(&key.as_str())) => {
+                    Ok(Self(object.clone()))
+                }
+                _ => Err(Refusal::invalid(format!("{name} is a list of objects with {}", known.join(", ")))),
+            })
+            .collect()
+    }
+}
+
+fn read_number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        },
+        _ => None,
+    }
+}
+
+fn missing(name: &str) -> Refusal {
+    Refusal::invalid(format!("{name} is missing"))
+}
+
+fn unknown(name: &str, text: &str, table: Table) -> Refusal {
+    let known: Vec<_> = table.iter().map(|(name, _)| *name).collect();
+    Refusal::invalid(format!("{name} {}: must be of {}", shortened(text), known.join(", ")))
+}
+
+/// The bytes of a hexadecimal text.
+#[must_use]
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
+}
+
+/// The hexadecimal text of bytes.
+#[must_use]
+pub fn to_hex(bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+/// As many equal bytes are worth a run of their own.
+const LEAST: usize = 16;
+
+/// The runs of these bytes.
+#[must_use]
+pub fn to_runs(bytes: &[u8]) -> Value {
+    let mut runs = Vec::new();
+    let mut say = |bytes: &[u8], times: usize| {
+        if !bytes.is_empty() {
+            runs.push(json!([to_hex(bytes), times]));
+        }
+    };
+    let (mut said, mut end) = (0, 0);
+    for equal in bytes.chunk_by(|a, b| a == b) {
+        let begin = end;
+        end += equal.len();
+        if equal.len() >= LEAST {
+            say(&bytes[said..begin], 1);
+            say(&equal[..1], equal.len());
+            said = end;
+        }
+    }
+    say(&bytes[said..], 1);
+    Value::Array(runs)
+}
+
+/// The bytes of these runs; `None` if they are none, or not `len` bytes.
+#[must_use]
+pub fn from_runs(runs: &Value, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for run in runs.as_array()? {
+        let (part, times) = (from_hex(run[0].as_str()?)?, usize::try_from(run[1].as_u64()?).ok()?);
+        if part.len().checked_mul(times)? > len - bytes.len() {
+            return None;
+        }
+        bytes.extend(part.repeat(times));
+    }
+    (bytes.len() == len).then_some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::names::ACCESS;
     use super::*;
 
     fn refused(line: &str) -> (u64, String) {
@@ -143,5 +526,74 @@ mod tests {
             assert_eq!(parse_answer(answer(9, &result).as_bytes()), Some((9, result)));
         }
         assert_eq!(parse_answer(b"{\"id\":1}"), None);
+    }
+
+    #[test]
+    fn refusal_of_the_system_tells_its_errno_once() {
+        let text = Refusal::os("cannot listen", &io::Error::from_raw_os_error(libc::EACCES)).to_string();
+        assert_eq!(text, "cannot listen: Permission denied (errno 13)");
+    }
+
+    fn args(value: Value) -> Args {
+        let Value::Object(object) = value else { panic!("no object") };
+        Args::new(object)
+    }
+
+    #[test]
+    fn flags_are_names_or_a_number_and_nothing_unknown() {
+        let read = |value: Value| args(serde_json::json!({ "access": value })).flags("access", ACCESS);
+        assert_eq!(read(serde_json::json!(["LOCAL_WRITE", "REMOTE_READ"])), Ok(Some(5)));
+        assert_eq!(read("LOCAL_WRITE | REMOTE_READ".into()), Ok(Some(5)));
+        assert_eq!((read(5.into()), read("0x5".into()), read("".into())), (Ok(Some(5)), Ok(Some(5)), Ok(Some(0))));
+        assert_eq!(read(Value::Null), Ok(None));
+        assert!(read(64.into()).is_err() && read("ALL".into()).is_err() && read(Value::Bool(true)).is_err());
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_are_refused() {
+        let args = args(serde_json::json!({"a": 256, "b": -1, "c": "0xffffffffffffffff"}));
+        assert!(args.number::<u8>("a").is_err() && args.number::<u64>("b").is_err());
+        assert_eq!(args.number::<u64>("c"), Ok(u64::MAX));
+        assert_eq!(args.number::<u8>("d").unwrap_err().text, "d is missing");
+    }
+
+    #[test]
+    fn bytes_are_read_as_they_were_written() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
+        assert_eq!((from_hex("0"), from_hex("0g"), from_hex("éa")), (None, None, None));
+    }
+
+    #[test]
+    fn an_ipv4_address_is_a_mapped_gid() {
+        let args = args(serde_json::json!({"dgid": "10.0.0.1", "b": "x"}));
+        let gid = args.gid("dgid").unwrap().unwrap();
+        assert_eq!((&gid[..12], &gid[12..]), (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255][..], &[10, 0, 0, 1][..]));
+        assert!(args.gid("b").is_err() && args.gid("c").unwrap().is_none());
+    }
+
+    #[test]
+    fn what_was_made_runs_of_comes_back() {
+        let mut bytes = [7; 100];
+        for (len, at, byte) in [(0, 0, 7), (1, 0, 7), (15, 3, 1), (16, 3, 1), (100, 0, 1), (100, 99, 1), (100, 50, 1)] {
+            bytes[at] = byte;
+            assert_eq!(from_runs(&to_runs(&bytes[..len]), len).as_deref(), Some(&bytes[..len]));
+        }
+    }
+
+    #[test]
+    fn equal_bytes_are_one_run() {
+        let mut bytes = vec![7; 8192];
+        assert_eq!(to_runs(&bytes), json!([["07", 8192]]));
+        bytes[4000] = 1;
+        assert_eq!(to_runs(&bytes), json!([["07", 4000], ["01", 1], ["07", 4191]]));
+    }
+
+    #[test]
+    fn runs_of_another_length_are_refused() {
+        for runs in [json!([["07", 5]]), json!([["07", 3]]), json!([["0707", u64::MAX]]), json!([["0", 4]]), json!(4)] {
+            assert_eq!(from_runs(&runs, 4), None, "{runs}");
+        }
+        assert_eq!(from_runs(&json!([["", 9], ["0707", 2]]), 4), Some(vec![7; 4]));
     }
 }

@@ -1,25 +1,24 @@
 //! What one controller has made, and what it can do: a method a command.
 //!
-//! Objects live in one table (`session/table.rs`); `session/card.rs` tells what the card is,
-//! `session/control.rs` makes, changes and destroys objects, `session/data.rs` posts, polls and
-//! touches memory, `session/cm.rs` connects. Everything goes when the session does.
-//! Touches the verbs of `verbs.rs`, and files of counters.
+//! Objects live in one table, by handles that are never given out twice. `session/control.rs`
+//! makes, changes and destroys objects, `session/data.rs` posts, polls and touches memory,
+//! `session/cm.rs` connects. Everything goes when the session does. Touches the verbs of
+//! `verbs.rs`, and files of counters.
 
-mod attributes;
-mod card;
 mod cm;
 mod control;
 mod data;
-mod table;
 
-use crate::protocol::{Args, Command, Refusal, Request, Result, limits};
-use crate::verbs::{CmChannel, CmEvent, Context, Pd};
-use serde_json::{Value, json};
+use crate::protocol::{Args, Command, Refusal, Request, Result, VERSION, limits, names};
+use crate::verbs::{Ah, CmChannel, CmEvent, CmId, Context, Cq, EventSource, Mr, Mw, Pd, Qp, Srq, Xrcd};
+use roxe_abi::{ibv_device_attr, ibv_gid_entry, ibv_port_attr};
+use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::UdpSocket;
+use std::fs;
+use std::io::Read as _;
+use std::net::{Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use table::Table;
 
 /// The objects of one controller.
 pub(crate) struct Session {
@@ -135,4 +134,226 @@ fn deadline(args: &Args) -> Result<Instant> {
 /// The private data that is sent along; none if nothing is said.
 fn private_data(args: &Args) -> Result<Vec<u8>> {
     Ok(args.bytes("hex")?.unwrap_or_default())
+}
+
+/// The kinds of objects: how each is called, and the method that finds one.
+macro_rules! kinds {
+    ($($variant:ident($type:ident) $name:literal $method:ident;)+) => {
+        pub(super) enum Object {
+            $($variant(Rc<$type>),)+
+        }
+
+        impl Object {
+            const fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => $name,)+
+                }
+            }
+
+            /// Where the library has it, to be compared with what an event is about.
+            fn address(&self) -> usize {
+                match self {
+                    $(Self::$variant(object) => object.raw.addr(),)+
+                }
+            }
+
+            fn is_shared(&self) -> bool {
+                match self {
+                    $(Self::$variant(object) => Rc::strong_count(object) > 1,)+
+                }
+            }
+
+            /// Destroys it; nobody else has it.
+            fn destroy(self) -> Result<()> {
+                match self {
+                    $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.end()),)+
+                }
+            }
+        }
+
+        impl Table {
+            $(pub(super) fn $method(&self, handle: u64) -> Result<Rc<$type>> {
+                match self.objects.get(&handle) {
+                    Some(Object::$variant(object)) => Ok(Rc::clone(object)),
+                    other => Err(not_there($name, handle, other)),
+                }
+            })+
+        }
+    };
+}
+
+kinds! {
+    Pd(Pd) "pd" pd;
+    Cq(Cq) "cq" cq;
+    Srq(Srq) "srq" srq;
+    Qp(Qp) "qp" qp;
+    Mr(Mr) "mr" mr;
+    Mw(Mw) "mw" mw;
+    Ah(Ah) "ah" ah;
+    Xrcd(Xrcd) "xrcd" xrcd;
+    Cm(CmId) "cm" cm;
+}
+
+fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
+    let text = found.map_or_else(
+        || format!("there is no {kind} {handle}"),
+        |object| format!("{handle} is of kind {}, not {kind}", object.kind()),
+    );
+    Refusal::invalid(text)
+}
+
+/// Objects by handle, and the bytes of memory that they have.
+#[derive(Default)]
+pub(super) struct Table {
+    objects: BTreeMap<u64, Object>,
+    last: u64,
+    memory: usize,
+}
+
+impl Table {
+    /// Whether one more object may be made, which needs this much memory.
+    pub(super) fn has_room(&self, memory: usize) -> Result<()> {
+        let refuse = |text: String| Err(Refusal { text, errno: libc::ENOMEM });
+        if self.objects.len() >= limits::OBJECTS {
+            return refuse(format!("a session has at most {} objects", limits::OBJECTS));
+        }
+        if memory > limits::MEMORY - self.memory {
+            return refuse(format!("a session registers at most {} bytes", limits::MEMORY));
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, object: Object) -> u64 {
+        if let Object::Mr(mr) = &object {
+            self.memory += mr.len();
+        }
+        self.last += 1;
+        self.objects.insert(self.last, object);
+        self.last
+    }
+
+    /// Destroys an object. One that others still use stays.
+    pub(super) fn destroy(&mut self, kind: &str, handle: u64) -> Result<()> {
+        let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
+        let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
+        if object.is_shared() {
+            return Err(Refusal { text: format!("{kind} {handle} is still used"), errno: libc::EBUSY });
+        }
+        let Some(object) = self.objects.remove(&handle) else { return Ok(()) };
+        if let Object::Mr(mr) = &object {
+            self.memory -= mr.len();
+        }
+        object.destroy()
+    }
+
+    /// Destroys all, those first that use others. A window is bound to a queue pair: rxe would wait
+    /// 50 seconds for it if that were destroyed first.
+    pub(super) fn clear(&mut self) {
+        for kind in ["cm", "mw", "qp", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
+            self.objects.retain(|_, object| object.kind() != kind);
+        }
+        self.memory = 0;
+    }
+
+    /// The handle of the object of this kind at this address, if it is still there.
+    pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
+        let is_it = |object: &Object| object.kind() == kind && object.address() == address;
+        self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
+    }
+}
+
+/// `IBV_GID_TYPE_ROCE_V2`.
+pub(super) const ROCE_V2: u32 = 2;
+/// Files of counters that are read, and bytes of each.
+const COUNTERS: (usize, u64) = (256, 64);
+
+impl Session {
+    pub(super) fn hello(&self) -> Result<Value> {
+        let attr = self.context.device_attr()?;
+        let port = self.context.port_attr(self.port)?;
+        let gids: Vec<_> = self
+            .gids()?
+            .iter()
+            .map(|entry| {
+                let kind = ["IB", "RoCE v1", "RoCE v2"].get(entry.gid_type as usize).copied().unwrap_or("other");
+                json!({"index": entry.gid_index, "gid": Ipv6Addr::from(entry.gid.raw).to_string(), "type": kind})
+            })
+            .collect();
+        Ok(json!({
+            "device": self.context.name,
+            "port": port_info(self.port, &port),
+            "gids": gids,
+            "limits": device_limits(&attr),
+            "version": env!("CARGO_PKG_VERSION"),
+            "protocol": VERSION,
+        }))
+    }
+
+    /// The GIDs of the port of this session.
+    pub(super) fn gids(&self) -> Result<Vec<ibv_gid_entry>> {
+        let mut gids = self.context.gids()?;
+        gids.retain(|entry| entry.port_num == u32::from(self.port));
+        Ok(gids)
+    }
+
+    pub(super) fn counters(&self) -> Result<Value> {
+        let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
+        let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
+        let counters: Map<_, _> = files
+            .filter_map(|file| {
+                let mut text = String::new();
+                fs::File::open(file.path()).ok()?.take(COUNTERS.1).read_to_string(&mut text).ok()?;
+                Some((file.file_name().into_string().ok()?, text.trim().parse::<u64>().ok()?.into()))
+            })
+            .collect();
+        Ok(Value::Object(counters))
+    }
+
+    pub(super) fn events(&self, args: &Args) -> Result<Value> {
+        let mut until = deadline(args)?;
+        let mut events = Vec::new();
+        while events.len() < limits::RESULTS {
+            let Some(event) = self.context.event(until)? else { break };
+            // One was waited for, the others are those that have come meanwhile.
+            until = Instant::now();
+            let mut value = json!({"type": names::name(names::EVENTS, event.number)});
+            match event.source {
+                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
+                EventSource::Port(port) => value["port"] = port.into(),
+                EventSource::Device => {}
+            }
+            events.push(value);
+        }
+        Ok(json!({ "events": events }))
+    }
+}
+
+fn port_info(number: u8, port: &ibv_port_attr) -> Value {
+    let states = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"];
+    let state = usize::try_from(port.state).ok().and_then(|state| states.get(state)).copied().unwrap_or("other");
+    json!({
+        "number": number, "state": state, "active_mtu": mtu_bytes(port.active_mtu),
+        "max_mtu": mtu_bytes(port.max_mtu), "gid_tbl_len": port.gid_tbl_len, "max_msg_sz": port.max_msg_sz,
+        "pkey_tbl_len": port.pkey_tbl_len, "lid": port.lid,
+        "link_layer": if port.link_layer == 2 { "Ethernet" } else { "InfiniBand" },
+    })
+}
+
+/// The bytes of an `enum ibv_mtu`; 0 if it is none.
+pub(super) fn mtu_bytes(mtu: i32) -> u32 {
+    if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
+}
+
+fn device_limits(attr: &ibv_device_attr) -> Value {
+    json!({
+        "vendor_id": attr.vendor_id, "vendor_part_id": attr.vendor_part_id, "hw_ver": attr.hw_ver,
+        "max_mr_size": attr.max_mr_size, "max_qp": attr.max_qp, "max_qp_wr": attr.max_qp_wr,
+        "max_sge": attr.max_sge, "max_sge_rd": attr.max_sge_rd, "max_cq": attr.max_cq,
+        "max_cqe": attr.max_cqe, "max_mr": attr.max_mr, "max_pd": attr.max_pd,
+        "max_qp_rd_atom": attr.max_qp_rd_atom, "max_qp_init_rd_atom": attr.max_qp_init_rd_atom,
+        "max_res_rd_atom": attr.max_res_rd_atom, "atomic_cap": attr.atomic_cap, "max_mw": attr.max_mw,
+        "max_ah": attr.max_ah, "max_srq": attr.max_srq, "max_srq_wr": attr.max_srq_wr,
+        "max_srq_sge": attr.max_srq_sge, "max_mcast_grp": attr.max_mcast_grp, "max_pkeys": attr.max_pkeys,
+        "device_cap_flags": attr.device_cap_flags, "local_ca_ack_delay": attr.local_ca_ack_delay,
+    })
 }

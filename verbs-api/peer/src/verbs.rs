@@ -8,21 +8,20 @@
 
 mod cm;
 mod context;
-mod library;
 mod memory;
 mod objects;
 mod queues;
-mod requests;
-
-pub(crate) use cm::{CmChannel, CmEvent, CmId};
-pub(crate) use context::{Context, EventSource};
-pub(crate) use memory::{Mr, Mw};
-pub(crate) use objects::{Ah, Pd, Xrcd};
-pub(crate) use queues::{Cq, Qp, QpInit, Srq};
-pub(crate) use requests::Segment;
 
 use crate::protocol::Refusal;
-use core::ffi::c_int;
+pub(crate) use cm::{CmChannel, CmEvent, CmId};
+pub(crate) use context::{Context, EventSource};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use libc::sockaddr;
+pub(crate) use memory::{Mr, Mw};
+pub(crate) use objects::{Ah, Pd, Xrcd};
+pub(crate) use queues::Segment;
+pub(crate) use queues::{Cq, Qp, QpInit, Srq};
+use roxe_abi::*;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -100,3 +99,107 @@ macro_rules! owned {
     };
 }
 use owned;
+
+/// Slots of the functions of these names and types, for the library that the loader finds by this
+/// name, as programs that are linked with it do; `errno` tells that there is none.
+macro_rules! library {
+    ($library:ident from $file:literal or $errno:ident;
+     $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
+        /// The library, which stays loaded: providers do not expect to be unloaded.
+        pub(crate) struct $library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
+        }
+
+        impl $library {
+            /// Opens the library that this host has.
+            pub(crate) fn open() -> Result<Self, Refusal> {
+                // SAFETY: a text that ends; the library is meant to be loaded by any program.
+                let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+                if handle.is_null() {
+                    return Err(Refusal { text: loader_error(), errno: libc::$errno });
+                }
+                Ok(Self {
+                    $($name: {
+                        let symbol = symbol(handle, concat!(stringify!($name), "\0"))?;
+                        // SAFETY: the function of this name has this type in every release.
+                        unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(symbol) }
+                    },)+
+                })
+            }
+        }
+    };
+}
+
+library! {
+    Library from c"libibverbs.so.1" or ENOENT;
+    ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
+    ibv_free_device_list: fn(*mut *mut ibv_device);
+    ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context;
+    ibv_close_device: fn(*mut ibv_context) -> c_int;
+    ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+    ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+    _ibv_query_gid_table: fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+    ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+    ibv_ack_async_event: fn(*mut ibv_async_event);
+    ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd;
+    ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int;
+    ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    ibv_dereg_mr: fn(*mut ibv_mr) -> c_int;
+    ibv_create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel;
+    ibv_destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int;
+    ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+    ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
+    ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events: fn(*mut ibv_cq, c_uint);
+    ibv_create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    ibv_destroy_srq: fn(*mut ibv_srq) -> c_int;
+    ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
+    ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    ibv_query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+    ibv_create_ah: fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    ibv_destroy_ah: fn(*mut ibv_ah) -> c_int;
+    ibv_attach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
+    ibv_detach_mcast: fn(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
+}
+
+library! {
+    CmLibrary from c"librdmacm.so.1" or EOPNOTSUPP;
+    rdma_create_event_channel: fn() -> *mut rdma_event_channel;
+    rdma_destroy_event_channel: fn(*mut rdma_event_channel);
+    rdma_get_cm_event: fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
+    rdma_ack_cm_event: fn(*mut rdma_cm_event) -> c_int;
+    rdma_create_id: fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, c_int) -> c_int;
+    rdma_destroy_id: fn(*mut rdma_cm_id) -> c_int;
+    rdma_bind_addr: fn(*mut rdma_cm_id, *const sockaddr) -> c_int;
+    rdma_listen: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
+    rdma_resolve_addr: fn(*mut rdma_cm_id, *const sockaddr, *const sockaddr, c_int) -> c_int;
+    rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
+    rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
+    rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
+    rdma_establish: fn(*mut rdma_cm_id) -> c_int;
+    rdma_reject: fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;
+    rdma_notify: fn(*mut rdma_cm_id, c_int) -> c_int;
+    rdma_disconnect: fn(*mut rdma_cm_id) -> c_int;
+}
+
+fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refusal> {
+    // SAFETY: an open library, and a text that ends with a zero byte.
+    let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
+    if symbol.is_null() {
+        return Err(Refusal { text: loader_error(), errno: libc::ENOSYS });
+    }
+    Ok(symbol)
+}
+
+fn loader_error() -> String {
+    // SAFETY: no arguments; the text is copied before another call of the loader.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "the library cannot be used".to_owned();
+    }
+    // SAFETY: not NULL, so a text that ends.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

@@ -1,13 +1,17 @@
-//! Making and ending connections.
+//! Making and ending connections, and what they agree on (ECE); multicast groups.
 
-use super::id::{CmId, Depths, live, no_device, show};
+use super::addrinfo::read;
+use super::id::{CmId, Depths, live, no_device, provided, show};
 use super::lifecycle::{complete, release_event};
-use crate::abi::{ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_conn_param};
-use crate::errno::{Result, invalid, outside, zero};
+use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, outside, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
-use roxe_provider::cm::{ConnParam, PortSpace, RejReason};
+use libc::sockaddr;
+use roxe_provider::cm::{Address, ConnParam, Ece, Id, JoinFlags, PortSpace, RejReason};
+use roxe_provider::wire::cm::VendorId;
 use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
+use std::sync::Arc;
 
 /// How often queue pairs try if the program does not say.
 const TRIES: u8 = 7;
@@ -222,5 +226,104 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
         };
         object.inner.id.notify(kind)?;
         show(object)
+    })
+}
+
+/// `RDMA_CM_JOIN_MC_ATTR_ADDRESS` and `_JOIN_FLAGS`: both are needed.
+const ATTR_ADDRESS: u32 = 1;
+const ATTR_JOIN_FLAGS: u32 = 1 << 1;
+/// `enum rdma_cm_mc_join_flags`.
+const FULL_MEMBER: u32 = 0;
+const SEND_ONLY: u32 = 1;
+
+/// `man rdma_join_multicast`.
+pub(crate) unsafe extern "C" fn rdma_join_multicast(
+    id: *mut rdma_cm_id,
+    addr: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    zero(|| {
+        // SAFETY: NULL or an address of the program, as long as its family says.
+        let addr = unsafe { read(addr) }?;
+        join(id, &addr, JoinFlags::default(), context)
+    })
+}
+
+/// `man rdma_join_multicast_ex`: EOPNOTSUPP for attributes and flags that there are not, EINVAL
+/// without address or flags.
+pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    zero(|| {
+        // SAFETY: NULL or a whole structure of the program.
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let flags = join_flags(attr)?;
+        // SAFETY: NULL or an address of the program, as long as its family says.
+        let addr = unsafe { read(attr.addr) }?;
+        join(id, &addr, flags, context)
+    })
+}
+
+fn join_flags(attr: &rdma_cm_join_mc_attr_ex) -> Result<JoinFlags> {
+    const NEEDED: u32 = ATTR_ADDRESS | ATTR_JOIN_FLAGS;
+    match (attr.comp_mask, attr.join_flags) {
+        (mask, _) if mask & !NEEDED != 0 => Err(EOPNOTSUPP),
+        (NEEDED, FULL_MEMBER) => Ok(JoinFlags { send_only: false }),
+        (NEEDED, SEND_ONLY) => Ok(JoinFlags { send_only: true }),
+        (NEEDED, _) => Err(EOPNOTSUPP),
+        _ => Err(EINVAL),
+    }
+}
+
+fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_void) -> Result<()> {
+    let user = context.expose_provenance() as u64;
+    provided(id)?.join_multicast(addr, flags, user)?;
+    complete(id)
+}
+
+/// `man rdma_leave_multicast`.
+pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    zero(|| {
+        let object = live(id)?;
+        // SAFETY: NULL or an address of the program, as long as its family says.
+        let addr = unsafe { read(addr) }?;
+        object.inner.id.leave_multicast(&addr)?;
+        show(object)
+    })
+}
+
+/// The identifier of a program that moves its queue pair itself; EINVAL if it has one of the
+/// library's.
+fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
+    let object = live(id)?;
+    // SAFETY: alive; programs only read the field.
+    let is_free = unsafe { (*object.exposed()).public.qp }.is_null();
+    if is_free { Ok(&object.inner.id) } else { Err(EINVAL) }
+}
+
+/// `man rdma_set_local_ece`: EINVAL without a vendor.
+pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    zero(|| {
+        let id = external(id)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let ece = unsafe { ece.as_ref() }.ok_or_else(|| null("ece"))?;
+        if ece.vendor_id == 0 || ece.comp_mask != 0 {
+            return Err(EINVAL);
+        }
+        Ok(id.set_local_ece(Ece { vendor_id: VendorId::new(ece.vendor_id), options: ece.options })?)
+    })
+}
+
+/// `man rdma_get_remote_ece`.
+pub(crate) unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    zero(|| {
+        let id = external(id)?;
+        // SAFETY: NULL or a whole structure of the program.
+        let ece = unsafe { ece.as_mut() }.filter(|ece| ece.comp_mask == 0).ok_or(EINVAL)?;
+        let Ece { vendor_id, options } = id.remote_ece();
+        *ece = ibv_ece { vendor_id: vendor_id.get(), options, comp_mask: 0 };
+        Ok(())
     })
 }

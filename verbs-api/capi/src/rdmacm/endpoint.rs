@@ -1,13 +1,13 @@
 //! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the
 //! requests that come to a synchronous listener.
 
-use super::address::{read, read_optional};
 use super::addrinfo::PASSIVE;
+use super::addrinfo::{read, read_optional};
 use super::id::{Template, live};
 use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{bind, resolve, resolve_route};
-use super::{event, options};
+use super::{event, resolve};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::errno::{EINVAL, Errno, Result, invalid, null, silent, zero};
 use core::ffi::c_int;
@@ -85,7 +85,7 @@ unsafe fn active(
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
-        unsafe { options::set_path(id, res.ai_route, res.ai_route_len) }?;
+        unsafe { resolve::set_path(id, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
         resolve_route(id, RESOLVE_TIMEOUT_MS)?;

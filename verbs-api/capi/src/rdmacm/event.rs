@@ -3,13 +3,13 @@
 //! An event that the program holds counts at the identifier that it came to, which for a connection
 //! request is the listener; destroying or moving that identifier waits until it is given back.
 
-use super::channel::inner;
+use super::id::inner;
 use super::id::{self, CmId};
 use crate::abi::*;
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, null, zero};
+use crate::event::for_event;
 use crate::object::{Object, Token, exposed, with_token};
-use crate::wait::for_event;
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
@@ -226,7 +226,7 @@ pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::channel::{rdma_create_event_channel, rdma_destroy_event_channel};
+    use super::super::id::{rdma_create_event_channel, rdma_destroy_event_channel};
     use super::*;
     use std::io::{self, Write};
     use std::os::fd::{AsRawFd, BorrowedFd};

@@ -3,22 +3,80 @@
 //! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has
 //! changed something and when an event is handed out, which is when the library that this one
 //! replaces does. One field they also write: `qp`, which [`live`] reads.
+//!
+//! Channels, on which identifiers report, are here as well.
 
 use super::addrinfo::AddrInfoList;
-use super::channel::{self, OwnChannel};
-use super::{address, devices};
-use crate::abi::*;
-use crate::errno::{Errno, Result, invalid};
-use crate::lock::CmIdState;
+use super::{addrinfo, devices};
+use crate::abi::{rdma_event_channel, *};
+use crate::errno::{Errno, Result, invalid, pointer, silent};
+use crate::lock::{ChannelTurn, CmIdState};
 use crate::object::{Object, Token, Unacked, exposed};
-use crate::qp::{self, RC, UD, XRC_RECV, show_state};
+use crate::qp;
+use crate::qp::{RC, UD, XRC_RECV, show_state};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use roxe_provider::Service;
-use roxe_provider::cm::{Address, Event, EventData, Id, Path, PortSpace};
+use roxe_provider::cm::{Address, Channel, Event, EventData, Id, Path, PortSpace};
 use roxe_provider::lock::Mutex;
 use roxe_wire::Gid;
 use std::sync::Arc;
+
+/// The Rust part of a channel.
+pub(crate) struct ChannelInner {
+    pub(crate) channel: Arc<Channel>,
+    /// Held by who takes an event, until the program's structures know of it: the events of a new
+    /// identifier come after the request that makes it, and another thread may be waiting for them.
+    pub(super) turn: Mutex<ChannelTurn, ()>,
+}
+
+exposed! {
+    // Shared with the threads that wait for events: rping, before rdma-core 59, destroys the
+    // channel below one.
+    rdma_event_channel => rdma_event_channel: Arc<ChannelInner>;
+}
+
+/// A new channel.
+pub(super) fn create() -> Result<*mut rdma_event_channel> {
+    let channel = Channel::create()?;
+    let exposed = rdma_event_channel { fd: channel.fd() };
+    let inner = Arc::new(ChannelInner { channel, turn: Mutex::new(()) });
+    Ok(Object::publish(Token::new(), exposed, inner))
+}
+
+/// A channel for one identifier; destroyed unless taken.
+pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
+
+impl OwnChannel {
+    pub(super) fn new() -> Result<Self> {
+        create().map(Self)
+    }
+
+    pub(super) fn take(mut self) -> *mut rdma_event_channel {
+        core::mem::replace(&mut self.0, null_mut())
+    }
+}
+
+impl Drop for OwnChannel {
+    fn drop(&mut self) {
+        Object::<rdma_event_channel>::retire(self.0).ok();
+    }
+}
+
+/// `man rdma_create_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(create)
+}
+
+/// `man rdma_destroy_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    silent(|| Object::<rdma_event_channel>::retire(channel).map(drop));
+}
+
+/// What `channel` is; EINVAL if there is none.
+pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
+    Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
+}
 
 /// The only P_Key.
 const PKEY: u16 = u16::MAX;
@@ -162,7 +220,7 @@ pub(super) fn create_on(
     synchronous: bool,
 ) -> Result<*mut rdma_cm_id> {
     let token = Token::new();
-    let id = Id::create_for(&channel::inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
+    let id = Id::create_for(&inner(channel)?.channel, port_space, service(qp_type)?, token.0)?;
     let state = State { synchronous, ..State::default() };
     Ok(publish(token, unbound(channel, context, port_space, qp_type), id, state))
 }
@@ -185,7 +243,7 @@ pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdm
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
     if synchronous {
-        event.id.migrate(&channel::inner(channel)?.channel)?;
+        event.id.migrate(&inner(channel)?.channel)?;
     }
     let token = Token::new();
     let state = State { synchronous, proposal: proposal(&event.data), ..State::default() };
@@ -244,7 +302,7 @@ fn show_device(object: &Object<CmId>) -> Result<()> {
 
 fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Address>) {
     let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
-    let (src, dst) = (address::to_c(local.as_ref()), address::to_c(peer.as_ref()));
+    let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
     let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: PKEY.to_be() };
     // SAFETY: alive; programs read these fields and only we write them.
     unsafe { (*object.exposed()).public.route.addr = rdma_addr { src, dst, ibaddr } };
@@ -271,5 +329,23 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         (*id).path = record;
         (*id).public.route.path_rec = &raw mut (*id).path;
         (*id).public.route.num_paths = 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_starts_with_its_descriptor() {
+        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is
+        // allowed.
+        unsafe {
+            let channel = rdma_create_event_channel();
+            let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };
+            assert_eq!((libc::poll(&raw mut poll, 1, 0), poll.revents), (0, 0));
+            rdma_destroy_event_channel(channel);
+            rdma_destroy_event_channel(null_mut());
+        }
     }
 }

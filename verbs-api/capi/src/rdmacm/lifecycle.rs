@@ -1,7 +1,8 @@
 //! Making, destroying and moving identifiers, and waiting for what becomes of synchronous ones.
 
-use super::channel::{self, OwnChannel};
 use super::event;
+use super::id;
+use super::id::OwnChannel;
 use super::id::{CmId, create_on, live, port_space, usual_type};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
 use crate::errno::{Result, invalid, null, zero};
@@ -88,7 +89,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     }
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
-    object.inner.id.migrate(&channel::inner(channel)?.channel)?;
+    object.inner.id.migrate(&id::inner(channel)?.channel)?;
     if was_synchronous {
         release_event(handle);
     }

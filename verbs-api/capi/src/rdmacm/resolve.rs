@@ -1,14 +1,15 @@
-//! Where an identifier is and where it goes: binding, resolving, listening, ports.
+//! Where an identifier is and where it goes: binding, resolving, listening, ports; its options.
 
-use super::address::{read, read_optional};
 use super::addrinfo;
+use super::addrinfo::{read, read_optional};
 use super::id::{live, provided, show};
 use super::lifecycle::complete;
-use crate::abi::{rdma_addrinfo, rdma_cm_id};
-use crate::errno::{EINVAL, ENOENT, Errno, Result, zero};
-use core::ffi::{c_char, c_int};
+use crate::abi::{ibv_path_data, rdma_addrinfo, rdma_cm_id};
+use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid, null, zero};
+use core::ffi::{c_char, c_int, c_void};
 use libc::sockaddr;
-use roxe_provider::cm::{Address, EventKind};
+use roxe_provider::cm::{Address, EventKind, IdOption, Path};
+use roxe_wire::{Gid, PathMtu};
 
 /// `man rdma_bind_addr`.
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
@@ -113,4 +114,122 @@ pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
 /// `man rdma_get_dst_port`.
 pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     port(id, roxe_provider::cm::Id::peer_addr)
+}
+
+/// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
+const LEVEL_ID: c_int = 0;
+const LEVEL_IB: c_int = 1;
+/// `RDMA_OPTION_ID_*`.
+const TOS: c_int = 0;
+const REUSEADDR: c_int = 1;
+const AFONLY: c_int = 2;
+const ACK_TIMEOUT: c_int = 3;
+/// `RDMA_OPTION_IB_PATH`.
+const PATH: c_int = 1;
+/// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path that a connection takes.
+const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+/// Values of a path record have their selector above these bits.
+const VALUE: u8 = 0x3f;
+
+/// `man rdma_set_option`: EINVAL for a value of another size, ENOSYS for an option that there is
+/// not.
+pub(crate) unsafe extern "C" fn rdma_set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: usize,
+) -> c_int {
+    zero(|| {
+        // SAFETY: the program's value is as long as it says.
+        unsafe { set(id, level, name, value, len) }
+    })
+}
+
+/// # Safety
+/// `value` is NULL or points to `len` bytes.
+pub(super) unsafe fn set(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> Result<()> {
+    let object = live(id)?;
+    // SAFETY: this function's contract.
+    let option = unsafe { parse(level, name, value, len) }?;
+    object.inner.id.set_option(option)?;
+    show(object)
+}
+
+/// The path of an endpoint's address information.
+///
+/// # Safety
+/// As for [`set`].
+pub(super) unsafe fn set_path(id: *mut rdma_cm_id, value: *const c_void, len: usize) -> Result<()> {
+    // SAFETY: this function's contract.
+    unsafe { set(id, LEVEL_IB, PATH, value, len) }
+}
+
+/// # Safety
+/// As for [`set`].
+unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
+    if value.is_null() {
+        return Err(null("optval"));
+    }
+    // SAFETY: not NULL, and `len` bytes long by this function's contract.
+    unsafe {
+        match (level, name) {
+            (LEVEL_ID, TOS) => fixed(value, len).map(IdOption::Tos),
+            (LEVEL_ID, REUSEADDR) => fixed::<c_int>(value, len).map(|on| IdOption::ReuseAddr(on != 0)),
+            (LEVEL_ID, AFONLY) => fixed::<c_int>(value, len).map(|on| IdOption::AfOnly(on != 0)),
+            (LEVEL_ID, ACK_TIMEOUT) => fixed(value, len).map(IdOption::AckTimeout),
+            (LEVEL_IB, PATH) => path(value.cast(), len).map(IdOption::Path),
+            _ => Err(Errno(libc::ENOSYS)),
+        }
+    }
+}
+
+/// A value of one size; EINVAL for any other.
+///
+/// # Safety
+/// `value` points to `len` bytes, in which any bits are a `T`.
+unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
+    if len != size_of::<T>() {
+        return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
+    }
+    // SAFETY: this long by this function's contract.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+/// The first path of an array that a connection can take; EINVAL if there is none.
+///
+/// # Safety
+/// `records` points to `len` bytes.
+unsafe fn path(records: *const ibv_path_data, len: usize) -> Result<Path> {
+    if !len.is_multiple_of(size_of::<ibv_path_data>()) {
+        return Err(EINVAL);
+    }
+    // SAFETY: this many records lie there by this function's contract; any bits make one.
+    let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
+    let usable = records.into_iter().find(|record| record.flags == USABLE).ok_or(EINVAL)?;
+    from_record(&usable)
+}
+
+fn from_record(record: &ibv_path_data) -> Result<Path> {
+    let path = &record.path;
+    let flow_and_hops = u32::from_be(path.flowlabel_hoplimit);
+    let [.., hop_limit] = flow_and_hops.to_be_bytes();
+    Ok(Path {
+        sgid: Gid(path.sgid.raw),
+        dgid: Gid(path.dgid.raw),
+        flow_label: flow_and_hops >> 8 & 0x000f_ffff,
+        hop_limit,
+        traffic_class: path.tclass,
+        sl: (u16::from_be(path.qosclass_sl) & 0xf) as u8,
+        pkey: u16::from_be(path.pkey),
+        mtu: PathMtu::from_code(path.mtu & VALUE).ok_or(EINVAL)?,
+        rate: path.rate & VALUE,
+        packet_life_time: path.packetlifetime & VALUE,
+    })
 }

@@ -1,7 +1,7 @@
 //! Advice about memory, as programs give it.
 
 use super::*;
-use crate::advise::advise_mr;
+use crate::memory::advise_mr;
 
 #[test]
 fn advice_is_checked_and_taken() {

@@ -1,8 +1,8 @@
 //! Buffers that the library allocates, and the registration call that takes all kinds of memory.
 
 use super::*;
-use crate::buffer::{ibv_alloc_buf, ibv_export_buf_dmabuf_fd, ibv_free_buf, ibv_reg_buf_mr, ibv_reg_mr_ex};
 use crate::domain::ibv_dealloc_pd;
+use crate::memory::{ibv_alloc_buf, ibv_export_buf_dmabuf_fd, ibv_free_buf, ibv_reg_buf_mr, ibv_reg_mr_ex};
 use std::os::fd::FromRawFd;
 
 /// `IBV_REG_MR_MASK_*`.

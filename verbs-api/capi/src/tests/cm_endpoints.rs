@@ -322,7 +322,7 @@ fn an_xrc_target_has_a_domain_of_the_librarys() {
     unsafe {
         assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0, "errno {}", errno());
         assert_eq!(rdma_create_srq(id, null_mut(), &raw mut srq), 0);
-        assert_eq!(crate::xrc::get_srq_num(read(id).srq, &raw mut number), 0);
+        assert_eq!(crate::srq::get_srq_num(read(id).srq, &raw mut number), 0);
         assert!(!read(id).recv_cq.is_null());
         assert_eq!(rdma_create_qp(id, null_mut(), &mut small_qp(XRC_RECV)), 0, "errno {}", errno());
         rdma_destroy_ep(id);

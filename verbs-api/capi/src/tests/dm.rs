@@ -1,8 +1,8 @@
 //! Device memory: allocated, copied to and from, registered, imported, refused.
 
 use super::*;
+use crate::context::ibv_import_device;
 use crate::dm::{ibv_import_dm, ibv_unimport_dm};
-use crate::import::ibv_import_device;
 use crate::memory::ibv_rereg_mr;
 
 /// LOCAL_WRITE, every remote right, ZERO_BASED.

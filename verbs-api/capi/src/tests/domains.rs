@@ -1,10 +1,12 @@
 //! Parent domains with allocators, thread domains, imported handles, and connection options.
 
 use super::*;
+use crate::context::ibv_import_device;
 use crate::cq::create_cq_ex;
 use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
-use crate::ece::{ibv_query_ece, ibv_set_ece};
-use crate::import::{ibv_import_device, ibv_import_mr, ibv_import_pd, ibv_unimport_mr, ibv_unimport_pd};
+use crate::domain::{ibv_import_pd, ibv_unimport_pd};
+use crate::memory::{ibv_import_mr, ibv_unimport_mr};
+use crate::qp::{ibv_query_ece, ibv_set_ece};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 

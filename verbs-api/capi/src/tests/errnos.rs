@@ -6,12 +6,12 @@
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
-use crate::create_ex::create_srq_ex;
 use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
+use crate::domain::{close_xrcd, open_xrcd};
 use crate::qp::ibv_attach_mcast;
 use crate::query::{ibv_query_gid, query_rt_values};
+use crate::srq::create_srq_ex;
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
-use crate::xrc::{close_xrcd, open_xrcd};
 
 /// What a row is about, what came, and what the man page promises.
 type Row = (&'static str, c_int, c_int);

@@ -2,7 +2,7 @@
 //! `provider/device/tests/integration/raw.rs` and rdma-core's suite see to that.
 
 use super::*;
-use crate::counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
+use crate::flow::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
 use crate::flow::{create_flow, destroy_flow};
 use crate::query::query_device_ex;
 

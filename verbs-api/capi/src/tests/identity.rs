@@ -7,17 +7,17 @@
 //! pointer that is no object's is EINVAL.
 
 use super::*;
-use crate::counters::{create_counters, destroy_counters, read_counters};
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
 use crate::domain::{alloc_td, dealloc_td};
-use crate::ece::ibv_query_ece;
-use crate::import::ibv_import_mr;
+use crate::domain::{close_xrcd, open_xrcd};
+use crate::flow::{create_counters, destroy_counters, read_counters};
+use crate::memory::ibv_import_mr;
 use crate::memory::{alloc_null_mr, ibv_rereg_mr};
+use crate::qp::ibv_query_ece;
 use crate::qp::{ibv_attach_mcast, ibv_qp_to_qp_ex, modify_qp_rate_limit};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 use crate::window::{alloc_mw, dealloc_mw};
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
-use crate::xrc::{close_xrcd, open_xrcd};
 
 /// What a call is, and what it answers: 0 or an errno value.
 type Call<'a> = (&'static str, &'a dyn Fn() -> c_int);

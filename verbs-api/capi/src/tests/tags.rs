@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cq::create_cq_ex;
-use crate::create_ex::create_srq_ex;
+use crate::srq::create_srq_ex;
 use crate::srq::ibv_destroy_srq;
 use std::collections::VecDeque;
 
@@ -69,7 +69,7 @@ impl Tags {
         let mut bad = null_mut();
         // SAFETY: a living SRQ and a list of one whole structure; `verbs_context` ends with the
         // context.
-        let rc = unsafe { crate::tag_matching::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
+        let rc = unsafe { crate::srq::post_srq_ops(self.srq, &raw mut wr, &raw mut bad) };
         match rc {
             0 => Ok(wr.tm.handle),
             rc => {

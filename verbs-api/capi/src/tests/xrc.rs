@@ -1,10 +1,12 @@
 //! XRC as a C program sees it: domains, shared queues with numbers, targets with several handles.
 
 use super::*;
-use crate::create_ex::create_srq_ex;
+use crate::domain::{close_xrcd, open_xrcd};
 use crate::qp::ibv_qp_to_qp_ex;
+use crate::qp::open_qp;
+use crate::srq::create_srq_ex;
+use crate::srq::get_srq_num;
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
-use crate::xrc::{close_xrcd, get_srq_num, open_qp, open_xrcd};
 use std::os::fd::AsRawFd;
 
 const XRC_SEND: c_int = 9;

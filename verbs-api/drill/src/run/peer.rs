@@ -1,10 +1,11 @@
-//! The steps of the far side: what the card's program does, and what it is asked.
+//! The steps of the far side: what the card's program does, and what it is asked; connections by
+//! librdmacm, and what not every card has: XRC, memory windows, multicast groups.
 
-use super::state::{Run, Stop, Tie, differs, known};
+use super::state::{Run, SharedQueue, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
-use crate::script::steps::{Completion, Modify, Numbers, Peer, Post, QpSpec, Sge};
-use crate::target::{Answer, Change, Completed, NewQp, Piece, Work};
+use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
+use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, Handle, NewQp, Piece, Terms, Work};
 use std::time::Duration;
 
 /// How often the far side is asked while something is waited for.
@@ -308,4 +309,196 @@ impl Run<'_> {
 
 fn nothing(name: &str) -> Stop {
     Stop::Script(format!("nothing can complete in `{name}`"))
+}
+
+/// The port space of connections and of datagram services, in a service id (annex A11).
+const TCP: u64 = 0x0106;
+const UDP: u64 = 0x0111;
+
+impl Run<'_> {
+    pub(super) fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
+        match act {
+            Act::Listen { space } => {
+                let (id, port) = self.target.listen(space)?;
+                let high = if space == "UDP" { UDP } else { TCP };
+                self.name(name, "port", port.into());
+                self.name(name, "service", high << 16 | u64::from(port));
+                self.world.ids.insert(name.to_owned(), id);
+            }
+            Act::Request { of, private, within } => {
+                let listener = self.world.id(of)?;
+                let is_it = |event: &ConnectionEvent| event.listener == Some(listener);
+                let event = self.next_event(&format!("a request for {of}"), within.as_ref(), is_it)?;
+                self.has_said(&event, private.as_ref())?;
+                self.world.ids.insert(name.to_owned(), event.id);
+            }
+            Act::Connect { qp, space, private, numbers } => {
+                let terms = self.terms(numbers, private.as_ref())?;
+                let port = self.attribute(numbers, "port", 18_515)? as u16;
+                let near = self.card.near[0];
+                if near.to_ip().is_loopback() {
+                    // roxe takes it for another name of its own host.
+                    let why = "the near side is on the loopback interface, where librdmacm meets this host only";
+                    return Err(Stop::Unsupported(why.into()));
+                }
+                let id = self.target.connect(space, port, self.world.tie(Some(qp))?.qp, &terms)?;
+                self.world.ids.insert(name.to_owned(), id);
+            }
+            Act::Accept { qp, state, private, numbers } => {
+                let terms = self.terms(numbers, private.as_ref())?;
+                self.target.accept(self.world.id(name)?, self.world.tie(Some(qp))?.qp, state, &terms)?;
+            }
+            Act::Establish { qp } => self.target.establish(self.world.id(name)?, self.world.tie(Some(qp))?.qp)?,
+            Act::Reject { private } => {
+                let private = private.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?;
+                self.target.reject(self.world.id(name)?, &private)?;
+            }
+            Act::Disconnect => self.target.disconnect(self.world.id(name)?)?,
+            Act::Notify => self.target.notify(self.world.id(name)?)?,
+            Act::Forget => {
+                self.target.destroy_id(self.world.id(name)?)?;
+                self.world.ids.remove(name);
+            }
+            Act::Event { event, status, private, within } => {
+                self.told(name, event, status.as_ref(), private.as_ref(), within.as_ref())?;
+            }
+            Act::Quiet { time } => self.nothing_told(name, time.as_ref())?,
+        }
+        Ok(())
+    }
+
+    fn terms(&self, numbers: &Numbers, private: Option<&Data>) -> Result<Terms, Stop> {
+        let number = |name, usual| self.attribute(numbers, name, usual).map(|value| value as u8);
+        Ok(Terms {
+            private_data: private.map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?,
+            depths: [number("responder_resources", 4)?, number("initiator_depth", 4)?],
+            retry_cnt: number("retry_cnt", 7)?,
+            rnr_retry: number("rnr_retry", 7)?,
+        })
+    }
+
+    /// The next event of which `is_it` says so.
+    fn next_event(
+        &mut self,
+        expected: &str,
+        within: Option<&Number>,
+        is_it: impl Fn(&ConnectionEvent) -> bool,
+    ) -> Result<ConnectionEvent, Stop> {
+        let found = self.wait(within, |run| {
+            let new = run.target.connection_events()?;
+            run.world.connection_events.extend(new);
+            let at = run.world.connection_events.iter().position(&is_it);
+            Ok(at.map(|at| run.world.connection_events.remove(at)))
+        })?;
+        let names: Vec<_> = self.world.connection_events.iter().map(|event| event.name.as_str()).collect();
+        let others = if names.is_empty() { "nothing".into() } else { format!("other events: {}", names.join(", ")) };
+        found.ok_or_else(|| differs(expected.into(), others))
+    }
+
+    fn told(
+        &mut self,
+        name: &str,
+        event: &str,
+        status: Option<&Number>,
+        private: Option<&Data>,
+        within: Option<&Number>,
+    ) -> Result<(), Stop> {
+        let id = self.world.id(name)?;
+        let expected = format!("event {event} of {name}");
+        let is_it = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
+        let came = self.next_event(&expected, within, is_it)?;
+        if came.name != event {
+            return Err(differs(expected, format!("{} with status {}", came.name, came.status)));
+        }
+        if let Some(status) = status {
+            let wanted = status.value(&self.names)?.cast_signed();
+            if came.status != wanted {
+                return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", came.status)));
+            }
+        }
+        self.has_said(&came, private)
+    }
+
+    /// Whether an event has this private data; librdmacm gives all of it that messages have, with
+    /// zeros behind.
+    fn has_said(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
+        let Some(data) = private else { return Ok(()) };
+        let mut wanted = data.bytes(&self.names)?;
+        wanted.resize(wanted.len().max(event.private_data.len()), 0);
+        let differ = bytes_differ("private data", &wanted, &event.private_data);
+        differ.map_or(Ok(()), |differ| Err(differs(format!("{} with private data", event.name), differ)))
+    }
+
+    /// No event of an identifier comes for so long.
+    fn nothing_told(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
+        let id = self.world.id(name)?;
+        self.pass(time)?;
+        let new = self.target.connection_events()?;
+        self.world.connection_events.extend(new);
+        let is_it = |event: &&ConnectionEvent| belongs(event, id);
+        match self.world.connection_events.iter().find(is_it) {
+            None => Ok(()),
+            Some(event) => Err(differs(format!("no event of {name}"), event.name.clone())),
+        }
+    }
+}
+
+/// Whether an event is about an identifier, or a request for it.
+fn belongs(event: &ConnectionEvent, id: Handle) -> bool {
+    event.listener.map_or(event.id == id, |listener| listener == id)
+}
+
+/// Entries of the completion queue of a shared queue of XRC.
+const CQE: u32 = 256;
+
+impl Run<'_> {
+    fn make_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
+        let pd = self.world.domain(pd)?;
+        let queue = match self.world.xrc_domain(xrcd)? {
+            None => SharedQueue { srq: self.target.create_srq(pd)?, cq: None },
+            Some(xrcd) => {
+                let cq = self.target.create_cq(CQE)?;
+                let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
+                self.name(name, "srqn", number.into());
+                SharedQueue { srq, cq: Some(cq) }
+            }
+        };
+        self.world.srqs.insert(name.to_owned(), queue);
+        Ok(())
+    }
+
+    pub(super) fn extend(&mut self, peer: &Peer) -> Result<(), Stop> {
+        match peer {
+            Peer::Xrcd(name) => {
+                let xrcd = self.target.open_xrcd()?;
+                self.world.xrc_domains.insert(name.clone(), xrcd);
+            }
+            Peer::Window { name, kind, pd } => {
+                let (kind, pd) = (kind.value(&self.names)?, self.world.domain(pd.as_ref())?);
+                let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
+                self.name(name, "rkey", rkey.into());
+                self.world.windows.insert(name.clone(), window);
+            }
+            Peer::Bind(bind) => self.bind(bind)?,
+            Peer::Member { qp, group, joins } => {
+                self.target.set_member(self.world.tie(Some(qp))?.qp, (*group).into(), *joins)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
+        let window = known(&self.world.windows, "window", &bind.window)?;
+        let (qp, mr) = (self.world.tie(Some(&bind.qp))?.qp, self.world.region(&bind.mr)?.mr);
+        let bound = Bound {
+            at: bind.at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?,
+            length: bind.length.value(&self.names)?,
+            access: bind.access,
+            wr_id: bind.id.value(&self.names)?,
+        };
+        let rkey = self.target.bind_window(qp, window, mr, bound)?;
+        self.name(&bind.window, "rkey", rkey.into());
+        Ok(())
+    }
 }

@@ -1,6 +1,6 @@
 //! Connections by librdmacm: listening, asking, accepting, and what is told of them.
 
-use super::table::Object;
+use super::Object;
 use super::{Session, deadline, private_data};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
 use crate::verbs::{CmChannel, CmEvent, CmId, Qp};

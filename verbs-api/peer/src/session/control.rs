@@ -1,12 +1,12 @@
 //! Making, changing and destroying objects.
 
-use super::attributes::{modification, path};
-use super::card::mtu_bytes;
-use super::table::Object;
+use super::Object;
+use super::{ROCE_V2, mtu_bytes};
 use super::{Session, data};
 use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
 use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
-use roxe_abi::{ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
+use core::ffi::c_int;
+use roxe_abi::{ibv_ah_attr, ibv_gid, ibv_gid_entry, ibv_global_route, ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
@@ -202,4 +202,227 @@ fn qp_values(attr: &ibv_qp_attr) -> Value {
         "min_rnr_timer": attr.min_rnr_timer, "timeout": attr.timeout, "retry_cnt": attr.retry_cnt,
         "rnr_retry": attr.rnr_retry,
     })
+}
+
+/// `enum ibv_qp_attr_mask`.
+mod mask {
+    pub(super) const STATE: u32 = 1 << 0;
+    pub(super) const SQD_NOTIFY: u32 = 1 << 2;
+    pub(super) const ACCESS: u32 = 1 << 3;
+    pub(super) const PKEY_INDEX: u32 = 1 << 4;
+    pub(super) const PORT: u32 = 1 << 5;
+    pub(super) const QKEY: u32 = 1 << 6;
+    pub(super) const AV: u32 = 1 << 7;
+    pub(super) const PATH_MTU: u32 = 1 << 8;
+    pub(super) const TIMEOUT: u32 = 1 << 9;
+    pub(super) const RETRY_CNT: u32 = 1 << 10;
+    pub(super) const RNR_RETRY: u32 = 1 << 11;
+    pub(super) const RQ_PSN: u32 = 1 << 12;
+    pub(super) const MAX_RD_ATOMIC: u32 = 1 << 13;
+    pub(super) const ALT_PATH: u32 = 1 << 14;
+    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
+    pub(super) const SQ_PSN: u32 = 1 << 16;
+    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub(super) const PATH_MIG_STATE: u32 = 1 << 18;
+    pub(super) const DEST_QPN: u32 = 1 << 20;
+}
+
+const INIT: u32 = 1;
+const RTR: u32 = 2;
+const RTS: u32 = 3;
+const RC: u32 = 2;
+const UD: u32 = 4;
+const XRC: [u32; 2] = [9, 10];
+
+/// The attributes that the usual way through the states needs: `man ibv_modify_qp`.
+fn needed(kind: u32, to: u32) -> u32 {
+    use mask::*;
+    // Both ends of a connection of XRC get what one of RC does; each passes over the rest.
+    let kind = if XRC.contains(&kind) { RC } else { kind };
+    match (to, kind) {
+        (INIT, UD) => PKEY_INDEX | PORT | QKEY,
+        (INIT, _) => PKEY_INDEX | PORT | ACCESS,
+        (RTR, RC) => AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+        (RTR, kind) if kind != UD => AV | PATH_MTU | DEST_QPN | RQ_PSN,
+        (RTS, RC) => SQ_PSN | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_RD_ATOMIC,
+        (RTS, _) => SQ_PSN,
+        _ => 0,
+    }
+}
+
+/// The attributes of `modify_qp`, and which of them count.
+///
+/// From RTS, SQD or SQE to RTS nothing is needed; who goes there says `exact`.
+fn modification(
+    args: &Args,
+    kind: u32,
+    port: u8,
+    gids: impl Fn() -> Result<Vec<ibv_gid_entry>>,
+) -> Result<(ibv_qp_attr, u32)> {
+    let mut attr = ibv_qp_attr::ZERO;
+    let mut set = 0;
+    let mut wanted = 0;
+    if args.has("to") {
+        let to = args.named("to", names::STATES)?;
+        attr.qp_state = to.cast_signed();
+        set |= mask::STATE;
+        wanted = if args.is_set("exact")? { 0 } else { needed(kind, to) };
+    }
+    // A field, where it comes from, and what it is if it is needed and was not said.
+    macro_rules! take {
+        ($($bit:ident $name:literal $field:ident $default:expr;)+) => {
+            $(if args.has($name) || wanted & mask::$bit != 0 {
+                attr.$field = args.or($name, $default)?;
+                set |= mask::$bit;
+            })+
+        };
+    }
+    take! {
+        PKEY_INDEX "pkey_index" pkey_index 0;
+        PORT "port" port_num port;
+        QKEY "qkey" qkey 0x1111_1111;
+        DEST_QPN "dest_qpn" dest_qp_num 0;
+        RQ_PSN "rq_psn" rq_psn 0;
+        SQ_PSN "sq_psn" sq_psn 0;
+        MAX_RD_ATOMIC "max_rd_atomic" max_rd_atomic 1;
+        MAX_DEST_RD_ATOMIC "max_dest_rd_atomic" max_dest_rd_atomic 1;
+        MIN_RNR_TIMER "min_rnr_timer" min_rnr_timer 12;
+        TIMEOUT "timeout" timeout 14;
+        RETRY_CNT "retry_cnt" retry_cnt 7;
+        RNR_RETRY "rnr_retry" rnr_retry 7;
+    }
+    if args.has("path_mtu") || wanted & mask::PATH_MTU != 0 {
+        attr.path_mtu = mtu(args.or("path_mtu", 1024)?)?;
+        set |= mask::PATH_MTU;
+    }
+    if let Some(access) = args.flags("access", names::ACCESS)?.or_else(|| (wanted & mask::ACCESS != 0).then_some(0)) {
+        attr.qp_access_flags = access;
+        set |= mask::ACCESS;
+    }
+    if args.has("sqd_event") {
+        attr.en_sqd_async_notify = args.is_set("sqd_event")?.into();
+        set |= mask::SQD_NOTIFY;
+    }
+    set |= migration(&mut attr, args, port, &gids)?;
+    if let Some(path) = path(args, port, gids)? {
+        attr.ah_attr = path;
+        set |= mask::AV;
+    } else if wanted & mask::AV != 0 {
+        return Err(Refusal::invalid("dgid is missing"));
+    }
+    Ok((attr, set))
+}
+
+/// Sets what is said of path migration, and tells which attributes that is.
+fn migration(
+    attr: &mut ibv_qp_attr,
+    args: &Args,
+    port: u8,
+    gids: impl Fn() -> Result<Vec<ibv_gid_entry>>,
+) -> Result<u32> {
+    let mut set = 0;
+    if args.has("path_mig") {
+        attr.path_mig_state = args.named("path_mig", names::MIGRATION)?.cast_signed();
+        set |= mask::PATH_MIG_STATE;
+    }
+    if let Some(dgid) = args.gid("alt_dgid")? {
+        attr.alt_ah_attr = path_to(dgid, args, port, &gids()?)?;
+        (attr.alt_port_num, attr.alt_timeout) = (port, args.or("alt_timeout", 14)?);
+        set |= mask::ALT_PATH;
+    }
+    Ok(set)
+}
+
+/// `enum ibv_mtu` of a number of bytes.
+fn mtu(bytes: u32) -> Result<c_int> {
+    let mtu = [256, 512, 1024, 2048, 4096].iter().zip(1..).find(|(known, _)| **known == bytes);
+    mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu is 256, 512, 1024, 2048 or 4096"))
+}
+
+/// The path to `dgid`, if one is given: from the GID that was named by its index, else from the
+/// first one of RoCE v2 in the same family.
+pub(super) fn path(
+    args: &Args,
+    port: u8,
+    gids: impl FnOnce() -> Result<Vec<ibv_gid_entry>>,
+) -> Result<Option<ibv_ah_attr>> {
+    let Some(dgid) = args.gid("dgid")? else { return Ok(None) };
+    let gids = if args.has("sgid_index") { Vec::new() } else { gids()? };
+    path_to(dgid, args, port, &gids).map(Some)
+}
+
+fn path_to(dgid: [u8; 16], args: &Args, port: u8, gids: &[ibv_gid_entry]) -> Result<ibv_ah_attr> {
+    let sgid_index = match args.optional("sgid_index")? {
+        Some(index) => index,
+        None => source(dgid, gids)?,
+    };
+    let grh = ibv_global_route {
+        dgid: ibv_gid { raw: dgid },
+        sgid_index,
+        hop_limit: args.or("hop_limit", 64)?,
+        traffic_class: args.or("traffic_class", 0)?,
+        flow_label: args.or("flow_label", 0)?,
+    };
+    let (sl, port_num) = (args.or("sl", 0)?, args.or("port", port)?);
+    Ok(ibv_ah_attr { grh, sl, is_global: 1, port_num, ..ibv_ah_attr::ZERO })
+}
+
+fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
+    // A multicast group of IPv4 is written as ff0e::ffff:a.b.c.d, and reached from an IPv4 address.
+    let is_v4 = |gid: &[u8; 16]| gid[10..12] == [255, 255] && gid[2..10] == [0; 8];
+    let is_link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
+    let fits = |entry: &&ibv_gid_entry| {
+        let gid = entry.gid.raw;
+        entry.gid_type == ROCE_V2 && is_v4(&gid) == is_v4(&dgid) && is_link_local(&gid) == is_link_local(&dgid)
+    };
+    let found = gids.iter().find(fits).and_then(|entry| u8::try_from(entry.gid_index).ok());
+    found.ok_or_else(|| Refusal::invalid("the port has no RoCE v2 GID of the family of dgid; say sgid_index"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(value: Value) -> Args {
+        Args::new(crate::protocol::arguments(value).unwrap())
+    }
+
+    fn entry(gid: &str, gid_index: u32, gid_type: u32) -> ibv_gid_entry {
+        let raw = gid.parse::<Ipv6Addr>().unwrap().octets();
+        ibv_gid_entry { gid: ibv_gid { raw }, gid_index, gid_type, port_num: 1, ..ibv_gid_entry::ZERO }
+    }
+
+    #[test]
+    fn what_a_change_needs_has_defaults_unless_it_shall_be_exact() {
+        let gids = || Ok(vec![entry("::ffff:10.0.0.1", 1, ROCE_V2)]);
+        let (attr, set) = modification(&args(serde_json::json!({"to": "INIT"})), RC, 1, gids).unwrap();
+        assert_eq!((attr.qp_state, attr.port_num, set), (1, 1, needed(RC, INIT) | mask::STATE));
+        let exact = serde_json::json!({"to": "RTR", "exact": true, "rq_psn": 9});
+        let (attr, set) = modification(&args(exact), RC, 1, gids).unwrap();
+        assert_eq!((attr.rq_psn, set), (9, mask::STATE | mask::RQ_PSN));
+        let alternate = serde_json::json!({"path_mig": "REARM", "alt_dgid": "10.0.0.3", "alt_timeout": 9});
+        let (attr, set) = modification(&args(alternate), RC, 2, gids).unwrap();
+        assert_eq!((attr.path_mig_state, attr.alt_timeout, attr.alt_port_num), (1, 9, 2));
+        assert_eq!((attr.alt_ah_attr.grh.sgid_index, set), (1, mask::PATH_MIG_STATE | mask::ALT_PATH));
+        let rtr = serde_json::json!({"to": "RTR", "dgid": "10.0.0.2", "path_mtu": 4096, "dest_qpn": 17});
+        let (attr, set) = modification(&args(rtr), RC, 1, gids).unwrap();
+        assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.ah_attr.grh.sgid_index), (5, 17, 1));
+        assert_eq!(set, needed(RC, RTR) | mask::STATE);
+        let text = modification(&args(serde_json::json!({"to": "RTR"})), RC, 1, gids).err().map(|refusal| refusal.text);
+        assert_eq!(text.as_deref(), Some("dgid is missing"));
+    }
+
+    #[test]
+    fn a_path_begins_at_a_roce_v2_gid_of_the_family_of_its_end() {
+        let gids = [
+            entry("fe80::1", 0, ROCE_V2),
+            entry("::ffff:10.0.0.1", 1, 1),
+            entry("::ffff:10.0.0.1", 2, ROCE_V2),
+            entry("fd77::1", 3, ROCE_V2),
+        ];
+        let from = |gid: &str| source(gid.parse::<Ipv6Addr>().unwrap().octets(), &gids);
+        assert_eq!((from("::ffff:10.0.0.9"), from("fd77::9"), from("fe80::9")), (Ok(2), Ok(3), Ok(0)));
+        assert_eq!(from("ff0e::ffff:239.1.1.1"), Ok(2));
+        assert!(source([0; 16], &gids[..2]).is_err());
+    }
 }

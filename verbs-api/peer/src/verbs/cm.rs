@@ -3,7 +3,7 @@
 //! Identifiers get no queue pair of librdmacm's own: a program may pass the number of one that it
 //! has made by itself and bring it to its states with `rdma_init_qp_attr`.
 
-use super::library::CmLibrary;
+use super::CmLibrary;
 use super::{Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};

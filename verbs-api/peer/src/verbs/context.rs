@@ -1,6 +1,6 @@
 //! A device, opened: what it is, and its asynchronous events.
 
-use super::library::Library;
+use super::Library;
 use super::{check, check_pointer, make_nonblocking, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::{CStr, c_char, c_int};
