@@ -28,16 +28,15 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteG
 use parking_lot::lock_api;
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A mutex of rank `R`.
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
 /// The guard of a [`Mutex`].
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
-/// The guard of a mutex that it keeps alive.
-pub type ArcMutexGuard<R, T> = lock_api::ArcMutexGuard<RankedMutex<R>, T>;
 /// A lock of rank `R` for one writer or several readers. A thread must not read twice at a time: a
 /// writer that waits between the two would stop it for ever.
 pub type RwLock<R, T> = lock_api::RwLock<RankedRwLock<R>, T>;
@@ -221,6 +220,68 @@ impl<G: Deref> Deref for ShardedGuard<G> {
 impl<G: DerefMut> DerefMut for ShardedGuard<G> {
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.guard
+    }
+}
+
+/// The guard of a mutex that was handed to it and is given back: it counts no reference, as the
+/// guard of `lock_api` for an `Arc` does.
+pub struct OwnedMutexGuard<R: Rank, T> {
+    mutex: ManuallyDrop<Arc<Mutex<R, T>>>,
+}
+
+impl<R: Rank, T> OwnedMutexGuard<R, T> {
+    /// Waits for the lock.
+    #[inline]
+    #[track_caller]
+    pub fn lock(mutex: Arc<Mutex<R, T>>) -> Self {
+        std::mem::forget(mutex.lock());
+        Self { mutex: ManuallyDrop::new(mutex) }
+    }
+
+    /// Releases the lock.
+    #[inline]
+    pub fn unlock(this: Self) -> Arc<Mutex<R, T>> {
+        let mut this = ManuallyDrop::new(this);
+        // SAFETY: `lock` has taken the lock and forgotten its guard; `this` is not dropped, so the
+        // lock is released once, and the mutex is taken out once.
+        unsafe {
+            this.mutex.force_unlock();
+            ManuallyDrop::take(&mut this.mutex)
+        }
+    }
+
+    /// The mutex that is locked.
+    #[inline]
+    pub fn mutex(this: &Self) -> &Arc<Mutex<R, T>> {
+        &this.mutex
+    }
+}
+
+impl<R: Rank, T> Drop for OwnedMutexGuard<R, T> {
+    fn drop(&mut self) {
+        // SAFETY: as in `unlock`; after this nothing uses the guard.
+        unsafe {
+            self.mutex.force_unlock();
+            ManuallyDrop::drop(&mut self.mutex);
+        }
+    }
+}
+
+impl<R: Rank, T> Deref for OwnedMutexGuard<R, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held for as long as the guard is there.
+        unsafe { &*self.mutex.data_ptr() }
+    }
+}
+
+impl<R: Rank, T> DerefMut for OwnedMutexGuard<R, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and the guard is borrowed exclusively.
+        unsafe { &mut *self.mutex.data_ptr() }
     }
 }
 

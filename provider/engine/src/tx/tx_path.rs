@@ -8,7 +8,7 @@
 use super::{Batch, Copied};
 use crate::engine::Engine;
 use crate::rings::{Route, Sender, SharedSender};
-use roxe_base::lock::{ArcMutexGuard, rank};
+use roxe_base::lock::{OwnedMutexGuard, rank};
 use roxe_net::link::TxQueue;
 use roxe_net::link::hop_limit;
 use roxe_net::raw::FrameSender;
@@ -112,25 +112,25 @@ impl TxCache {
 
     /// Looks up the ring for packets to `to` behind `av`. Returns true if it is being agreed, and
     /// what may wait for it is to wait.
-    #[inline]
-    fn awaits_ring(&mut self, engine: &Engine, av: &Av, to: Qpn) -> bool {
-        let key = (av.sgid, av.dgid, Slot::of(to));
-        self.key != Some(key) && self.look_up(engine, key, av, to)
-    }
-
-    fn look_up(&mut self, engine: &Engine, key: (Gid, Gid, Slot), av: &Av, to: Qpn) -> bool {
+    fn look_up(&mut self, engine: &Engine, av: &Av, to: Qpn) -> bool {
         (self.key, self.ring) = match engine.find_ring(av, to) {
-            Route::Ring(ring) => (Some(key), Some(ring)),
-            Route::Socket | Route::Own => (Some(key), None),
+            Route::Ring(ring) => (Some(key(av, to)), Some(ring)),
+            Route::Socket | Route::Own => (Some(key(av, to)), None),
             Route::Awaited => (None, None),
         };
         self.key.is_none()
     }
 }
 
-/// An open ring.
+/// What a ring is looked up by.
+#[inline]
+fn key(av: &Av, to: Qpn) -> (Gid, Gid, Slot) {
+    (av.sgid, av.dgid, Slot::of(to))
+}
+
+/// An open ring, which the cache has not meanwhile.
 struct OpenRing {
-    sender: ArcMutexGuard<rank::RingSender, Sender>,
+    sender: OwnedMutexGuard<rank::RingSender, Sender>,
     built: Built,
     /// What is staged goes nowhere.
     loses: bool,
@@ -230,7 +230,7 @@ impl<'a> TxPath<'a> {
     pub fn flush(&mut self, ordinal: u32) -> bool {
         self.put_late_ack();
         match (self.open.take(), &mut self.batch) {
-            (Some(mut open), _) => self.flush_ring(&mut open),
+            (Some(open), _) => self.flush_ring(open),
             (None, Some(batch)) => {
                 self.cache.sent += batch.used as u64;
                 batch.flush(self.engine, ordinal, &mut self.cache.link);
@@ -310,7 +310,7 @@ impl<'a> TxPath<'a> {
         self.batch.into_iter().for_each(Batch::put_back);
     }
 
-    fn flush_ring(&mut self, open: &mut OpenRing) {
+    fn flush_ring(&mut self, mut open: OpenRing) {
         if open.loses {
             self.engine.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
@@ -320,6 +320,7 @@ impl<'a> TxPath<'a> {
             self.cache.sent += open.built.bytes;
             open.sender.count_sent(open.built.packets, open.built.bytes, self.engine.counters());
         }
+        self.cache.ring = Some(OwnedMutexGuard::unlock(open.sender));
     }
 
     /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if a
@@ -327,30 +328,34 @@ impl<'a> TxPath<'a> {
     /// datagram: its queue pair may have others for other processes.
     #[inline]
     fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
-        if self.cache.awaits_ring(self.engine, av, to) && self.is_reliable && !is_answer {
-            let has_built = self.open.is_some() || self.batch.as_ref().is_some_and(|batch| !batch.packets.is_empty());
+        let is_same = self.cache.key == Some(key(av, to));
+        if self.open.is_some() {
+            return is_same;
+        }
+        let is_empty = self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty());
+        if !is_same {
             // What was built leaves first; then this is asked again.
-            if has_built || self.await_ring(Slot::of(to)) {
+            if !is_empty {
                 return false;
             }
-            self.cache.look_up(self.engine, (av.sgid, av.dgid, Slot::of(to)), av, to);
-        }
-        match (self.cache.ring.as_ref(), &self.open) {
-            (None, None) => true,
-            (Some(ring), Some(open)) => Arc::ptr_eq(ring, ArcMutexGuard::mutex(&open.sender)),
-            (None, Some(_)) => false,
-            (Some(ring), None) if self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty()) => {
-                let mut sender = ring.lock_arc();
-                let loses = !self.is_reliable && sender.loses_datagrams();
-                if sender.writer.is_none() {
-                    self.cache.ring = None;
-                } else {
-                    self.open = Some(OpenRing { sender, built: Built::default(), loses });
+            if self.cache.look_up(self.engine, av, to) && self.is_reliable && !is_answer {
+                if self.await_ring(Slot::of(to)) {
+                    return false;
                 }
-                true
+                self.cache.look_up(self.engine, av, to);
             }
-            (Some(_), None) => false,
         }
+        if self.cache.ring.is_some() && !is_empty {
+            return false;
+        }
+        if let Some(ring) = self.cache.ring.take() {
+            let mut sender = OwnedMutexGuard::lock(ring);
+            let loses = !self.is_reliable && sender.loses_datagrams();
+            if sender.writer.is_some() {
+                self.open = Some(OpenRing { sender, built: Built::default(), loses });
+            }
+        }
+        true
     }
 
     /// Registers the queue pair for the ring to `slot`. Returns false if it is decided by now
@@ -376,7 +381,7 @@ impl<'a> TxPath<'a> {
             return true;
         }
         self.is_blocked = true;
-        let ring = ArcMutexGuard::mutex(&open.sender);
+        let ring = OwnedMutexGuard::mutex(&open.sender);
         // It may still be registered with a ring of an earlier connection.
         if !matches!(&self.cache.waits, Some(Wait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
             let ring = Arc::clone(ring);
