@@ -23,6 +23,7 @@ alone() {
 # Options of cargo for a tree that is built again and again: nothing is optimised, not even what is
 # for tests elsewhere.
 unoptimised=(--config profile.dev.package.roxe-transport.opt-level=0
+    --config profile.dev.package.roxe-sim.opt-level=0
     --config profile.dev.package.roxe-wire.opt-level=0)
 
 # add_switch TREE: gives a copy of the tree the function that the patches of tests/mutants ask

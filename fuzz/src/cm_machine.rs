@@ -1,11 +1,11 @@
 //! One connection manager, its program at work, and everything that strangers and a mad peer can
 //! send.
 
+use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{
     Accept, Addresses, Alternate, AlternateAnswer, Cm, Connect, Cx, Event, EventKind, Listen, Refusal, Resolution,
     Resolve, Route, Settings, State, Takes,
 };
-use roxe_transport::sim::{Choices, Script};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{
     Answered, Apr, AprStatus, CommId, Drep, Dreq, Guid, Info, IpCmHeader, IpPair, Lap, MAD_LEN, Mad, Message, Mra,

@@ -2,8 +2,7 @@
 //!
 //! Touches `num` and `opcode`.
 
-use crate::bytes::{Reader, Sink};
-use crate::error::ParseError;
+use crate::bytes::{ParseError, Reader, Sink};
 use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;

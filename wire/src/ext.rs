@@ -3,8 +3,7 @@
 //!
 //! Reserved bits are ignored when read and 0 when written. Touches `num`.
 
-use crate::bytes::{Reader, Sink};
-use crate::error::ParseError;
+use crate::bytes::{ParseError, Reader, Sink};
 use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
 

@@ -5,9 +5,6 @@
 //! significant byte first on the wire. The IP and UDP lengths in it follow from the packet's
 //! length. Touches `net`.
 
-mod bits;
-mod gf2;
-
 use crate::bth::Bth;
 use crate::net::{IPV4_LEN, IPV6_LEN, NetHeader, UDP_LEN, wire_length};
 use crate::num::Gid;
@@ -27,8 +24,6 @@ const FEW: usize = 64;
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     Sealer::new(net).sum::<Tables>(net.ident, packet)
 }
-
-pub use gf2::power_of_x;
 
 /// Bytes that [`Summed`] counts in.
 pub const BLOCK: usize = 256;
@@ -69,7 +64,7 @@ pub struct Tables;
 impl Crc for Tables {
     fn update(register: u32, bytes: &[u8]) -> u32 {
         if bytes.len() < FEW {
-            return bits::update(register, bytes);
+            return update_bytes(register, bytes);
         }
         let mut hasher = Hasher::new_with_initial(!register);
         hasher.update(bytes);
@@ -77,11 +72,11 @@ impl Crc for Tables {
     }
 
     fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
-        Self::update(bits::update(0, &lane.to_le_bytes()), bytes)
+        Self::update(update_bytes(0, &lane.to_le_bytes()), bytes)
     }
 
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
-        gf2::shift(Self::update_behind(lane, bytes), blocks)
+        shift(Self::update_behind(lane, bytes), blocks)
     }
 }
 
@@ -113,9 +108,9 @@ impl Sealer {
     pub fn new(net: &NetHeader) -> Self {
         let is_ipv4 = net.is_ipv4();
         let plain = if is_ipv4 {
-            bits::update(BEHIND_PREFIX, &masked_ipv4(net))
+            update_bytes(BEHIND_PREFIX, &masked_ipv4(net))
         } else {
-            bits::update(BEHIND_PREFIX, &masked_ipv6(net))
+            update_bytes(BEHIND_PREFIX, &masked_ipv6(net))
         };
         // No packet is as short as that.
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
@@ -158,7 +153,7 @@ impl Sealer {
         match packet.split_first_chunk() {
             Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
             // Not a packet; some CRC has to come out.
-            None => !bits::update(BEHIND_PREFIX, packet),
+            None => !update_bytes(BEHIND_PREFIX, packet),
         }
     }
 
@@ -190,13 +185,13 @@ impl Sealer {
         if self.udp_payload_len != udp_payload_len {
             self.udp_payload_len = udp_payload_len;
             let ip = if self.is_ipv4 {
-                bits::IPV4_LENGTH.of(wire_length(IPV4_LEN + UDP_LEN, udp_payload_len))
+                IPV4_LENGTH.of(wire_length(IPV4_LEN + UDP_LEN, udp_payload_len))
             } else {
-                bits::IPV6_LENGTH.of(wire_length(UDP_LEN, udp_payload_len))
+                IPV6_LENGTH.of(wire_length(UDP_LEN, udp_payload_len))
             };
-            self.register = self.plain ^ ip ^ bits::UDP_LENGTH.of(wire_length(UDP_LEN, udp_payload_len));
+            self.register = self.plain ^ ip ^ UDP_LENGTH.of(wire_length(UDP_LEN, udp_payload_len));
         }
-        if self.is_ipv4 { self.register ^ bits::IDENT.of(ident.to_be_bytes()) } else { self.register }
+        if self.is_ipv4 { self.register ^ IDENT.of(ident.to_be_bytes()) } else { self.register }
     }
 }
 
@@ -263,9 +258,148 @@ fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // packet.
     let behind = len.checked_add(20 - 6 + 8)?;
     // The difference came in as two bytes, so their own shift is to be undone too.
-    let delta = gf2::unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);
+    let delta = unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);
     Some(u16::try_from(delta).ok()?.swap_bytes() ^ ident)
 }
 
 #[cfg(test)]
 mod tests;
+
+// The CRC of a few bytes, looked up one after the other, and what single header fields change in
+// it.
+
+/// What a byte in front of 0 to 3 others does to the register.
+static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
+
+/// What the two bytes of a header field do to the register behind the UDP header.
+struct Field([[u32; 256]; 2]);
+
+/// The lengths and the identification, with so many bytes between them and the BTH.
+static IPV4_LENGTH: Field = Field::in_front_of(24);
+static IPV6_LENGTH: Field = Field::in_front_of(42);
+static UDP_LENGTH: Field = Field::in_front_of(2);
+static IDENT: Field = Field::in_front_of(22);
+
+impl Field {
+    const fn in_front_of(others: u32) -> Self {
+        Self([bytes(8 * others + 16), bytes(8 * others + 8)])
+    }
+
+    #[inline]
+    fn of(&self, [high, low]: [u8; 2]) -> u32 {
+        let Self([highs, lows]) = self;
+        highs[usize::from(high)] ^ lows[usize::from(low)]
+    }
+}
+
+/// The register behind `data`.
+#[inline]
+fn update_bytes(register: u32, data: &[u8]) -> u32 {
+    let (words, rest) = data.as_chunks::<4>();
+    let register = words.iter().fold(register, |register, word| {
+        let [a, b, c, d] = (register ^ u32::from_le_bytes(*word)).to_le_bytes();
+        BYTES[3][usize::from(a)] ^ BYTES[2][usize::from(b)] ^ BYTES[1][usize::from(c)] ^ BYTES[0][usize::from(d)]
+    });
+    let step = |register: u32, byte: &u8| register >> 8 ^ BYTES[0][usize::from(register as u8 ^ byte)];
+    rest.iter().fold(register, step)
+}
+
+/// Every byte times x^`n`.
+const fn bytes(n: u32) -> [u32; 256] {
+    let power = power_of_x(n);
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        table[byte] = multiply(power, byte as u32);
+        byte += 1;
+    }
+    table
+}
+
+// Polynomials over GF(2) modulo that of the CRC, in the CRC's bit order: bit 31 is the coefficient
+// of x^0.
+
+const POLYNOMIAL: u32 = 0xedb8_8320;
+const ONE: u32 = 1 << 31;
+
+/// x^(-8·i) for i below 256, and x^(-8·256·i) for i below 256.
+const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
+const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
+/// x^(8·256).
+const BLOCK_POWER: u32 = power_of_x(8 * 256);
+/// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256
+/// zero bytes later.
+static LATER: [[[u32; 16]; 8]; 17] = later();
+
+/// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that
+/// is too many.
+#[inline]
+fn shift(register: u32, blocks: u8) -> Option<u32> {
+    let fours = LATER.get(usize::from(blocks))?.iter().enumerate();
+    Some(fours.fold(0, |sum, (at, later)| sum ^ later[(register >> (4 * at) & 15) as usize]))
+}
+
+const fn later() -> [[[u32; 16]; 8]; 17] {
+    let mut table = [[[0; 16]; 8]; 17];
+    let (mut blocks, mut power) = (0, ONE);
+    while blocks < 17 {
+        let mut at = 0;
+        while at < 8 * 16 {
+            let (four, value) = (at / 16, at % 16);
+            table[blocks][four][value] = multiply(power, (value as u32) << (4 * four));
+            at += 1;
+        }
+        power = multiply(BLOCK_POWER, power);
+        blocks += 1;
+    }
+    table
+}
+
+/// What the register held `bytes` zero bytes before it came to hold `register`.
+fn unshift(register: u32, bytes: u16) -> u32 {
+    let [high, low] = bytes.to_be_bytes();
+    multiply(multiply(HIGH[usize::from(high)], LOW[usize::from(low)]), register)
+}
+
+const fn multiply(a: u32, b: u32) -> u32 {
+    let (mut product, mut b, mut bit) = (0, b, 32);
+    while bit > 0 {
+        bit -= 1;
+        product ^= b & (a >> bit & 1).wrapping_neg();
+        b = b >> 1 ^ POLYNOMIAL & (b & 1).wrapping_neg();
+    }
+    product
+}
+
+const fn divide_by_x(value: u32, times: u32) -> u32 {
+    let (mut value, mut left) = (value, times);
+    while left > 0 {
+        let carry = value >> 31;
+        value = (value ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
+        left -= 1;
+    }
+    value
+}
+
+/// x^`n` modulo the polynomial of CRC-32, reflected: the highest bit is x^0.
+pub const fn power_of_x(n: u32) -> u32 {
+    let (mut value, mut square, mut left) = (ONE, ONE >> 1, n);
+    while left > 0 {
+        if left & 1 == 1 {
+            value = multiply(value, square);
+        }
+        square = multiply(square, square);
+        left >>= 1;
+    }
+    value
+}
+
+const fn powers(base: u32) -> [u32; 256] {
+    let mut table = [ONE; 256];
+    let mut i = 1;
+    while i < table.len() {
+        table[i] = multiply(table[i - 1], base);
+        i += 1;
+    }
+    table
+}

@@ -47,8 +47,6 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
-mod error;
-mod text;
 
 pub mod bth;
 pub mod capture;
@@ -56,7 +54,6 @@ pub mod cm;
 pub mod ext;
 pub mod frame;
 pub mod icrc;
-pub mod kind;
 pub mod net;
 pub mod num;
 pub mod opcode;
@@ -64,13 +61,12 @@ pub mod packet;
 pub mod tm;
 
 pub use bth::Bth;
-pub use error::ParseError;
+pub use bytes::ParseError;
 pub use ext::{
     Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, NakCode, Placement, Reth, Selectivity, Syndrome, XrcEth,
 };
-pub use kind::{Kind, Request, Response, SendTail, UcRequest};
 pub use net::{ECN, NetHeader, ROCE_PORT};
 pub use num::{Gid, LKey, MAX_PAYLOAD, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
-pub use opcode::{Opcode, Operation};
+pub use opcode::{Kind, Opcode, Operation, Request, Response, SendTail, UcRequest};
 pub use packet::{Form, Header, Packet, PacketReader};
 pub use tm::{Rvh, TmOp, Tmh};

@@ -3,8 +3,7 @@
 //! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH.
 //! Touches `num`.
 
-use crate::bytes::Reader;
-use crate::error::ParseError;
+use crate::bytes::{ParseError, Reader};
 use crate::num::Gid;
 use core::net::IpAddr;
 

@@ -1,12 +1,12 @@
 //! One queue pair without a peer: its surroundings, its clock, and what every target asks of any
 //! queue pair.
 
+use roxe_sim::host::SimHost;
+use roxe_sim::setup::qpn;
+use roxe_sim::{Choices, Peer, Script, Setup, XrcQueue};
 use roxe_transport::Qp;
 use roxe_transport::cx::{PacketNote, TxBatch, TxRoom, TxState};
 use roxe_transport::qp::{DropReason, PostError, QpState, Service};
-use roxe_transport::sim::host::SimHost;
-use roxe_transport::sim::setup::qpn;
-use roxe_transport::sim::{Choices, Peer, Script, Setup, XrcQueue};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Av, Cqe, RecvRequest, SendRequest};
 use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};

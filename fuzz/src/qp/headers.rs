@@ -1,7 +1,7 @@
 //! Headers that the input chooses, with numbers near those that mean something.
 
-use roxe_transport::sim::memory::Mr;
-use roxe_transport::sim::{Choices, Script};
+use roxe_sim::host::Mr;
+use roxe_sim::{Choices, Script};
 use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Feth, Ieth, ImmDt, Msn, NakCode, Placement, RKey, Request, Response, Reth,
     Selectivity, SendTail, Syndrome,

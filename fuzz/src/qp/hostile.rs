@@ -3,11 +3,11 @@
 
 use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate};
 use super::headers;
+use roxe_sim::SimHost;
+use roxe_sim::setup::{QKEY, av, qpn};
+use roxe_sim::wire::net_header;
+use roxe_sim::{Choices, Mr, Script, Setup};
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpState, Service};
-use roxe_transport::sim::SimHost;
-use roxe_transport::sim::setup::{QKEY, av, qpn};
-use roxe_transport::sim::wire::net_header;
-use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest};
 use roxe_wire::{

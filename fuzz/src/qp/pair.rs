@@ -1,13 +1,13 @@
 //! Two queue pairs and the network between them.
 
+use roxe_sim::pair::random_pair;
+use roxe_sim::scenario::{Work, run};
+use roxe_sim::{Choices, Script};
 use roxe_transport::qp::Service;
-use roxe_transport::sim::random::random_pair;
-use roxe_transport::sim::scenario::{Work, run};
-use roxe_transport::sim::{Choices, Script};
 
 /// The input decides what two queue pairs post and what the network does to their packets.
 ///
-/// Properties: those of [`roxe_transport::sim::scenario`] with mishaps allowed: no panic, every
+/// Properties: those of [`roxe_sim::scenario`] with mishaps allowed: no panic, every
 /// work request completes at most once and in order, what succeeds has the right bytes, what is
 /// left is flushed.
 ///

@@ -2,11 +2,11 @@
 
 use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate, queue_of};
 use super::headers;
+use roxe_sim::setup::{QKEY, av, qpn};
+use roxe_sim::wire::net_header;
+use roxe_sim::{Choices, Mr, Script, Setup};
 use roxe_transport::cx::PacketNote;
 use roxe_transport::qp::{QpCaps, QpState, Service};
-use roxe_transport::sim::setup::{QKEY, av, qpn};
-use roxe_transport::sim::wire::net_header;
-use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, ImmDt, Kind, NetHeader, Packet, PathMtu, Psn, RKey, Response, Syndrome};
 use std::collections::VecDeque;

@@ -2,11 +2,11 @@
 
 use super::alone::{Alone, PATTERN, QUEUES, WHO};
 use super::headers;
+use roxe_sim::setup::{QKEY, av, qpn};
+use roxe_sim::wire::net_header;
+use roxe_sim::{Choices, Mr, Script, Setup};
 use roxe_transport::cx::PacketNote;
 use roxe_transport::qp::{QpCaps, QpState, Service};
-use roxe_transport::sim::setup::{QKEY, av, qpn};
-use roxe_transport::sim::wire::net_header;
-use roxe_transport::sim::{Choices, Mr, Script, Setup};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, WcStatus};
 use roxe_wire::{
     Bth, Deth, Header, Kind, NakCode, Packet, PathMtu, Placement, Psn, Qkey, Qpn, Request, Response, Reth, Selectivity,

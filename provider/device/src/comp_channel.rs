@@ -100,7 +100,7 @@ impl CompChannel {
     fn watch(&self) -> Arc<LongWait> {
         let wait = Arc::new(LongWait { channel: self.id() });
         let watched: Weak<LongWait> = Arc::downgrade(&wait);
-        self.context.engine().add_deadline(clock::now().after(LONG_WAIT), watched);
+        self.context.engine().scheduler.add_deadline(clock::now().after(LONG_WAIT), watched);
         wait
     }
 

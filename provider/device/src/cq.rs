@@ -304,7 +304,7 @@ impl Cq {
             return state.fires(cqe);
         }
         if let Some(after) = state.weak.as_mut().and_then(|weak| weak.deadline()) {
-            self.engine().add_deadline(clock::now().after(after), Weak::clone(&self.me) as _);
+            self.engine().scheduler.add_deadline(clock::now().after(after), Weak::clone(&self.me) as _);
         }
         Verdict::Wait
     }
@@ -321,7 +321,7 @@ impl Cq {
     /// Whether it is time for an event; sees to it that it will be.
     fn announces(&self, verdict: Verdict) -> bool {
         if let Verdict::WaitUntil(deadline) = verdict {
-            self.engine().add_deadline(deadline, Weak::clone(&self.me) as _);
+            self.engine().scheduler.add_deadline(deadline, Weak::clone(&self.me) as _);
         }
         verdict == Verdict::Announce && self.channel.is_some()
     }
@@ -626,7 +626,7 @@ impl SleptOn {
     /// To be kept by the queue.
     fn begin(queue: &Cq) -> Arc<dyn Deadline> {
         let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
-        queue.engine().add_deadline(clock::now().after(LONG), Weak::clone(&watch.me) as _);
+        queue.engine().scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&watch.me) as _);
         watch
     }
 }
@@ -636,7 +636,7 @@ impl Deadline for SleptOn {
         if let Some(queue) = self.queue.upgrade()
             && let Some(at) = queue.look_at_sleepers()
         {
-            queue.engine().add_deadline(at, Weak::clone(&self.me) as _);
+            queue.engine().scheduler.add_deadline(at, Weak::clone(&self.me) as _);
         }
     }
 }

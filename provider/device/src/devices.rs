@@ -54,7 +54,7 @@ impl Device {
     /// interface, and every change is an event of the context.
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
         let runtime = fork::runtime_of(self)?;
-        let context = Context::new(Arc::clone(self), runtime.engine())?;
+        let context = Context::new(Arc::clone(self), runtime.into_engine())?;
         context.engine().watch();
         self.adapter().observe(&context);
         Ok(context)
@@ -71,7 +71,7 @@ impl Device {
 /// has counted is left in a file ([`roxe_engine::stats_file`]).
 fn report() {
     let prints = config().map_or(Stats::Off, |config| config.stats);
-    runtime::all().iter().for_each(|engine| engine.count_socket_drops());
+    runtime::all().iter().for_each(|runtime| runtime.engine().count_socket_drops());
     for device in known_devices() {
         let counters = device.adapter().counters();
         let last = device.adapter().files().map_or_else(|| counters.clone(), |files| files.close(&counters));

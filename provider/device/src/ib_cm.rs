@@ -83,7 +83,7 @@ impl Core {
         let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
             self.called_at = Some(due);
-            engine.add_cm_timer(due);
+            engine.scheduler.add_cm_timer(due);
         }
     }
 
@@ -101,7 +101,7 @@ impl Core {
 impl Agent {
     fn empty_inbox(&self, engine: &Engine) -> Inbox {
         let mut inbox = self.inbox.lock();
-        engine.take_connection_work();
+        engine.scheduler.take_connection_work();
         std::mem::take(&mut *inbox)
     }
 
@@ -160,7 +160,7 @@ impl Agent {
     }
 
     fn work_off(&self, engine: &Engine) {
-        while engine.has_connection_work() {
+        while engine.scheduler.has_connection_work() {
             fence(Ordering::SeqCst);
             let Some(mut guard) = self.core.try_lock() else { return };
             // Without numbers of its own this process cannot have been meant.
@@ -182,7 +182,7 @@ impl Services for Agent {
         let mut inbox = self.inbox.lock();
         if inbox.messages.len() < MAX_INBOX {
             inbox.messages.push_back((route, mad));
-            engine.note_connection_work();
+            engine.scheduler.note_connection_work();
         } else {
             engine.counters().mads_lost.add(1);
         }
@@ -192,7 +192,7 @@ impl Services for Agent {
     fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
         let mut inbox = self.inbox.lock();
         inbox.call = inbox.call.max(Some(deadline));
-        engine.note_connection_work();
+        engine.scheduler.note_connection_work();
     }
 
     /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread

@@ -10,7 +10,6 @@ use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Mutex, rank};
 use roxe_engine::engine::Engine;
-use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 /// What earlier calls of [`devices`](crate::devices()) gave out, with their engines and counters.
@@ -93,8 +92,13 @@ impl Runtime {
     }
 
     /// The engine, which keeps its connection manager alive.
-    pub(crate) fn engine(self) -> Arc<Engine> {
+    pub(crate) fn into_engine(self) -> Arc<Engine> {
         self.engine
+    }
+
+    /// The first engine of the device.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// The connection manager.
@@ -124,15 +128,6 @@ impl WeakRuntime {
     /// The engine and its connection manager, if anybody has them.
     fn upgrade(&self) -> Option<Runtime> {
         Some(Runtime { engine: self.engine.upgrade()?, agent: self.agent.upgrade()? })
-    }
-}
-
-impl Deref for Runtime {
-    type Target = Engine;
-
-    #[inline]
-    fn deref(&self) -> &Engine {
-        &self.engine
     }
 }
 

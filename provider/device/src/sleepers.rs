@@ -55,7 +55,7 @@ pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
 
 impl<T: fmt::Debug + Send + 'static> Unread<T> {
     fn look_later(&self, engine: &Engine) {
-        engine.add_deadline(clock::now().after(LONG), Weak::clone(&self.me) as _);
+        engine.scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&self.me) as _);
     }
 }
 

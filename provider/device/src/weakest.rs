@@ -189,7 +189,7 @@ impl WeakQp {
     fn look_again(&mut self, engine: &Engine, now: Instant) {
         if !std::mem::replace(&mut self.is_waiting, true) {
             let after = Duration::from_micros(self.acks.pick(ROUNDS));
-            engine.add_deadline(now.after(after), Weak::clone(&self.me));
+            engine.scheduler.add_deadline(now.after(after), Weak::clone(&self.me));
         }
     }
 

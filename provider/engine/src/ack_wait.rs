@@ -29,7 +29,7 @@ impl Engine {
                 before.into_iter().for_each(|before| before.qp.end_waiting(now));
             }
         }
-        self.publish(Task::DelayedAck, Some(delayed_ack::due_in_background(until)));
+        self.scheduler.publish(Task::DelayedAck, Some(delayed_ack::due_in_background(until)));
     }
 
     /// Sends an acknowledgement that has waited until `by`, if the program has not sent it along.
@@ -37,7 +37,7 @@ impl Engine {
     pub(crate) fn end_waiting(&self, state: &mut RxState, by: Instant, now: Instant) {
         let by_program = state.visitor == Visitor::Program;
         if let Some(ended) = state.waiting.take_if(|waiting| delayed_ack::is_over(waiting.until, by, by_program)) {
-            self.publish(Task::DelayedAck, None);
+            self.scheduler.publish(Task::DelayedAck, None);
             ended.qp.end_waiting(now);
         }
     }

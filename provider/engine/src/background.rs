@@ -110,7 +110,7 @@ impl Engine {
 
     /// One round: serve what there is, unless the program does it, and decide how to sleep.
     fn round(&self, experience: &mut Experience) -> Sleep {
-        let presence = &self.presence;
+        let presence = &self.scheduler.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);
         self.rings.awake();
         let now = clock::now();
@@ -122,7 +122,7 @@ impl Engine {
                 let is_muted = presence.mute(points);
                 // Who waits may have handed over since then.
                 if is_muted && (!seen.waiter_receives || presence.waiters.receive(now)) {
-                    return Sleep::muted(self.due(Task::Steering), now, experience.policy.tick());
+                    return Sleep::muted(self.scheduler.due(Task::Steering), now, experience.policy.tick());
                 }
             }
             Course::Serve => self.serve_woken(&seen, &experience.governor, now),
@@ -135,16 +135,16 @@ impl Engine {
     /// What the policy is told.
     fn what_is_seen(&self, now: Instant) -> WakeUp {
         WakeUp {
-            since_poll: self.presence.age(now),
+            since_poll: self.scheduler.presence.age(now),
             is_receiving: self.rx.is_locked(),
-            waiter_receives: self.presence.waiters.receive(now),
-            is_muted: self.presence.muting.is_muted(),
+            waiter_receives: self.scheduler.presence.waiters.receive(now),
+            is_muted: self.scheduler.presence.muting.is_muted(),
         }
     }
 
     /// Receives for a program that does not, and goes on for a while if that is worth it.
     fn serve_woken(&self, seen: &WakeUp, governor: &SpinGovernor, now: Instant) {
-        let (presence, is_polled) = (&self.presence, seen.is_polled());
+        let (presence, is_polled) = (&self.scheduler.presence, seen.is_polled());
         let found = self.serve(Visitor::Woken, now);
         if found {
             presence.note_served();
@@ -182,7 +182,7 @@ impl Engine {
 
     /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
     fn spin(&self, governor: &SpinGovernor) {
-        let seen = self.presence.last_poll.load(Relaxed);
+        let seen = self.scheduler.presence.last_poll.load(Relaxed);
         governor.keep_looking(self.usual_patience(), || {
             let now = clock::now();
             let found = self.serve(Visitor::Spinning, now);
@@ -194,7 +194,11 @@ impl Engine {
                 self.tend_rings();
             }
             match found {
-                _ if self.presence.last_poll.load(Relaxed) != seen && !self.presence.waits_for_event() => Look::Enough,
+                _ if self.scheduler.presence.last_poll.load(Relaxed) != seen
+                    && !self.scheduler.presence.waits_for_event() =>
+                {
+                    Look::Enough
+                }
                 true => Look::Found,
                 false => Look::Vain,
             }
@@ -207,7 +211,7 @@ impl Engine {
         self.tell_counters(clock::now());
         loop {
             let until = self.next_deadline();
-            self.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
+            self.scheduler.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
             if self.next_deadline() == until {
                 let now = clock::now();
                 // Packets that came into a ring meanwhile have woken nobody.
@@ -229,7 +233,7 @@ mod tests {
         let engine = private_engine(config().unwrap());
         let _held = engine.rx.lock();
         let now = clock::now();
-        engine.presence.note_poll(now);
+        engine.scheduler.presence.note_poll(now);
         assert!(engine.what_is_seen(now.after(Duration::from_secs(1))).is_polled());
     }
 }

@@ -17,13 +17,16 @@
 pub mod testing;
 
 use crate::adapter::{Adapter, MAX_ENGINES};
-use crate::fabric::Fabric;
+use crate::counters::Counters;
+use crate::flow_control::Flows;
 use crate::interceptor::Interceptor;
+use crate::links::Links;
 use crate::queue_pair::QueuePair;
+use crate::rings::Rings;
 use crate::rx_state::{Rx, RxState};
-use crate::table::QpTable;
-use crate::table::Recent;
-use roxe_base::config::config;
+use crate::scheduler::{Ready, Scheduler};
+use crate::table::{QpTable, Recent};
+use roxe_base::config::{Config, config};
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Subject, Weakness};
@@ -38,7 +41,7 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, Qpn};
 use std::fmt::Debug;
-use std::ops::Deref;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -77,9 +80,21 @@ pub(crate) struct Ears {
     pub status: Option<StatusSocket>,
 }
 
-/// The engine: the fabric, the receive side, and the queue pairs by number.
+/// What packets leave by, the receive side, and the queue pairs by number.
 pub struct Engine {
-    pub(crate) fabric: Fabric,
+    pub(crate) adapter: Arc<Adapter>,
+    /// Which engine of its device it is of; 0 is the first one.
+    number: usize,
+    counters: Arc<Counters>,
+    pub(crate) config: &'static Config,
+    /// What is due, what is ready, and how the thread is woken.
+    pub scheduler: Scheduler,
+    pub(crate) links: Links,
+    pub(crate) flows: Flows,
+    /// Ways to other processes through shared memory.
+    pub(crate) rings: Rings,
+    /// What watches and spoils packets, if anything shall.
+    interceptor: Option<Interceptor>,
     /// Whether the sockets exist in this process, and with them the thread.
     pub(crate) started: AtomicBool,
     /// Held while sockets and thread come to exist, while links are added, and while the port
@@ -92,15 +107,6 @@ pub struct Engine {
     pub(crate) services: Arc<dyn Services>,
     /// The engines of the device beside its first one, which has them.
     pub(crate) further: [OnceLock<Arc<Self>>; MAX_ENGINES - 1],
-}
-
-impl Deref for Engine {
-    type Target = Fabric;
-
-    #[inline]
-    fn deref(&self) -> &Fabric {
-        &self.fabric
-    }
 }
 
 impl Debug for Engine {
@@ -116,12 +122,32 @@ impl Engine {
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
-        Ok(Arc::new_cyclic(|me| Self::new(Fabric::new(Arc::clone(adapter), 0, config, interceptor), services, me)))
+        Ok(Self::new(Arc::clone(adapter), 0, config, interceptor, services))
     }
 
-    pub(crate) fn new(fabric: Fabric, services: Arc<dyn Services>, me: &Weak<Self>) -> Self {
-        Self {
-            fabric,
+    /// The engine with this number of the device.
+    pub(crate) fn new(
+        adapter: Arc<Adapter>,
+        number: usize,
+        config: &'static Config,
+        interceptor: Option<Interceptor>,
+        services: Arc<dyn Services>,
+    ) -> Arc<Self> {
+        let scheduler = Scheduler::default();
+        let flag = |service| scheduler.flag(service);
+        let flows = Flows::new(flag(Ready::QUEUE_PAIRS), flag(Ready::CREDITS));
+        let rings = [Ready::RINGS_WANTED, Ready::RINGS_FULL, Ready::RINGS_AWAITED].map(flag);
+        Arc::new_cyclic(|me| Self {
+            counters: adapter.counters_of(number),
+            adapter,
+            number,
+            config,
+            scheduler,
+            links: Links::default(),
+            flows,
+            // Who records or spoils packets sees those of the wire.
+            rings: Rings::new(config.rings && interceptor.is_none(), rings),
+            interceptor,
             started: AtomicBool::new(false),
             starting: Mutex::default(),
             me: Weak::clone(me),
@@ -129,12 +155,12 @@ impl Engine {
             table: QpTable::default(),
             services,
             further: Default::default(),
-        }
+        })
     }
 
     /// Which engine of its device it is.
     pub fn number(&self) -> usize {
-        self.fabric.number
+        self.number
     }
 
     /// Whether it is the first one.
@@ -142,10 +168,57 @@ impl Engine {
         self.number() == 0
     }
 
+    /// What the engine has counted.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What watches and spoils packets.
+    #[inline]
+    pub(crate) fn interceptor(&self) -> Option<&Interceptor> {
+        self.interceptor.as_ref()
+    }
+
+    /// The windows of the destinations.
+    #[inline]
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// The rate from which queue pairs slow down, bit/s; `None`: they do not.
+    pub fn line_rate(&self) -> Option<NonZeroU64> {
+        self.config.dcqcn.then(|| self.adapter.line_rate())
+    }
+
+    /// The interface as a card.
+    pub fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    /// The node GUID.
+    pub fn node_guid(&self) -> u64 {
+        self.adapter.node_guid()
+    }
+
+    /// Index of the network interface.
+    pub(crate) fn ifindex(&self) -> u32 {
+        self.adapter.ifindex()
+    }
+
+    /// Forgets all that belongs to the parent of this process.
+    pub(crate) fn clear(&self) {
+        self.links.clear();
+        self.flows.clear();
+        self.interceptor().into_iter().for_each(|interceptor| interceptor.delayed.clear());
+        self.rings.clear();
+        self.scheduler.clear();
+    }
+
     /// What a raw packet queue pair sends by. Errors as [`FrameSender::open`].
     pub fn open_frame_sender(&self) -> Result<Arc<FrameSender>, Error> {
         self.start()?;
-        let sender = Arc::new(FrameSender::open(&self.adapter.interface(), self.poller()?.send_room())?);
+        let sender = Arc::new(FrameSender::open(&self.adapter.interface(), self.scheduler.poller()?.send_room())?);
         self.links.add_frame_sender(&sender);
         Ok(sender)
     }
@@ -172,7 +245,7 @@ impl Engine {
             {
                 return Ok(qp);
             }
-            let poller = self.poller()?;
+            let poller = self.scheduler.poller()?;
             self.claim_slot(&mut self.rx.lock(), &poller)?;
         }
     }
@@ -266,8 +339,8 @@ impl Engine {
             &self.rings.full,
             ready,
             credits,
-            self.timers.raw(),
-            &self.thread,
+            self.scheduler.timers.raw(),
+            &self.scheduler.thread,
         ];
         always.into_iter().chain(held).chain(port).chain(told)
     }
@@ -280,6 +353,6 @@ impl Drop for Engine {
         }
         self.close_sockets();
         // The thread wakes, finds nobody, and ends.
-        self.kick();
+        self.scheduler.kick();
     }
 }

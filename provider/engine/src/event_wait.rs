@@ -36,7 +36,7 @@ impl Engine {
     /// The calling thread is going to sleep until `is_over`, which it is not yet: it looks around
     /// first. Keep the answer until it has slept.
     pub fn before_sleep(&self, is_over: impl Fn() -> bool) -> Wait<'_> {
-        let (presence, waiters) = (&self.presence, self.waiters());
+        let (presence, waiters) = (&self.scheduler.presence, self.waiters());
         let counted = Counted::new(&waiters.waiting);
         presence.waits_itself.store(true, Relaxed);
         let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
@@ -45,7 +45,7 @@ impl Engine {
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
             if presence.hand_over() {
-                self.kick();
+                self.scheduler.kick();
             }
         }
         wait
@@ -60,7 +60,7 @@ impl Engine {
         let _counted = Counted::new(&waiters.looking);
         let look = || {
             let found = self.work(self.enter());
-            self.presence.leave();
+            self.scheduler.presence.leave();
             match found {
                 _ if is_over() => Look::Enough,
                 true => Look::Found,
@@ -81,6 +81,6 @@ impl Engine {
     }
 
     fn waiters(&self) -> &Waiters {
-        &self.presence.waiters
+        &self.scheduler.presence.waiters
     }
 }

@@ -26,7 +26,7 @@ impl Engine {
 
     /// The same, unless the thread follows it already.
     pub fn keep_watching(&self) {
-        if self.poller().is_err() {
+        if self.scheduler.poller().is_err() {
             self.watch();
         }
     }
@@ -57,7 +57,7 @@ impl Engine {
     /// Opens the addresses that have come, if sockets are open at all. What cannot be opened is
     /// reported to whoever wants to use it.
     fn open_new_links(&self, gids: &GidTable) {
-        let Ok(poller) = self.poller() else { return };
+        let Ok(poller) = self.scheduler.poller() else { return };
         if !self.is_started() {
             return;
         }

@@ -9,7 +9,6 @@
 
 use crate::adapter::MAX_ENGINES;
 use crate::engine::{Engine, Services};
-use crate::fabric::Fabric;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
 use roxe_transport::cm::Route;
@@ -53,7 +52,7 @@ impl Services for ToFirst {
     fn leave_message(&self, _: &Engine, route: Route, mad: Mad) {
         self.first(|first| {
             first.services.leave_message(first, route, mad);
-            first.kick();
+            first.scheduler.kick();
         });
     }
 
@@ -87,9 +86,8 @@ impl Engine {
     }
 
     fn another(self: &Arc<Self>, number: usize) -> Arc<Self> {
-        let fabric = Fabric::new(Arc::clone(&self.adapter), number, self.config, None);
         let services = Arc::new(ToFirst(Arc::downgrade(self)));
-        Arc::new_cyclic(|me| Self::new(fabric, services, me))
+        Self::new(Arc::clone(&self.adapter), number, self.config, None, services)
     }
 
     /// The engines of the device beside this one, if this is the first.
@@ -143,7 +141,7 @@ mod tests {
         let engine = private_engine(config().unwrap());
         let second = engine.numbered(1);
         [&engine, &second].into_iter().for_each(|engine| engine.watch());
-        let thread = second.thread.read().clone().unwrap();
+        let thread = second.scheduler.thread.read().clone().unwrap();
         drop(second);
         engine.release();
         assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");

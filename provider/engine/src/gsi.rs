@@ -72,7 +72,7 @@ impl Engine {
     /// twelve children leave one after the other met that in one of four runs.
     pub fn keeps_mads(&self, route: Route) -> bool {
         let is_here = |gid| self.link(gid).is_some();
-        self.rings.is_on && self.interceptor().is_none() && is_here(route.local) && is_here(route.remote)
+        self.rings.is_on && is_here(route.local) && is_here(route.remote)
     }
 
     /// Routes a message of ours as if it had come to our own socket. Whether it did: not while
@@ -96,14 +96,16 @@ impl Engine {
         let Run { meta, bytes, index } = run;
         let (meta, next) = (RxMeta { first_index: index, ..*meta }, now.after(FIRST_LOOK));
         state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
-        self.wait_for(next, Due::Requests);
+        self.scheduler.wait_for(next, Due::Requests);
     }
 
     /// Looks whether somebody listens now for the requests that wait. Those that have waited long
     /// enough go to our machine, which refuses them.
     pub(crate) fn look_for_listeners(&self, now: Instant) {
         // Whoever receives now would be held up.
-        let Some(mut rx) = self.rx.try_lock() else { return self.wait_for(now.after(FIRST_LOOK), Due::Requests) };
+        let Some(mut rx) = self.rx.try_lock() else {
+            return self.scheduler.wait_for(now.after(FIRST_LOOK), Due::Requests);
+        };
         let state = &mut rx.state;
         for mut request in std::mem::take(&mut state.unclaimed) {
             if request.next > now {
@@ -115,7 +117,7 @@ impl Engine {
                 Way::Sent(_) => {}
                 Way::Nobody if waited < MAX_LISTENER_WAIT => {
                     request.next = now.after(waited.max(FIRST_LOOK));
-                    self.wait_for(request.next, Due::Requests);
+                    self.scheduler.wait_for(request.next, Due::Requests);
                     state.unclaimed.push_back(request);
                 }
                 Way::Ours | Way::Nobody => self.take_mads(state, request.run(), now),
@@ -220,7 +222,7 @@ impl Engine {
     pub fn open_service(&self, place: Place) -> Result<(), Error> {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
         let socket = ServiceSocket::open(self.ifindex(), place).map_err(claim)?;
-        self.poller()?.watch(socket.fd(), Watch::All).map_err(claim)?;
+        self.scheduler.poller()?.watch(socket.fd(), Watch::All).map_err(claim)?;
         self.rx.lock().state.services.push(socket);
         Ok(())
     }

@@ -19,14 +19,13 @@
 //!   sleeps and is woken.
 //! - `links`, `rings`, [`flow_control`], [`interceptor`]: sockets by address, rings by process,
 //!   windows by receiver, captures and fault rules.
-//! - [`fabric`]: all of these, which is what the transmit path ([`tx`]) needs.
 //! - `rx_state`, `groups`, [`frames`], [`flow_counters`], `requests`, `forward_queue`: the receive
 //!   side, as its lock guards it.
-//! - [`engine`]: the fabric, the receive side and the queue pairs; above it what is done with them:
-//!   `progress` (polls), `rx`, `multicast`, `raw_frames`, [`gsi`] (packets by kind),
-//!   `ring_service`, `ack_wait`, `background`, `event_wait`, `start`, `follow`, [`shutdown`]; the
-//!   engines of further threads: [`further`]; whether packets can leave: [`next_hops`]; why nobody
-//!   answers: [`reachability`], [`reasons`].
+//! - [`engine`]: the owner of all these; above it what is done with them: `ways_out` (link or
+//!   ring), [`tx`] (packets of a queue pair leave), `progress` (polls), `rx`, `multicast`,
+//!   `raw_frames`, [`gsi`] (packets by kind), `ring_service`, `ack_wait`, `background`,
+//!   `event_wait`, `start`, `follow`, [`shutdown`]; the engines of further threads: [`further`];
+//!   whether packets can leave: [`next_hops`]; why nobody answers: [`reachability`], [`reasons`].
 //!
 //! # Unsafe code
 //!
@@ -40,7 +39,6 @@ pub mod counter_files;
 pub mod counters;
 pub mod engine;
 mod event_wait;
-pub mod fabric;
 pub mod flow_control;
 pub mod flow_counters;
 mod follow;
@@ -83,5 +81,6 @@ mod testing;
 mod thread;
 pub mod tx;
 mod waiters;
+mod ways_out;
 
 use roxe_base::sync;

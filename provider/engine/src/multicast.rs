@@ -68,7 +68,7 @@ impl Engine {
 
     /// The sockets for `mgid`: of its two addresses, if it has two, one is enough.
     fn join(&self, mgid: Gid) -> Result<Vec<Arc<UdpLink>>, Error> {
-        let poller = self.poller()?;
+        let poller = self.scheduler.poller()?;
         let (mut links, mut failure) = (Vec::new(), None);
         for address in group::addresses(mgid) {
             let joined = UdpLink::join(address, self.ifindex(), self.config.gro)

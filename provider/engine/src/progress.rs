@@ -37,7 +37,7 @@ impl Engine {
     /// Works off what was left for connection managers, if anything was. Call without any lock.
     #[inline]
     pub fn run_cm(&self) {
-        if self.ready().contains(Ready::CONNECTIONS) {
+        if self.scheduler.ready().contains(Ready::CONNECTIONS) {
             self.services.run_connections(self);
         }
     }
@@ -49,20 +49,20 @@ impl Engine {
         }
         let now = self.enter();
         if self.work(now) {
-            self.note_found();
+            self.scheduler.note_found();
         } else {
-            self.yield_when_idle(now);
+            self.scheduler.yield_when_idle(now);
         }
-        self.presence.leave();
+        self.scheduler.presence.leave();
     }
 
     /// A thread of the program comes in to receive. When that is.
     pub(crate) fn enter(&self) -> Instant {
         // First: what interrupts a program that polls does so in a system call, and on some
         // machines the clock is one.
-        self.presence.enter();
+        self.scheduler.presence.enter();
         let now = clock::now();
-        self.presence.note_poll(now);
+        self.scheduler.presence.note_poll(now);
         now
     }
 
@@ -78,7 +78,7 @@ impl Engine {
     /// may have been in a socket all the time, when the machine is overloaded. Who does not get the
     /// lock of the receive side leaves them to its holder. Whether anything was there.
     pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
-        let due = self.timers.is_due(now).then(|| self.timers.added());
+        let due = self.scheduler.timers.is_due(now).then(|| self.scheduler.timers.added());
         rx.state.visitor = visitor;
         let all = visitor == Visitor::Woken || rx.state.takes_turn_of_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
@@ -131,52 +131,52 @@ impl Engine {
     /// The program is about to wait for an event: the background thread takes over.
     pub fn arm(&self) {
         self.serve_ready(clock::now());
-        if self.presence.arm() {
-            self.kick();
+        if self.scheduler.presence.arm() {
+            self.scheduler.kick();
         }
     }
 
     /// A thread of the program is going to sleep, and receives for another engine before it does:
     /// the background thread takes over, unless it has.
     pub fn before_sleep_elsewhere(&self) {
-        if self.presence.hand_over() {
-            self.kick();
+        if self.scheduler.presence.hand_over() {
+            self.scheduler.kick();
         }
     }
 
     /// A thread of the program is going to send.
     #[inline]
     pub fn enter_to_send(&self) {
-        self.presence.enter();
+        self.scheduler.presence.enter();
     }
 
     /// It has left its requests for later.
     #[inline]
     pub fn leave(&self) {
-        self.presence.leave();
+        self.scheduler.presence.leave();
     }
 
     /// It has sent; serves queue pairs that got room by it.
     #[inline]
     pub fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
-        self.presence.leave();
-        if let Some(live) = self.adapter.files().filter(|_| self.due(Task::CounterFiles).is_none()) {
-            self.publish(Task::CounterFiles, Some(now.after(live.pause())));
+        self.scheduler.presence.leave();
+        if let Some(live) = self.adapter.files().filter(|_| self.scheduler.due(Task::CounterFiles).is_none()) {
+            self.scheduler.publish(Task::CounterFiles, Some(now.after(live.pause())));
         }
     }
 
     /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets
     /// one that is due at once, and nobody has looked for an answer yet.
     pub(crate) fn run_timers(&self, added: u64, now: Instant) {
-        while let Some((deadline, who)) = self.timers.pop_due_before(added, now) {
+        while let Some((deadline, who)) = self.scheduler.timers.pop_due_before(added, now) {
             match who {
                 Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
                 Due::Other(whose) => whose.upgrade().into_iter().for_each(|whose| whose.on_deadline(deadline)),
                 Due::Cm => self.services.leave_deadline(self, deadline),
                 Due::DeadNames => {
                     runtime_dir::note_death();
-                    self.kick();
+                    self.scheduler.kick();
                 }
                 Due::Requests => self.look_for_listeners(now),
             }
@@ -186,7 +186,7 @@ impl Engine {
     /// Serves the queue pairs that were refused and have room now.
     #[inline]
     pub(crate) fn serve_ready(&self, now: Instant) {
-        if self.ready().contains(Ready::QUEUE_PAIRS) {
+        if self.scheduler.ready().contains(Ready::QUEUE_PAIRS) {
             self.serve_queue_pairs(now);
         }
     }
@@ -222,34 +222,34 @@ impl Engine {
     /// have moved. Background thread only.
     pub(crate) fn tell_counters(&self, now: Instant) {
         let Some(files) = self.adapter.files() else { return };
-        match self.due(Task::CounterFiles) {
+        match self.scheduler.due(Task::CounterFiles) {
             Some(due) if due > now => return,
             Some(_) => {
-                self.set(Task::CounterFiles, None);
+                self.scheduler.set(Task::CounterFiles, None);
                 self.count_socket_drops();
                 files.publish(|| self.adapter.counters());
             }
             None => {}
         }
         if files.is_behind(|| self.adapter.counters()) {
-            self.set(Task::CounterFiles, Some(now.after(files.pause())));
+            self.scheduler.set(Task::CounterFiles, Some(now.after(files.pause())));
         }
     }
 
     /// Lets steering work if it is due or waits for answers. Background thread only.
     pub(crate) fn steer(&self, now: Instant) {
-        if self.due(Task::Steering).is_none() {
+        if self.scheduler.due(Task::Steering).is_none() {
             return;
         }
         let mut rx = self.rx.lock();
         let state = &mut rx.state;
-        let unanswered = self.take_unanswered();
+        let unanswered = self.scheduler.take_unanswered();
         for steering in &mut state.steering {
             if unanswered {
                 steering.note_unanswered(now);
             }
             steering.step(now);
-            if let (Some(fd), Ok(poller)) = (steering.fd(), self.poller()) {
+            if let (Some(fd), Ok(poller)) = (steering.fd(), self.scheduler.poller()) {
                 // Known already, most of the time.
                 let _ = poller.watch(fd, Watch::Quiet);
             }

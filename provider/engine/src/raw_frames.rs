@@ -25,7 +25,7 @@ impl Engine {
         let slot = &mut rx.state.frames;
         let side = match slot {
             Some(side) => side,
-            None => slot.insert(FrameSide::open(&self.adapter, &*self.poller()?)?),
+            None => slot.insert(FrameSide::open(&self.adapter, &*self.scheduler.poller()?)?),
         };
         if side.rules.len() >= limits::MAX_FLOWS as usize {
             return Err(Error::new(libc::ENOMEM, "no more flows; destroy one first"));

@@ -41,7 +41,7 @@ impl Engine {
 
     fn offer_ring(&self, state: &RxState, slot: Slot) -> io::Result<Offer> {
         let size = size_of_next().ok_or(io::ErrorKind::QuotaExceeded)?;
-        let (offer, poller) = (Offer::new(size)?, self.poller().map_err(io::Error::other)?);
+        let (offer, poller) = (Offer::new(size)?, self.scheduler.poller().map_err(io::Error::other)?);
         let from = state.slots.first().ok_or(io::ErrorKind::NotConnected)?;
         poller.watch_for(Woken::Line, offer.control.fd())?;
         let header = Frame::Ring { size: size as u32 }.header();
@@ -53,7 +53,7 @@ impl Engine {
     pub(crate) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
         let size = size as usize;
         let is_wanted = self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && shm::read() < MAX_RINGS;
-        if let (true, Ok(poller)) = (is_wanted, self.poller()) {
+        if let (true, Ok(poller)) = (is_wanted, self.scheduler.poller()) {
             // What cannot be mapped or watched is let go of, which the other process notices.
             let _ = uncancelled(|| self.open_inbound(size, descriptors, &poller));
         }
@@ -110,7 +110,7 @@ impl Engine {
         // another one in the list.
         gone.iter().for_each(|ring| ring.lock().close());
         if changed.iter().any(|(_, receiver)| *receiver == Receiver::Absent) {
-            self.note_death(clock::now());
+            self.scheduler.note_death(clock::now());
         }
         for (slot, receiver) in &changed {
             self.flows.set_receiver(*slot, *receiver);
@@ -135,7 +135,7 @@ impl Engine {
         while gone.iter().zip(&ends).any(is_left) && self.receive(rx, true, clock::now()) {}
         self.forget_inbound(&gone);
         self.refresh_rings(&mut rx.sources);
-        self.note_death(clock::now());
+        self.scheduler.note_death(clock::now());
     }
 
     /// Does not read these rings any more.
@@ -148,7 +148,7 @@ impl Engine {
     /// Marks as ready who waited for room that there is now.
     #[inline]
     pub(crate) fn look_for_room(&self) {
-        if self.ready().contains(Ready::RINGS_FULL) {
+        if self.scheduler.ready().contains(Ready::RINGS_FULL) {
             self.look_at_full_rings();
         }
     }
@@ -161,7 +161,7 @@ impl Engine {
         self.rings.has_full.set_to(!list.is_empty());
         drop(list);
         if self.rings.is_asleep() && self.rings.has_room_again() {
-            self.kick();
+            self.scheduler.kick();
         }
     }
 

@@ -210,7 +210,7 @@ impl Rings {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, has_awaiting, ..Self::default() }
     }
 
-    /// What [`crate::fabric::Fabric::find_ring`] says may be different when this changes. Never 0.
+    /// What [`crate::engine::Engine::find_ring`] says may be different when this changes. Never 0.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)

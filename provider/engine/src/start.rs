@@ -36,7 +36,7 @@ impl Engine {
     pub fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
         if self.links.udp.read().is_empty() {
-            let opened = self.poller().and_then(|poller| self.open_links(&poller));
+            let opened = self.scheduler.poller().and_then(|poller| self.open_links(&poller));
             opened.map_err(Error::about_host)?;
         }
         Ok(())
@@ -75,7 +75,7 @@ impl Engine {
     /// which may be about to end and then takes them with it. So nobody has a queue pair before.
     fn await_steering(&self) {
         let until = clock::now().after(TO_STEER);
-        while self.due(Task::Steering).is_some() && clock::now() < until {
+        while self.scheduler.due(Task::Steering).is_some() && clock::now() < until {
             thread::sleep(LOOK);
         }
     }
@@ -87,7 +87,7 @@ impl Engine {
         if self.link(gid).is_some() {
             return Ok(());
         }
-        let poller = self.poller()?;
+        let poller = self.scheduler.poller()?;
         self.add_link(gid, &poller).map_err(|e| explain(gid, &e))?;
         drop(starting);
         self.await_steering();
@@ -96,7 +96,7 @@ impl Engine {
 
     /// What the background thread sleeps on; both come to exist here the first time.
     pub(crate) fn ensure_thread(&self, ears: &mut Option<Ears>) -> Result<Arc<Poller>, Error> {
-        if let Ok(poller) = self.poller() {
+        if let Ok(poller) = self.scheduler.poller() {
             return Ok(poller);
         }
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
@@ -117,14 +117,14 @@ impl Engine {
         let poller = Arc::clone(thread.poller());
         let started: Arc<dyn Wake> = Arc::clone(&poller) as _;
         started_by_caller(Arc::downgrade(&started));
-        *self.thread.write() = Some(thread);
+        *self.scheduler.thread.write() = Some(thread);
         Ok(poller)
     }
 
     /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone
     /// when this returns, and so are those of its further engines.
     pub fn release(self: Arc<Self>) {
-        let thread = |engine: &Arc<Self>| (Arc::downgrade(engine), engine.thread.read().clone());
+        let thread = |engine: &Arc<Self>| (Arc::downgrade(engine), engine.scheduler.thread.read().clone());
         let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
         for (engine, thread) in threads {
@@ -188,7 +188,7 @@ impl Engine {
     fn forget_sockets(&self) {
         self.rx.lock().clear();
         self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
-        self.fabric.clear();
+        self.clear();
     }
 
     /// In the child of a fork: gives up what belongs to the parent. The next opening of the device
@@ -196,11 +196,11 @@ impl Engine {
     pub fn abandon(&self) {
         self.started.store(false, Ordering::Release);
         *self.starting.lock() = None;
-        if let Some(thread) = self.thread.write().take() {
+        if let Some(thread) = self.scheduler.thread.write().take() {
             thread.poller().close();
         }
         self.forget_sockets();
-        self.presence.waiters.abandon();
+        self.scheduler.presence.waiters.abandon();
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
     fn engine() -> (Arc<Engine>, Arc<Thread>) {
         let engine = private_engine(config().unwrap());
         engine.watch();
-        let thread = engine.thread.read().clone().unwrap();
+        let thread = engine.scheduler.thread.read().clone().unwrap();
         (engine, thread)
     }
 
@@ -247,7 +247,7 @@ mod tests {
             let other = Arc::clone(&engine);
             engine.release();
             assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test have it");
-            other.kick();
+            other.scheduler.kick();
             other.release();
             assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
         }

@@ -2,7 +2,6 @@
 
 use crate::adapter::Adapter;
 use crate::engine::{Engine, Services};
-use crate::fabric::Fabric;
 use crate::flow_control::Grant;
 use crate::port::Netdev;
 use crate::queue_pair::{Met, QueuePair, VisitOutcome};
@@ -33,7 +32,7 @@ pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
 
 fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
     let adapter = Arc::new(Adapter::new(0, netdev));
-    Arc::new_cyclic(|me| Engine::new(Fabric::new(adapter, 0, config, None), Arc::new(Nobody), me))
+    Engine::new(adapter, 0, config, None, Arc::new(Nobody))
 }
 
 /// Takes nothing.

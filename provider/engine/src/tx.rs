@@ -14,7 +14,7 @@ mod tx_path;
 pub use tx_path::{TxCache, TxPath};
 
 use crate::counters::Counters;
-use crate::fabric::Fabric;
+use crate::engine::Engine;
 use crate::run::is_ack;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
@@ -196,21 +196,21 @@ impl Batch {
     /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
     /// comes from, `cached` is the link that one used last. What cannot be sent is lost and
     /// counted, as on any network.
-    pub fn flush(&mut self, fabric: &Fabric, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
-        if let Some(interceptor) = fabric.interceptor() {
-            self.flush_intercepted(fabric, interceptor, ordinal, cached, None);
+    pub fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
+        if let Some(interceptor) = engine.interceptor() {
+            self.flush_intercepted(engine, interceptor, ordinal, cached);
             return self.clear();
         }
         let mut at = 0;
         while let Some(av) = self.av(at) {
             // clause: PATH-SOURCE
-            at = match find_link(fabric, av.sgid, cached) {
+            at = match find_link(engine, av.sgid, cached) {
                 Some(link) => {
-                    let net = header(fabric, link, &av);
+                    let net = header(engine, link, &av);
                     if net.src_port != ROCE_PORT {
                         self.put_ack_last(at);
                     }
-                    self.send_from(at, link, &net, fabric.counters())
+                    self.send_from(at, link, &net, engine.counters())
                 }
                 None => at + 1,
             };
@@ -325,22 +325,22 @@ fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usi
 }
 
 /// The link of a local address, kept in `cached`; without one a packet is lost and counted.
-fn find_link<'c>(fabric: &Fabric, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
+fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
     if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
-        *cached = fabric.link(sgid);
+        *cached = engine.link(sgid);
     }
     if cached.is_none() {
-        fabric.counters().send_errors.add(1);
+        engine.counters().send_errors.add(1);
     }
     cached.as_ref()
 }
 
 /// The headers around the packets of a run.
-fn header(fabric: &Fabric, link: &UdpLink, av: &Av) -> NetHeader {
+fn header(engine: &Engine, link: &UdpLink, av: &Av) -> NetHeader {
     NetHeader {
         src: link.gid(),
         dst: av.dgid,
-        src_port: if fabric.links.reaches_this_host(av.dgid) { link.local_port() } else { ROCE_PORT },
+        src_port: if engine.links.reaches_this_host(av.dgid) { link.local_port() } else { ROCE_PORT },
         traffic_class: av.traffic_class,
         hop_limit: av.hop_limit,
         ..NetHeader::default()

@@ -214,7 +214,7 @@ fn stands_above_test(lines: &[&str]) -> bool {
 /// Index of the first line that is test code: 0 in files that are nothing else.
 fn first_test_line(path: &str, lines: &[&str]) -> usize {
     let is_test_file = path.contains("/tests/") || path.ends_with("/tests.rs") || path.starts_with("tests/");
-    if is_test_file || path.starts_with("fuzz/") || path.contains("/src/sim/") {
+    if is_test_file || path.starts_with("fuzz/") || path.starts_with("transport/sim/") {
         return 0;
     }
     let opens = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');

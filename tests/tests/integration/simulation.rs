@@ -2,17 +2,17 @@
 //! duplication, reordering and corruption of up to 10 % each at the same time, and some of hundreds
 //! of queue pairs around switches that are too small.
 //!
-//! What is judged is written at [`roxe_transport::sim::scenario`]. Every run has a seed of its own;
+//! What is judged is written at [`roxe_sim::scenario`]. Every run has a seed of its own;
 //! one that fails is shrunk and printed as a text that repeats it, to be pasted into a test as in
 //! [`run`]. `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
 
+use roxe_sim::case::Net;
+use roxe_sim::case::shrink;
+use roxe_sim::pair::random_faults;
+use roxe_sim::scenario::{Accident, Report, Work};
+use roxe_sim::setup::number;
+use roxe_sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
 use roxe_transport::qp::Service;
-use roxe_transport::sim::case::Net;
-use roxe_transport::sim::random::random_faults;
-use roxe_transport::sim::scenario::{Accident, Report, Work};
-use roxe_transport::sim::setup::number;
-use roxe_transport::sim::shrink::shrink;
-use roxe_transport::sim::{Case, Choices, LinkSpec, Mr, Place, Rng, Setup, Topology, World};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, WcStatus};
 use roxe_wire::PathMtu;
 use std::num::NonZeroU64;

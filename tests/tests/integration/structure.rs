@@ -18,6 +18,7 @@ use tree::Tree;
 pub(crate) const ORDER: &[&str] = &[
     "wire",
     "transport",
+    "transport/sim",
     "provider/base",
     "provider/check",
     "provider/memory",

@@ -11,12 +11,9 @@
 //! moves a connection to its alternate path: queue pairs do that, and the program says when its own
 //! has done so.
 
-use super::conn::{Connection, Loading, State};
-use super::error::{CmError, Ignored};
-use super::fields;
-use super::outbox::{EventKind, Outbox};
-use super::settings::Settings;
-use super::terms::{Alternate, AlternateAnswer, Route};
+use super::connection::{Connection, Loading, State};
+use super::messages;
+use super::terms::{Alternate, AlternateAnswer, CmError, EventKind, Ignored, Outbox, Route, Settings};
 use crate::time::Instant;
 use roxe_wire::cm::{Apr, AprStatus, Lap, Mad, Message, TimeCode, TransactionId};
 
@@ -61,7 +58,7 @@ impl Connection {
         if self.alternate_state() != AlternateState::Idle {
             return Err(CmError::State);
         }
-        let mad = Mad { tid, modifier: 0, message: fields::lap(self, alternate, settings).into() };
+        let mad = Mad { tid, modifier: 0, message: messages::lap(self, alternate, settings).into() };
         out.send_mad(self.route(), mad.clone());
         self.loading = Loading::Asked { lap: Box::new(mad), route: alternate.route, patient: false };
         self.timer.start(now);
@@ -95,7 +92,7 @@ impl Connection {
             _ => {}
         }
         if let Some(status) = self.why_not(lap) {
-            out.send(self.route(), tid, fields::apr(self.id, self.remote_id(), &AlternateAnswer::new(status)));
+            out.send(self.route(), tid, messages::apr(self.id, self.remote_id(), &AlternateAnswer::new(status)));
             return Err(Ignored::Refused);
         }
         self.give_up_alternate(out);
@@ -124,7 +121,7 @@ impl Connection {
     pub(super) fn answer_alternate(&mut self, answer: &AlternateAnswer, out: &mut Outbox) -> Result<(), CmError> {
         let Loading::Asks { tid, route, .. } = self.loading else { return Err(CmError::State) };
         self.check_state(&[State::Established])?;
-        let mad = Mad { tid, modifier: 0, message: fields::apr(self.id, self.remote_id(), answer).into() };
+        let mad = Mad { tid, modifier: 0, message: messages::apr(self.id, self.remote_id(), answer).into() };
         out.send_mad(self.route(), mad.clone());
         self.loading = Loading::Answered(Box::new(mad));
         self.note_alternate(answer.status, route);
@@ -156,7 +153,7 @@ impl Connection {
     /// Tells a peer that has asked to wait for our program.
     // clause: CM-MRA
     pub(super) fn delay_alternate(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
-        let (message, to) = (fields::mra(self, service_timeout), self.route());
+        let (message, to) = (messages::mra(self, service_timeout), self.route());
         let Loading::Asks { tid, mra, .. } = &mut self.loading else { return Err(CmError::State) };
         let mad = mra.get_or_insert_with(|| Box::new(Mad { tid: *tid, modifier: 0, message: Message::Mra(message) }));
         out.send_mad(to, (**mad).clone());

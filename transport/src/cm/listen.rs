@@ -1,13 +1,9 @@
 //! Who listens for what, and how many requests wait for each program.
 
-use super::error::CmError;
+use super::terms::{CmError, ListenId};
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use std::collections::BTreeMap;
-
-/// Names a listener for as long as the machine lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ListenId(u64);
 
 /// Which requests a listener takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +72,6 @@ impl Listen {
         };
         family_fits && (service_id.0 ^ self.service_id.0) & self.service_mask == 0
     }
-
-    const fn is_of_one_service(&self) -> bool {
-        self.service_mask == u64::MAX
-    }
 }
 
 /// All listeners. Few: they are searched one by one within a service, and so are those of many
@@ -101,7 +93,7 @@ impl Listeners {
         }
         self.made += 1;
         let id = ListenId(self.made);
-        if listen.is_of_one_service() {
+        if listen.service_mask == u64::MAX {
             self.by_service.entry(listen.service_id).or_default().push(id);
         } else {
             self.masked.push(id);

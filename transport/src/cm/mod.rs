@@ -57,43 +57,29 @@
 //!
 //! # Files
 //!
-//! `terms` is what programs say and `outbox` what they hear; `conn`, `active`, `passive`,
-//! `teardown` are one connection, `closed` what may have to be said again of one that is forgotten,
-//! `req_retry` requests that find nobody, `alternate` its alternate path; `sidr` is the lookup of
-//! datagram services; `table` finds connections, `listen` listeners; `dispatch` gives messages to
-//! them after `checks`; `manager` is [`Cm`] itself; `fields` fills messages in; `times` knows what
-//! time codes mean.
+//! `terms` is what programs say and hear; `connection` is one connection, `transitions` what moves
+//! it, `alternate` its alternate path; `messages` fills messages in and checks requests; `sidr` is
+//! the lookup of datagram services; `table` finds connections, `listen` listeners; `manager` is
+//! [`Cm`] itself, which gives messages to them.
 
-mod active;
 mod alternate;
-mod checks;
-mod closed;
-mod conn;
-mod dispatch;
-mod error;
-mod fields;
+mod connection;
 mod listen;
 mod manager;
-mod outbox;
-mod passive;
-mod req_retry;
-mod settings;
+mod messages;
 mod sidr;
 mod table;
-mod teardown;
 mod terms;
-mod timeout;
-mod times;
+mod transitions;
 
 #[cfg(test)]
 mod tests;
 
 pub use alternate::AlternateState;
-pub use conn::{Peer, State};
-pub use dispatch::{Addressee, addressee};
-pub use error::{CmError, Ignored};
-pub use listen::{Addresses, Listen, ListenId, Takes};
-pub use manager::{Cm, Cx};
-pub use outbox::{Ending, Event, EventKind, Origin, Outgoing};
-pub use settings::Settings;
-pub use terms::{Accept, Alternate, AlternateAnswer, Connect, Ece, QpTerms, Refusal, Resolution, Resolve, Route};
+pub use connection::{Peer, State};
+pub use listen::{Addresses, Listen, Takes};
+pub use manager::{Addressee, Cm, Cx, addressee};
+pub use terms::{
+    Accept, Alternate, AlternateAnswer, CmError, Connect, Ece, Ending, Event, EventKind, Ignored, ListenId, Origin,
+    Outgoing, QpTerms, Refusal, Resolution, Resolve, Route, Settings,
+};

@@ -5,14 +5,10 @@
 //!   server:  SIDR_REQ ─► LookupRequest, asked ─ answer ─ SIDR_REP ─►   (asked again: a new one)
 //! ```
 
-use super::conn::Timer;
-use super::error::{CmError, Ignored};
-use super::fields;
-use super::listen::{ListenId, Listeners};
-use super::outbox::{EventKind, Origin, Outbox};
-use super::req_retry::ReqRetry;
-use super::terms::{Ece, Resolution, Resolve, Route};
-use super::times::wait;
+use super::connection::{ReqRetry, Timer, wait};
+use super::listen::Listeners;
+use super::messages;
+use super::terms::{CmError, Ece, EventKind, Ignored, ListenId, Origin, Outbox, Resolution, Resolve, Route};
 use crate::time::Instant;
 use roxe_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus, TransactionId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,7 +70,7 @@ impl Sidr {
         resolve: &Resolve,
         out: &mut Outbox,
     ) {
-        let mad = Mad { tid, modifier: 0, message: fields::sidr_req(id, resolve).into() };
+        let mad = Mad { tid, modifier: 0, message: messages::sidr_req(id, resolve).into() };
         let mut timer = Timer::new(wait(resolve.response_timeout), resolve.max_cm_retries);
         timer.start(now);
         out.send_mad(resolve.route, mad.clone());
@@ -153,7 +149,7 @@ impl Sidr {
         let asked = self.asked.remove(&id).ok_or(CmError::UnknownId)?;
         self.by_client.remove(&(asked.route.remote.0, asked.request.request_id));
         listeners.leave(asked.listener);
-        let message = Message::SidrRep(fields::sidr_rep(&asked.request, resolution));
+        let message = Message::SidrRep(messages::sidr_rep(&asked.request, resolution));
         out.send_mad(asked.route, Mad { tid: asked.tid, modifier: resolution.ece.options, message });
         Ok(())
     }

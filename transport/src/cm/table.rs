@@ -1,16 +1,18 @@
 //! All connections of a machine, and the four ways to find one: by our id, by the peer's id, by the
-//! peer's queue pair, by what is due next.
+//! peer's queue pair, by what is due next; and those that are over, whose peer may not know.
 //!
 //! Whoever changes a connection does so through [`Table::with`], which afterwards brings the ways
 //! up to date and forgets the connection if it is over. All maps are ordered: what happens never
 //! depends on a hash.
 
-use super::conn::{Connection, Remote, State};
-use super::listen::{ListenId, Listeners};
+use super::connection::{Connection, Remote, State, wait};
+use super::listen::Listeners;
+use super::messages;
+use super::terms::{ListenId, Outbox, Route};
 use crate::time::Instant;
-use roxe_wire::cm::{CommId, Guid};
+use roxe_wire::cm::{CommId, Guid, TimeCode, TransactionId};
 use roxe_wire::{Gid, Qpn};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Something of a peer: its address and card, and what it calls it. The address is part of it so
 /// that nobody can speak of another's connections (DESIGN D8).
@@ -162,5 +164,56 @@ impl Table {
 fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
     if map.get(&key) == Some(&id) {
         map.remove(&key);
+    }
+}
+
+/// How long after TimeWait a peer may have yet to ask again: rdma_cm repeats a DREQ after this and
+/// the time that two packets take, which TimeWait is longer than.
+const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
+/// The most that are remembered; the last ones are.
+// clause: CM-BOUNDS
+const MOST: usize = 1024;
+
+/// One connection that is over.
+#[derive(Debug)]
+struct Closed {
+    id: CommId,
+    theirs: CommId,
+    tid: TransactionId,
+    route: Route,
+    until: Instant,
+}
+
+/// The connections that are over, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct ClosedConnections(VecDeque<Closed>);
+
+impl ClosedConnections {
+    /// Remembers a connection whose timer is due now, if that ends it and the peer had asked for
+    /// the end.
+    // clause: CM-PARTING
+    pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
+        if conn.state != State::TimeWait || !conn.was_asked() {
+            return;
+        }
+        while self.0.front().is_some_and(|oldest| oldest.until <= now || self.0.len() >= MOST) {
+            self.0.pop_front();
+        }
+        let (id, theirs, tid, route) = (conn.id, conn.remote_id(), conn.tid, conn.route());
+        self.0.push_back(Closed { id, theirs, tid, route, until: now.after(wait(REPEAT_WITHIN)) });
+    }
+
+    /// Says once more that the connection `id` is over, unless its peer has heard it or asked again
+    /// by now.
+    // clause: CM-PARTING
+    pub(super) fn repeat(&self, now: Instant, id: CommId, out: &mut Outbox) {
+        if let Some(said) = self.0.iter().find(|said| said.id == id && now < said.until) {
+            out.send(said.route, said.tid, messages::drep(said.id, said.theirs));
+        }
+    }
+
+    /// The ids of all, and between which addresses they were.
+    pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
+        self.0.iter().map(|said| (said.id, said.route))
     }
 }

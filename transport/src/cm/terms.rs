@@ -1,13 +1,16 @@
-//! What a program says when it connects, accepts or resolves, and what both ends then give their
-//! queue pairs.
+//! What programs say when they connect, accept or resolve, and what they are told: terms, settings,
+//! reasons, events; and the queue of messages and events that leave the machine.
 //!
-//! Plain data. The values that `new` fills in are those of the kernel's rdma_cm.
+//! The values that `new` fills in are those of the kernel's rdma_cm.
 
+use crate::reasons::reasons;
 use core::time::Duration;
 use roxe_wire::cm::{
-    AprStatus, FlowLabel, Info, PrivateData, RejReason, ServiceId, SidrStatus, Small, TimeCode, Transport, VendorId,
+    Apr, AprStatus, CommId, FlowLabel, Guid, Info, Lap, Mad, Message, PrivateData, Rej, RejReason, Rep, Req, ServiceId,
+    SidrRep, SidrReq, SidrStatus, Small, TimeCode, TransactionId, Transport, VendorId,
 };
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
+use std::collections::VecDeque;
 
 /// The two addresses between which the messages of a connection travel, from our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -289,4 +292,190 @@ pub struct QpTerms {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
+}
+
+/// What is the same for all connections of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The node GUID.
+    pub guid: Guid,
+    /// How long the device may take to acknowledge a packet.
+    pub ack_delay: TimeCode,
+    /// How long a peer that repeats itself is told to wait for our program.
+    pub service_timeout: TimeCode,
+    /// The upper 12 bits of every id that the machine gives, so that those of several machines at
+    /// one address differ; see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is
+    /// unpredictable.
+    pub prefix: u16,
+    /// The most connections and lookups, those included that are in TimeWait.
+    pub max_connections: usize,
+}
+
+impl Settings {
+    /// The settings of rdma_cm over rxe, and room for 65,536 connections.
+    pub const fn new(guid: Guid) -> Self {
+        Self {
+            guid,
+            ack_delay: TimeCode::new(15),
+            service_timeout: TimeCode::new(24),
+            prefix: 0,
+            max_connections: 1 << 16,
+        }
+    }
+}
+
+/// Why a verb of the program was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CmError {
+    /// There is no such connection, lookup or listener (any more).
+    #[error("no such connection")]
+    UnknownId,
+    /// The connection is in a state that does not allow it.
+    #[error("not possible in this state of the connection")]
+    State,
+    /// Another listener takes the same requests.
+    #[error("another listener has this service")]
+    InUse,
+    /// There are as many connections as there may be.
+    #[error("too many connections")]
+    Full,
+}
+
+reasons! {
+    /// Why nothing came of a message.
+    Ignored:
+    /// The message names no connection of ours, or another end than the peer's.
+    UnknownId => "cm_unknown_id",
+    /// The message does not come from, or go to, the addresses of the connection.
+    Address => "cm_address",
+    /// The connection is in a state that has no use for it.
+    State => "cm_bad_state",
+    /// The message was seen before.
+    Duplicate => "cm_duplicate",
+    /// The message names another queue pair than ours.
+    Qpn => "cm_qpn",
+    /// The message lacks an id or a GUID.
+    Malformed => "cm_malformed",
+    /// A request for what we do not have or not do; the sender was told.
+    Refused => "cm_refused",
+    /// The message is of a queue pair that has another connection with us; the sender was told.
+    Stale => "cm_stale",
+}
+
+/// A message to send from queue pair 1 at one address to that at another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// From where to where.
+    pub route: Route,
+    /// The message with its MAD header.
+    pub mad: Mad,
+}
+
+/// Something that a program must know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The connection, or the lookup of a datagram service.
+    pub id: CommId,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened. "The id is free" means: no other event will name it, and no verb takes it any
+/// more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A peer wants to connect to a listener: accept or reject.
+    ConnectRequest(Origin, Box<Req>, Ece),
+    /// The peer accepts: confirm or reject.
+    ConnectReply(Box<Rep>, Ece),
+    /// Passive side: the peer confirmed, or has sent over the connection.
+    Established,
+    /// The peer does not want to be connected. The id is free.
+    Rejected(Box<Rej>),
+    /// The peer accepts with a queue pair that another connection of ours has, and was refused. The
+    /// id is free.
+    Stale,
+    /// The peer does not answer. The id is free.
+    Unreachable,
+    /// The connection is over. After [`Ending::Asked`] the program has to agree with a disconnect
+    /// of its own.
+    Disconnected(Ending),
+    /// No packet of the connection is on the way any more: its queue pair may be used again. The id
+    /// is free.
+    TimeWaitExit,
+    /// The peer proposes another path: load it and answer, or answer why not.
+    AlternateRequest(Box<Lap>),
+    /// The peer has loaded the path that we proposed, or says why not.
+    AlternateReply(Box<Apr>),
+    /// The peer does not say whether it has loaded the path that we proposed, or proposed one at
+    /// the same time.
+    AlternateUnanswered,
+    /// A peer looks for a datagram service: answer.
+    LookupRequest(Origin, Box<SidrReq>),
+    /// A datagram service answers. The id is free.
+    LookupReply(Box<SidrRep>, Ece),
+}
+
+/// Names a listener for as long as the machine lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenId(pub(super) u64);
+
+/// For whom a request is, and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The listener that takes the request.
+    pub listener: ListenId,
+    /// The address that the peer asked at, and its own.
+    pub route: Route,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The peer asks for it.
+    Asked,
+    /// Both want it.
+    Agreed,
+    /// The peer threw it away.
+    Rejected,
+    /// We want it, and the peer does not answer.
+    TimedOut,
+}
+
+/// Messages and events that nobody has fetched yet.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    messages: VecDeque<Outgoing>,
+    events: VecDeque<Event>,
+}
+
+impl Outbox {
+    /// The most messages that wait. A driver that fetches them after every call meets this only
+    /// when very many timers are due at once; what is lost here is repeated like what is lost on
+    /// the way.
+    // clause: CM-BOUNDS
+    pub(super) const MOST: usize = 4096;
+
+    /// Sends a message without options.
+    pub(super) fn send(&mut self, route: Route, tid: TransactionId, message: impl Into<Message>) {
+        self.send_mad(route, Mad { tid, modifier: 0, message: message.into() });
+    }
+
+    pub(super) fn send_mad(&mut self, route: Route, mad: Mad) {
+        if self.messages.len() < Self::MOST {
+            self.messages.push_back(Outgoing { route, mad });
+        }
+    }
+
+    pub(super) fn tell(&mut self, id: CommId, kind: EventKind) {
+        self.events.push_back(Event { id, kind });
+    }
+
+    pub(super) fn poll_transmit(&mut self) -> Option<Outgoing> {
+        self.messages.pop_front()
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
 }

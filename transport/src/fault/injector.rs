@@ -1,13 +1,12 @@
-//! The judge: rules, what they must remember, and the seed.
+//! The judge: rules, what they must remember, and the seed; which message a packet belongs to.
 
-use super::messages::Messages;
-use super::rule::{Action, Part, Rule, Rules};
+use super::rule::{Action, Hold, Part, Rule, Rules};
 use super::verdict::{Corruption, RuleId, Seen, Verdict};
 use core::fmt::{self, Write};
 use core::time::Duration;
-use roxe_wire::opcode::PayloadRule;
-use roxe_wire::{Kind, PathMtu, icrc};
-use std::collections::HashMap;
+use roxe_wire::opcode::{PayloadRule, Position};
+use roxe_wire::{Header, Kind, PathMtu, Psn, Request, icrc};
+use std::collections::{HashMap, VecDeque};
 
 /// What one rule has seen in one direction of one queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,13 +27,6 @@ struct Stream {
     messages: Option<Messages>,
 }
 
-impl Stream {
-    fn new(rules: usize, with_messages: bool) -> Self {
-        let messages = with_messages.then(Messages::new);
-        Self { packets: 0, counts: vec![Count::default(); rules].into(), messages }
-    }
-}
-
 /// One queue pair.
 #[derive(Debug)]
 struct Flow {
@@ -45,18 +37,14 @@ struct Flow {
 }
 
 impl Flow {
-    fn learn_mtu(&mut self, seen: &Seen<'_>) {
-        if seen.packet.header.opcode().facts().payload == PayloadRule::Full {
-            let len = seen.packet.payload.len();
-            self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
-        }
-    }
-
     /// The number of the message that a packet belongs to. An answer has the number of what it
     /// answers, which went the other way.
     fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
-        self.learn_mtu(seen);
         let header = &seen.packet.header;
+        if header.opcode().facts().payload == PayloadRule::Full {
+            let len = seen.packet.payload.len();
+            self.mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize == len).or(self.mtu);
+        }
         match header.kind {
             Kind::Cnp => None,
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
@@ -140,7 +128,11 @@ impl Injector {
     pub fn judge(&mut self, seen: &Seen<'_>) -> Verdict {
         let (rules, with_messages) = (self.rules.len(), self.counts_messages);
         let flow = self.flows.entry(seen.ordinal).or_insert_with(|| {
-            let stream = || Stream::new(rules, with_messages);
+            let stream = || Stream {
+                packets: 0,
+                counts: vec![Count::default(); rules].into(),
+                messages: with_messages.then(Messages::new),
+            };
             Flow { streams: [stream(), stream()], mtu: None }
         });
         let message = if with_messages { flow.message(seen) } else { None };
@@ -171,16 +163,16 @@ impl Injector {
 
     /// What each rule has done so far, in the order of the list.
     pub fn report(&self) -> impl Iterator<Item = RuleReport<'_>> {
-        let mut reports: Vec<_> = self.rules.iter().map(Judged::report).collect();
+        let mut reports: Vec<_> = self
+            .rules
+            .iter()
+            .map(|judged| {
+                let Count { matched, applied } = judged.total;
+                RuleReport { id: judged.id, rule: &judged.rule, matched, applied }
+            })
+            .collect();
         reports.sort_unstable_by_key(|report| report.id);
         reports.into_iter()
-    }
-}
-
-impl Judged {
-    fn report(&self) -> RuleReport<'_> {
-        let Count { matched, applied } = self.total;
-        RuleReport { id: self.id, rule: &self.rule, matched, applied }
     }
 }
 
@@ -202,7 +194,7 @@ impl Verdict {
             }
             Action::Delay(hold) => self.delay = self.delay.saturating_add(hold.pick(random)),
             Action::Reorder(by) => {
-                let hold = super::rule::Hold { min: Duration::ZERO, max: by };
+                let hold = Hold { min: Duration::ZERO, max: by };
                 self.delay = self.delay.saturating_add(hold.pick(random));
             }
             Action::Corrupt(_) if self.corrupt.is_some() => return false,
@@ -258,4 +250,94 @@ pub const fn mix(number: u64) -> u64 {
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let c = (b ^ (b >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     c ^ (c >> 31)
+}
+
+/// Messages that are remembered for retransmissions and answers.
+const REMEMBERED: usize = 512;
+/// A message that began more than this many PSNs ago is forgotten: further apart, PSNs cannot be
+/// told apart.
+const REACH: i32 = 1 << 22;
+
+/// The beginning of a message.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    psn: Psn,
+    /// Bytes that a READ asks for; its answer takes one PSN per packet. 0 for everything else.
+    read: u32,
+}
+
+/// The messages of one direction.
+#[derive(Debug)]
+pub(super) struct Messages {
+    /// The newest ones.
+    starts: VecDeque<Start>,
+    /// Messages so far: the number of the newest one.
+    count: u64,
+    /// PSN after the newest packet.
+    next: Psn,
+}
+
+impl Messages {
+    pub(super) fn new() -> Self {
+        Self { starts: VecDeque::with_capacity(REMEMBERED), count: 0, next: Psn::default() }
+    }
+
+    /// The message of a request, which is counted if it begins one. On a reliable connection, a
+    /// packet behind a gap has no number: what is missing will come, and this packet again behind
+    /// it. `mtu`: of the path, if known.
+    pub(super) fn of_request(&mut self, header: &Header, mtu: Option<PathMtu>) -> Option<u64> {
+        if let Kind::Ud { .. } = header.kind {
+            // Every packet is a message, and PSNs of different senders have nothing to do with each
+            // other.
+            self.count += 1;
+            return Some(self.count);
+        }
+        let psn = header.bth.psn;
+        let (next, exact) = self.expected(mtu);
+        let is_uc = matches!(header.kind, Kind::UcRequest(_));
+        if self.count > 0 && psn.is_before(next) {
+            return self.find(psn, mtu);
+        }
+        if self.count > 0 && psn != next && exact && !is_uc {
+            return None;
+        }
+        self.next = psn.next();
+        let begins = matches!(header.opcode().facts().position, Position::First | Position::Only);
+        if begins || self.count == 0 {
+            let read = if let Some(Request::Read(reth)) = header.kind.request() { reth.dma_len } else { 0 };
+            self.begin(Start { psn, read });
+        }
+        Some(self.count)
+    }
+
+    /// The message that has this PSN, if it is remembered.
+    pub(super) fn find(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
+        let (next, exact) = self.expected(mtu);
+        if exact && !psn.is_before(next) {
+            return None;
+        }
+        let newer = self.starts.len() - self.starts.partition_point(|start| !start.psn.is_after(psn));
+        (newer < self.starts.len()).then(|| self.count - newer as u64)
+    }
+
+    fn begin(&mut self, start: Start) {
+        if self.starts.len() == REMEMBERED {
+            self.starts.pop_front();
+        }
+        while self.starts.front().is_some_and(|old| !(0..REACH).contains(&start.psn.distance(old.psn))) {
+            self.starts.pop_front();
+        }
+        self.starts.push_back(start);
+        self.count += 1;
+    }
+
+    /// The PSN of the next request, and whether that is certain: how many PSNs a READ takes depends
+    /// on the path MTU.
+    fn expected(&self, mtu: Option<PathMtu>) -> (Psn, bool) {
+        let Some(Start { psn, read: read @ 1.. }) = self.starts.back().copied() else { return (self.next, true) };
+        match mtu {
+            Some(mtu) => (psn.add(read.div_ceil(mtu.bytes())), true),
+            None => (psn.next(), read <= PathMtu::Mtu256.bytes()),
+        }
+    }
 }

@@ -28,27 +28,15 @@
 /// The rule language in words, for people.
 pub const LANGUAGE: &str = include_str!("language.md");
 
-mod forge;
 mod injector;
-mod messages;
-mod ops;
 mod parse;
 mod rule;
-mod services;
-mod show;
-mod spans;
 mod verdict;
 
 #[cfg(test)]
 mod tests;
 
-pub use forge::Forged;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use forge::forge;
 pub use injector::{Injector, RuleReport, mix};
-pub use ops::OpSet;
 pub use parse::RuleError;
-pub use rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules, Window};
-pub use services::ServiceSet;
-pub use spans::{PsnSpans, Spans};
-pub use verdict::{Corruption, Direction, RuleId, Seen, Verdict};
+pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
+pub use verdict::{Corruption, Direction, Forged, RuleId, Seen, Verdict};

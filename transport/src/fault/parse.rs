@@ -1,12 +1,8 @@
 //! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that
 //! names the word.
 
-use super::forge::Forged;
-use super::ops::OpSet;
-use super::rule::{Action, Hold, Part, QpSelector, Rate, Rule, Rules, Window};
-use super::services::ServiceSet;
-use super::spans::{PsnSpans, Spans};
-use super::verdict::Direction;
+use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
+use super::verdict::{Direction, Forged};
 use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;

@@ -1,13 +1,10 @@
-//! Rules as values: what they do, what they are for. The text of them is in `parse.rs` and
-//! `show.rs`.
+//! Rules as values: what they do, what they are for, the lists and sets in them; and their text,
+//! which [`Rules`]' parser (`parse.rs`) reads back to the same rules.
 
-use super::forge::Forged;
-use super::ops::OpSet;
-use super::services::ServiceSet;
-use super::spans::{PsnSpans, Spans};
-use super::verdict::{Direction, Seen};
+use super::verdict::{Direction, Forged, Seen};
+use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
-use roxe_wire::{Gid, Qpn};
+use roxe_wire::{Gid, Kind, Operation, Packet, Psn, Qpn, Response, Syndrome};
 
 /// A part of all packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -231,5 +228,393 @@ impl Rules {
     /// Whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
+    }
+}
+
+/// Numbers, as ranges that include both ends. At most [`Spans::MAX`] ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spans(Vec<(u64, u64)>);
+
+impl Spans {
+    /// Ranges in one list.
+    pub const MAX: usize = 64;
+
+    /// These ranges, both ends included. `None` if there are none or too many, or one ends before
+    /// it starts.
+    pub fn new(ranges: Vec<(u64, u64)>) -> Option<Self> {
+        let ok = (1..=Self::MAX).contains(&ranges.len()) && ranges.iter().all(|(from, to)| from <= to);
+        ok.then_some(Self(ranges))
+    }
+
+    /// The ranges, both ends included.
+    pub fn ranges(&self) -> &[(u64, u64)] {
+        &self.0
+    }
+
+    /// Whether `number` is in the list.
+    pub fn contains(&self, number: u64) -> bool {
+        self.0.iter().any(|(from, to)| (*from..=*to).contains(&number))
+    }
+}
+
+/// Packet sequence numbers, as ranges that include both ends and may wrap around. At most
+/// [`Spans::MAX`] ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PsnSpans(Vec<(Psn, Psn)>);
+
+impl PsnSpans {
+    /// These ranges, both ends included; one that ends before it starts wraps around. `None` if
+    /// there are none or too many.
+    pub fn new(ranges: Vec<(Psn, Psn)>) -> Option<Self> {
+        (1..=Spans::MAX).contains(&ranges.len()).then_some(Self(ranges))
+    }
+
+    /// The ranges, both ends included.
+    pub fn ranges(&self) -> &[(Psn, Psn)] {
+        &self.0
+    }
+
+    /// Whether `psn` is in the list.
+    pub fn contains(&self, psn: Psn) -> bool {
+        let within = |(from, to): &(Psn, Psn)| psn.sub(from.get()).get() <= to.sub(from.get()).get();
+        self.0.iter().any(within)
+    }
+}
+
+/// A set of transport services, as the opcodes of packets name them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceSet(u8);
+
+const RC: u8 = 1;
+const UC: u8 = 1 << 1;
+const UD: u8 = 1 << 2;
+const XRC: u8 = 1 << 3;
+
+/// All services, in the order in which they are printed.
+const SERVICES: [(&str, u8); 4] = [("RC", RC), ("UC", UC), ("UD", UD), ("XRC", XRC)];
+
+impl ServiceSet {
+    /// No service.
+    pub(super) const EMPTY: Self = Self(0);
+
+    /// The service called `name`, in capitals or not.
+    pub fn named(name: &str) -> Option<Self> {
+        SERVICES.into_iter().find(|(service, _)| service.eq_ignore_ascii_case(name)).map(|(_, bit)| Self(bit))
+    }
+
+    /// The services of either set.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether a packet of this kind belongs to one of them. A congestion notification belongs to
+    /// none: its opcode is the same for all.
+    pub const fn contains(self, kind: &Kind) -> bool {
+        let bit = match kind {
+            Kind::RcRequest(_) | Kind::RcResponse(_) => RC,
+            Kind::UcRequest(_) => UC,
+            Kind::Ud { .. } => UD,
+            Kind::XrcRequest(..) | Kind::XrcResponse(_) => XRC,
+            Kind::Cnp => 0,
+        };
+        self.0 & bit != 0
+    }
+}
+
+impl Display for ServiceSet {
+    /// The names, separated by commas.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (name, _) in SERVICES.into_iter().filter(|(_, bit)| self.0 & bit != 0) {
+            write!(f, "{separator}{name}")?;
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+/// A set of opcodes, whatever the service: names as `roxe dump` prints them, and classes of them.
+///
+/// | class | stands for |
+/// |---|---|
+/// | `REQUEST` | all that goes to a responder |
+/// | `RESPONSE` | all that goes back |
+/// | `SEND`, `WRITE` | all packets of such messages |
+/// | `READ_RESPONSE` | all packets that carry READ data |
+/// | `ATOMIC` | `COMPARE_SWAP` and `FETCH_ADD` |
+/// | `ACK` | acknowledgements that are no refusal |
+/// | `NAK` | refusals of any kind |
+/// | `RNR_NAK` | refusals for want of a receive |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpSet(u64);
+
+/// What a set can hold besides the operations: the two kinds of refusal, which share the opcode of
+/// `ACK`.
+const NAK_BIT: u32 = 62;
+const RNR_NAK_BIT: u32 = 63;
+
+use Operation as O;
+
+/// The set of one operation.
+const fn bit(operation: Operation) -> u64 {
+    1 << operation as u32
+}
+
+/// The set of these operations.
+const fn bits(operations: &[Operation]) -> u64 {
+    let (mut set, mut rest) = (0, operations);
+    while let [first, tail @ ..] = rest {
+        set |= bit(*first);
+        rest = tail;
+    }
+    set
+}
+
+const NAKS: u64 = 1 << NAK_BIT | 1 << RNR_NAK_BIT;
+const RESPONSES: u64 = READ_RESPONSES | bits(&[O::AtomicAcknowledge, O::Acknowledge]) | NAKS;
+const READ_RESPONSES: u64 =
+    bits(&[O::ReadResponseFirst, O::ReadResponseMiddle, O::ReadResponseLast, O::ReadResponseOnly]);
+
+/// The classes, each behind those that include it.
+#[rustfmt::skip]
+const CLASSES: [(&str, u64); 8] = [
+    ("REQUEST", bits(&O::ALL) & !RESPONSES & !bit(O::Cnp)),
+    ("RESPONSE", RESPONSES),
+    ("SEND", bits(&[O::SendFirst, O::SendMiddle, O::SendLast, O::SendLastImm, O::SendLastInvalidate, O::SendOnly,
+        O::SendOnlyImm, O::SendOnlyInvalidate])),
+    ("WRITE", bits(&[O::WriteFirst, O::WriteMiddle, O::WriteLast, O::WriteLastImm, O::WriteOnly, O::WriteOnlyImm])),
+    ("READ_RESPONSE", READ_RESPONSES),
+    ("ATOMIC", bits(&[O::CompareSwap, O::FetchAdd])),
+    ("NAK", NAKS),
+    ("RNR_NAK", 1 << RNR_NAK_BIT),
+];
+
+impl OpSet {
+    /// No opcode.
+    pub(super) const EMPTY: Self = Self(0);
+
+    /// What `name`, in capitals or not, stands for.
+    pub fn named(name: &str) -> Option<Self> {
+        let class = CLASSES.iter().find(|(class, _)| class.eq_ignore_ascii_case(name)).map(|(_, set)| *set);
+        let one = || O::ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
+        class.or_else(one).map(Self)
+    }
+
+    /// All names that [`OpSet::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.facts().name))
+    }
+
+    /// The opcodes of either set.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether nothing is in it.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether `packet` is one of these.
+    pub fn contains(self, packet: &Packet<'_>) -> bool {
+        let bit = match &packet.header.kind {
+            Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) => match aeth.syndrome {
+                Syndrome::RnrNak { .. } => 1 << RNR_NAK_BIT,
+                Syndrome::Nak(_) => 1 << NAK_BIT,
+                _ => bit(O::Acknowledge),
+            },
+            _ => bit(packet.header.opcode().operation()),
+        };
+        self.0 & bit != 0
+    }
+}
+
+impl Display for OpSet {
+    /// The names, classes first, separated by commas, in the order of the tables.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let ones = O::ALL.into_iter().map(|op| (op.facts().name, bit(op)));
+        let (mut rest, mut separator) = (self.0, "");
+        for (name, set) in CLASSES.into_iter().chain(ones) {
+            if rest & set == set {
+                write!(f, "{separator}{name}")?;
+                (rest, separator) = (rest & !set, ",");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Display for Rules {
+    /// The seed, if there is one, and the rules, separated by `; `.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        if let Some(seed) = self.seed() {
+            write!(f, "seed={seed}")?;
+            separator = "; ";
+        }
+        for rule in self.list() {
+            write!(f, "{separator}{rule}")?;
+            separator = "; ";
+        }
+        Ok(())
+    }
+}
+
+impl Display for Rule {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.action)?;
+        word(f, "", self.rate.as_ref())?;
+        word(f, "", self.dir.map(Direction::name).as_ref())?;
+        word(f, "qp=", self.qp.as_ref())?;
+        word(f, "peer=", self.peer.map(Gid::to_ip).as_ref())?;
+        word(f, "at=", self.at.as_ref())?;
+        word(f, "service=", self.services.as_ref())?;
+        word(f, "op=", self.ops.as_ref())?;
+        word(f, "psn=", self.psn.as_ref())?;
+        word(f, "msg=", self.msg.as_ref())?;
+        word(f, "nth=", self.nth.as_ref())?;
+        word(f, "times=", self.times.as_ref())
+    }
+}
+
+/// One word of a rule, if it is said.
+fn word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
+    value.map_or(Ok(()), |value| write!(f, " {key}{value}"))
+}
+
+impl Display for Action {
+    /// The action with its own words.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drop => f.write_str("drop"),
+            Self::Duplicate { copies, after } => {
+                f.write_str("duplicate")?;
+                if *copies != 1 {
+                    write!(f, " copies={copies}")?;
+                }
+                if after.max.is_zero() { Ok(()) } else { write!(f, " by={after}") }
+            }
+            Self::Delay(hold) => write!(f, "delay by={hold}"),
+            Self::Reorder(by) if *by == Self::REORDER_BY => f.write_str("reorder"),
+            Self::Reorder(by) => write!(f, "reorder by={}", Time(*by)),
+            Self::Corrupt(part) => write!(f, "corrupt {}", Part::name(*part)),
+            Self::Ecn => f.write_str("ecn"),
+            Self::Rnr => f.write_str("rnr"),
+            Self::Forge(forged) => write!(f, "{forged}"),
+        }
+    }
+}
+
+impl Display for Hold {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Time(self.min))?;
+        if self.min == self.max { Ok(()) } else { write!(f, "..{}", Time(self.max)) }
+    }
+}
+
+impl Display for Window {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", Time(self.from))?;
+        self.until.map_or(Ok(()), |until| write!(f, "{}", Time(until)))
+    }
+}
+
+/// A time in the largest unit that gives a whole number; what is below a microsecond is cut off.
+struct Time(Duration);
+
+impl Display for Time {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let micros = self.0.as_micros();
+        match (micros % 1_000_000, micros % 1_000) {
+            (0, _) => write!(f, "{}s", micros / 1_000_000),
+            (_, 0) => write!(f, "{}ms", micros / 1_000),
+            _ => write!(f, "{micros}us"),
+        }
+    }
+}
+
+impl Display for Rate {
+    /// Percent, without needless decimals.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (whole, micro) = (self.micro_percent() / 1_000_000, self.micro_percent() % 1_000_000);
+        if micro == 0 {
+            return write!(f, "{whole}%");
+        }
+        let decimals = format!("{micro:06}");
+        write!(f, "{whole}.{}%", decimals.trim_end_matches('0'))
+    }
+}
+
+impl Display for QpSelector {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(qpn) => write!(f, "{:#x}", qpn.get()),
+            Self::Ordinal(ordinal) => write!(f, "#{ordinal}"),
+        }
+    }
+}
+
+impl Display for Spans {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (from, to) in self.ranges() {
+            match *to {
+                to if to == *from => write!(f, "{separator}{from}")?,
+                u64::MAX => write!(f, "{separator}{from}..")?,
+                to => write!(f, "{separator}{from}..{to}")?,
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+impl Display for PsnSpans {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (from, to) in self.ranges() {
+            write!(f, "{separator}{:#x}", from.get())?;
+            if to != from {
+                write!(f, "..{:#x}", to.get())?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_of_a_range_count() {
+        let spans = Spans::new(vec![(3, 3), (10, 20), (100, u64::MAX)]).expect("legal");
+        let inside: Vec<u64> = (0..=101).filter(|n| spans.contains(*n)).collect();
+        assert_eq!(inside, [3].into_iter().chain(10..=20).chain(100..=101).collect::<Vec<_>>());
+        assert!(spans.contains(u64::MAX));
+    }
+
+    #[test]
+    fn lists_are_bounded_and_ranges_run_upwards() {
+        assert_eq!(Spans::new(vec![]), None);
+        assert_eq!(Spans::new(vec![(2, 1)]), None);
+        assert!(Spans::new(vec![(1, 1); Spans::MAX]).is_some());
+        assert_eq!(Spans::new(vec![(1, 1); Spans::MAX + 1]), None);
+        assert_eq!(PsnSpans::new(vec![]), None);
+        assert_eq!(PsnSpans::new(vec![(Psn::new(1), Psn::new(1)); Spans::MAX + 1]), None);
+    }
+
+    #[test]
+    fn ranges_of_psns_wrap_around() {
+        let psn = Psn::new;
+        let spans = PsnSpans::new(vec![(psn(0xff_fffe), psn(1)), (psn(7), psn(7))]).expect("legal");
+        for (number, inside) in
+            [(0xff_fffd, false), (0xff_fffe, true), (0xff_ffff, true), (0, true), (1, true), (2, false), (7, true)]
+        {
+            assert_eq!(spans.contains(psn(number)), inside, "{number:#x}");
+        }
     }
 }

@@ -281,6 +281,3 @@ impl Requester {
 fn ends_request(wqe: &SendWqe, mtu: PathMtu, index: u32) -> bool {
     index + 1 == segment::read_chunk_end(index, wqe.packets, mtu)
 }
-
-#[cfg(test)]
-mod tests;

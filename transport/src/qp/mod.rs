@@ -36,11 +36,8 @@ pub use early_packets::{EarlyPacket, EarlyPackets, MAX_WAIT, MAX_WAIT_RC};
 pub use features::congestion::{CongestionCounts, MIN_RATE_KBPS, RateLimit};
 pub use features::raw::FrameNote;
 pub use features::tags::MAX_RENDEZVOUS_REQUEST;
-pub use modify::ModifyError;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use modify::transition;
-pub use queue_pair::Qp;
-pub(crate) use queue_pair::takes_receive;
+pub use modify::{ModifyError, transition};
+pub use queue_pair::{Qp, takes_receive};
 pub use shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpCaps, QpConfig, QpEvents, QpState, RetryCounts, Service,
 };

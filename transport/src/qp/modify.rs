@@ -110,7 +110,7 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
 
 /// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None`
 /// if there is no such edge. `STATE` itself is always allowed and in neither mask.
-pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option<Attributes> {
+pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attributes> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     const NONE: AttrMask = AttrMask::empty();
     let Rules { init, rtr, rts, sqd, sqe } = rules(service);

@@ -531,7 +531,7 @@ impl Qp {
 }
 
 /// Whether a packet uses up or begins to use a receive.
-pub(crate) fn takes_receive(kind: &Kind) -> bool {
+pub fn takes_receive(kind: &Kind) -> bool {
     matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(receive_queue::takes_receive)
 }
 

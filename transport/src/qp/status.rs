@@ -284,12 +284,11 @@ const fn operation(op: &SendOp) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qp::Service;
-    use crate::sim::{Peer, Setup};
+    use crate::qp::{QpCaps, QpConfig, Service};
 
     #[test]
     fn every_bad_value_is_named_with_what_is_accepted() {
-        let (qp, _) = Setup::of(Service::Rc).make(Peer::A);
+        let qp = Qp::new(QpConfig::new(Qpn::new(2), Service::Rc, QpCaps::default()));
         let attr = QpAttr { retry_cnt: 9, ..QpAttr::default() };
         let text = qp.why_not_modified(ModifyError::BadValue(AttrMask::RETRY_CNT), &attr);
         assert_eq!(text, "the value of RETRY_CNT is out of range: it is 9; accepted is 0 to 7");

@@ -2,18 +2,18 @@
 //!
 //! A card without sockets, threads and waiting: a script runs in microseconds, the same way every
 //! time. Memory, completions and shared queues are those of the simulation
-//! (`roxe_transport::sim`); here is what a driver does around a queue pair.
+//! (`roxe_sim`); here is what a driver does around a queue pair.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Extensions, Target, Work};
 use roxe_peer::protocol::names;
+use roxe_sim::host::OWN_PD;
+use roxe_sim::host::{SRQ_MAX_SGE, Srq};
+use roxe_sim::wire::{Batch, Pool};
+use roxe_sim::{Mr, SimHost, VecMemory};
 use roxe_transport::Qp;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, Service};
-use roxe_transport::sim::batch::{Batch, Pool};
-use roxe_transport::sim::host::{SRQ_MAX_SGE, Srq};
-use roxe_transport::sim::memory::OWN_PD;
-use roxe_transport::sim::{Mr, SimHost, VecMemory};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra,

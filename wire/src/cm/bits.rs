@@ -1,11 +1,10 @@
 //! Where the fields of a message lie: one table per message, from which it is read, written and
-//! documented.
+//! documented; and why bytes are no message.
 //!
 //! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one.
-//! Touches `num`.
 
-use super::error::MadError;
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
+use core::fmt;
 use core::ops::Range;
 
 /// A run of bits.
@@ -157,7 +156,7 @@ macro_rules! layout {
         }
 
         impl $crate::cm::bits::Field for $name {
-            fn read(area: &[u8], at: &[$crate::cm::bits::Bits]) -> Result<Self, $crate::cm::error::MadError> {
+            fn read(area: &[u8], at: &[$crate::cm::bits::Bits]) -> Result<Self, $crate::cm::bits::MadError> {
                 use $crate::cm::bits::{Bits, Field, part};
                 let area = part(area, at)?;
                 Ok(Self { $($field: Field::read(area, const { &[$(Bits::new($room, $byte, $bit, $width)),+] })?,)+ })
@@ -184,3 +183,66 @@ numbers! {
     Qkey, u32: Qkey, |key: Qkey| key.0;
     Pkey, u16: Pkey, |key: Pkey| key.0;
 }
+
+/// Why bytes are not a message of the connection manager. All of these are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MadError {
+    /// Not 256 bytes.
+    Length,
+    /// The base version of the MAD is not 1.
+    BaseVersion,
+    /// The management class is another.
+    Class,
+    /// The version of the class is not 2.
+    ClassVersion,
+    /// Not the method "Send".
+    Method,
+    /// An attribute id that names no message.
+    Attribute,
+    /// More additional information than there is room for.
+    InfoLength,
+}
+
+impl MadError {
+    /// Every reason, for counters.
+    pub const ALL: [Self; 7] = [
+        Self::Length,
+        Self::BaseVersion,
+        Self::Class,
+        Self::ClassVersion,
+        Self::Method,
+        Self::Attribute,
+        Self::InfoLength,
+    ];
+
+    /// A short name for counters and logs.
+    pub const fn name(self) -> &'static str {
+        self.texts().0
+    }
+
+    /// What it means, for people.
+    pub const fn words(self) -> &'static str {
+        self.texts().1
+    }
+
+    /// Its name, and what it means.
+    const fn texts(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Length => ("mad_length", "a MAD of other than 256 bytes"),
+            Self::BaseVersion => ("mad_base_version", "unknown base version of a MAD"),
+            Self::Class => ("mad_class", "a MAD of another class"),
+            Self::ClassVersion => ("mad_class_version", "unknown class version of a MAD"),
+            Self::Method => ("mad_method", "a MAD of another method"),
+            Self::Attribute => ("mad_attribute", "unknown attribute of a MAD"),
+            Self::InfoLength => ("mad_info_length", "more additional information than there is room for"),
+        }
+    }
+}
+
+impl fmt::Display for MadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())
+    }
+}
+
+impl core::error::Error for MadError {}

@@ -84,7 +84,7 @@ impl IpCmHeader {
     // clause: CM-IP-HEADER
     pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let mut from = Reader(private_data);
-        let mut next = || -> Result<_, crate::error::ParseError> {
+        let mut next = || -> Result<_, crate::bytes::ParseError> {
             Ok((*from.array::<2>()?, from.u16()?, *from.array::<16>()?, *from.array::<16>()?))
         };
         let ([version, ip_version], src_port, src, dst) = next().map_err(|_| IpCmError::Length)?;

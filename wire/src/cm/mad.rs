@@ -1,17 +1,17 @@
-//! The management datagram (MAD) around a message: its header, and which message is in it.
-//!
-//! Touches the messages and the crate's packets; knows no connection.
+//! The management datagram (MAD) around a message: its header, which message is in it, and both as
+//! one line of text.
 
-use super::bits::{Bits, Field, layout};
-use super::error::MadError;
+use super::bits::{Bits, Field, MadError, layout};
+use super::ip::IpCmHeader;
 use super::message::{Apr, Drep, Dreq, Lap, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
-use super::num::TransactionId;
+use super::num::{CommId, ServiceId, TransactionId};
 use crate::bth::Bth;
 use crate::ext::Deth;
-use crate::kind::Kind;
 use crate::num::{Psn, Qkey, Qpn};
+use crate::opcode::Kind;
 use crate::packet::{Header, Packet};
 use core::fmt;
+use core::net::SocketAddr;
 
 /// Bytes of every MAD.
 pub const MAD_LEN: usize = 256;
@@ -194,4 +194,120 @@ messages! {
 pub const fn gsi_header(psn: Psn) -> Header {
     let deth = Deth { qkey: Qkey::GSI, src_qpn: Qpn::GSI };
     Header { bth: Bth { mig_req: true, ..Bth::new(Qpn::GSI, psn) }, kind: Kind::Ud { deth, imm: None } }
+}
+
+impl fmt::Display for Mad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CM {}", self.message)
+    }
+}
+
+/// The two ids of a connection, as the sender sees them.
+struct Ids(CommId, CommId);
+
+impl fmt::Display for Ids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "comm={} peer={}", self.0, self.1)
+    }
+}
+
+/// A service, with the addresses that RDMA CM puts into private data.
+struct Target<'a>(ServiceId, &'a [u8]);
+
+impl fmt::Display for Target<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(service, private_data) = self;
+        let header = IpCmHeader::parse(private_data).map(|(header, _)| header);
+        match (service.port(), header) {
+            (Some((space, port)), Ok(IpCmHeader { src_port, addresses })) => {
+                let (src, dst) = (SocketAddr::new(addresses.src(), src_port), SocketAddr::new(addresses.dst(), port));
+                write!(f, "{} {src} > {dst}", space.name())
+            }
+            _ => write!(f, "service={service}"),
+        }
+    }
+}
+
+impl fmt::Display for Req {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local_comm_id, service_id, private_data, transport, local_qpn, starting_psn, .. } = self;
+        write!(f, "comm={local_comm_id} {} ", Target(*service_id, private_data.as_bytes()))?;
+        write!(f, "{transport} qpn={local_qpn} psn={starting_psn} ")?;
+        match self.path_mtu.mtu() {
+            Some(mtu) => write!(f, "mtu={}", mtu.bytes())?,
+            None => write!(f, "mtu=code {}", self.path_mtu.get())?,
+        }
+        write!(f, " resources={} depth={}", self.responder_resources, self.initiator_depth)
+    }
+}
+
+impl fmt::Display for Mra {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local_comm_id, remote_comm_id, answered, service_timeout, .. } = self;
+        write!(f, "{} of={answered} timeout={:?}", Ids(*local_comm_id, *remote_comm_id), service_timeout.duration())
+    }
+}
+
+impl fmt::Display for Rej {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local_comm_id, remote_comm_id, answered, reason, .. } = self;
+        write!(f, "{} of={answered} reason={reason}", Ids(*local_comm_id, *remote_comm_id))
+    }
+}
+
+impl fmt::Display for Rep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local_comm_id, remote_comm_id, local_qpn, local_eecn, starting_psn, .. } = self;
+        write!(f, "{} qpn={local_qpn} ", Ids(*local_comm_id, *remote_comm_id))?;
+        if local_eecn.get() != 0 {
+            write!(f, "eecn={local_eecn} ")?;
+        }
+        write!(f, "psn={starting_psn} resources={} depth={}", self.responder_resources, self.initiator_depth)
+    }
+}
+
+impl fmt::Display for Rtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ids(self.local_comm_id, self.remote_comm_id).fmt(f)
+    }
+}
+
+impl fmt::Display for Dreq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} qpn={}", Ids(self.local_comm_id, self.remote_comm_id), self.remote_qpn)
+    }
+}
+
+impl fmt::Display for Drep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ids(self.local_comm_id, self.remote_comm_id).fmt(f)
+    }
+}
+
+impl fmt::Display for Lap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local_comm_id, remote_comm_id, remote_qpn, local_gid, remote_gid, .. } = self;
+        write!(f, "{} qpn={remote_qpn} ", Ids(*local_comm_id, *remote_comm_id))?;
+        write!(f, "{} > {}", local_gid.to_ip(), remote_gid.to_ip())
+    }
+}
+
+impl fmt::Display for Apr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} status={}", Ids(self.local_comm_id, self.remote_comm_id), self.status)
+    }
+}
+
+impl fmt::Display for SidrReq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { request_id, service_id, private_data, .. } = self;
+        write!(f, "request={request_id} {}", Target(*service_id, private_data.as_bytes()))
+    }
+}
+
+impl fmt::Display for SidrRep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { request_id, service_id, status, qpn, qkey, .. } = self;
+        write!(f, "request={request_id} service={service_id} status={status} qpn={qpn} qkey={:#x}", qkey.0)
+    }
 }

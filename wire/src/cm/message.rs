@@ -3,12 +3,14 @@
 //!
 //! Offsets are those of the message, which begins at byte 24 of the MAD; bit 0 is the most
 //! significant bit of its byte. What no field covers is reserved: 0 when written, ignored when
-//! read. Touches `bits`, `code`, `num`.
+//! read.
 // clause: CM-FIELDS
 
 use super::bits::layout;
-use super::code::{Answered, AprStatus, RejReason, SidrStatus, Transport};
-use super::num::{CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, ServiceId, Small, TimeCode, VendorId};
+use super::num::{
+    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PrivateData, RejReason, ServiceId, SidrStatus, Small,
+    TimeCode, Transport, VendorId,
+};
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
 layout! {

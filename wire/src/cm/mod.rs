@@ -4,7 +4,7 @@
 //! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports,
 //! with the Q_Key [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload;
 //! [`gsi_header`] makes the packet header around one. Lives here: the MAD ([`Mad`]), its messages
-//! ([`message`]), their codes ([`code`]), numbers ([`num`]) and the header that RDMA CM puts in
+//! ([`message`]), their numbers and codes ([`num`]) and the header that RDMA CM puts in
 //! front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
 //!
 //! What is parsed is written back byte for byte, but for reserved bits, which are ignored and sent
@@ -21,20 +21,17 @@
 //! ```
 
 mod bits;
-mod error;
 mod mad;
-mod text;
 
-pub mod code;
 pub mod ip;
 pub mod message;
 pub mod num;
 
-pub use code::{Answered, AprStatus, RejReason, SidrStatus, Transport};
-pub use error::MadError;
+pub use bits::MadError;
 pub use ip::{IpCmError, IpCmHeader, IpPair};
 pub use mad::{MAD_LEN, Mad, Message, gsi_header};
 pub use message::{Apr, Drep, Dreq, Lap, Mra, Path, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 pub use num::{
-    CommId, FlowLabel, Guid, Info, MtuCode, PortSpace, PrivateData, ServiceId, Small, TimeCode, TransactionId, VendorId,
+    Answered, AprStatus, CommId, FlowLabel, Guid, Info, MtuCode, PortSpace, PrivateData, RejReason, ServiceId,
+    SidrStatus, Small, TimeCode, TransactionId, Transport, VendorId,
 };

@@ -3,7 +3,7 @@
 //!
 //! Touches `super::Layout` and the sums of [`crate::net`].
 
-use super::layout::{IPV4_LEN, Ip, L4, Layout, TCP, UDP};
+use super::{IPV4_LEN, Ip, L4, Layout, TCP, UDP};
 use crate::net::{fold, word_sum};
 use core::ops::Range;
 
@@ -73,7 +73,7 @@ impl Segment {
         let L4 { protocol, start } = ip.l4.filter(|_| ip.is_whole)?;
         let (checksum, shortest, end) = match protocol {
             TCP => (TCP_CHECKSUM, TCP_LEN, ip.end),
-            _ => (UDP_CHECKSUM, UDP_LEN, start + usize::from(super::layout::u16_at(frame, start + 4)?)),
+            _ => (UDP_CHECKSUM, UDP_LEN, start + usize::from(super::u16_at(frame, start + 4)?)),
         };
         let checksum = start + checksum..start + checksum + 2;
         (end <= ip.end && start + shortest <= end).then_some(Self { protocol, place: start..end, checksum })
@@ -91,7 +91,7 @@ impl Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::layout::tests::{ethernet, ipv4, ipv6, udp};
+    use crate::frame::tests::{ethernet, ipv4, ipv6, udp};
     extern crate std;
     use std::vec;
     use std::vec::Vec;

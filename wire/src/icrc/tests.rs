@@ -10,17 +10,17 @@ fn unshift_undoes_zero_bytes() {
         for _ in 0..8 * u32::from(count) {
             shifted = shifted >> 1 ^ if shifted & 1 == 0 { 0 } else { 0xedb8_8320 };
         }
-        assert_eq!(gf2::unshift(shifted, count), register, "{count} bytes");
+        assert_eq!(unshift(shifted, count), register, "{count} bytes");
     }
 }
 
 #[test]
 fn unshift_undoes_shift() {
     for blocks in 0..=16 {
-        let shifted = gf2::shift(0x1234_5678, blocks).expect("small");
-        assert_eq!(gf2::unshift(shifted, u16::from(blocks) * 256), 0x1234_5678, "{blocks}");
+        let shifted = shift(0x1234_5678, blocks).expect("small");
+        assert_eq!(unshift(shifted, u16::from(blocks) * 256), 0x1234_5678, "{blocks}");
     }
-    assert_eq!(gf2::shift(1, 17), None);
+    assert_eq!(shift(1, 17), None);
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn a_few_bytes_sum_up_as_many_do() {
     for len in 0..=70 {
         let mut hasher = Hasher::new_with_initial(7);
         hasher.update(&data[..len]);
-        assert_eq!(!bits::update(!7, &data[..len]), hasher.finalize(), "{len}");
-        assert_eq!(bits::update(0, &data[..len]), Tables::update(0, &data[..len]), "{len}");
+        assert_eq!(!update_bytes(!7, &data[..len]), hasher.finalize(), "{len}");
+        assert_eq!(update_bytes(0, &data[..len]), Tables::update(0, &data[..len]), "{len}");
     }
 }
 

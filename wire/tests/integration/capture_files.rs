@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use roxe_wire::capture::{
-    CaptureError, Direction, Frame, LinkType, MAX_INTERFACES, Outgoing, frames, ip_packet, write_interface,
-    write_packet, write_section, writer,
+    CaptureError, Direction, Frame, LinkType, MAX_INTERFACES, MAX_OPTION, Outgoing, frames, ip_packet, write_interface,
+    write_packet, write_section,
 };
 use roxe_wire::{Gid, NetHeader, icrc};
 use std::net::Ipv4Addr;
@@ -271,7 +271,7 @@ fn an_endless_comment_is_cut_between_characters() {
     write_packet(&mut file, &packet);
     let read: Vec<_> = frames(&file).unwrap().collect::<Result<_, _>>().unwrap();
     assert_eq!(read.len(), 1);
-    assert_eq!(read[0].comment.len(), writer::MAX_OPTION);
+    assert_eq!(read[0].comment.len(), MAX_OPTION);
     assert!(long.starts_with(read[0].comment));
 }
 

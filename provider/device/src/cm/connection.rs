@@ -52,7 +52,7 @@ impl Id {
     ///
     /// EINVAL: the route is not resolved, or too much private data. ENOMEM: too many connections.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let mut inner = self.lock();
             inner.check(&[State::RouteResolved])?;
             let comm = match self.service() {
@@ -105,7 +105,7 @@ impl Id {
     /// EINVAL: there is no request (any more), too much private data, or terms that the queue pair
     /// does not take; after the last the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let mut inner = self.lock();
             inner.check(&[State::Connected])?;
             match (self.service(), inner.side) {
@@ -137,7 +137,7 @@ impl Id {
     ///
     /// EINVAL: nothing to refuse, or too much private data.
     pub fn reject(&self, private_data: &[u8], reason: RejReason) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let mut inner = self.lock();
             let comm = inner.alive()?;
             if self.service() == Service::Ud {
@@ -158,7 +158,7 @@ impl Id {
     ///
     /// EINVAL: there is no answer.
     pub fn establish(&self) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.confirm(session)
@@ -170,7 +170,7 @@ impl Id {
     ///
     /// EINVAL: never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
-        let engine = self.engine()?;
+        let runtime = self.runtime()?;
         let (link, qp) = {
             let inner = self.lock();
             (inner.link, inner.qp.clone())
@@ -180,8 +180,8 @@ impl Id {
         }
         qp.map_or(Ok(()), |qp| fail(&qp))?;
         let Link::Alive(comm) = link else { return Ok(()) };
-        receive_before_end(&engine);
-        engine.cm(|session| {
+        receive_before_end(&runtime);
+        runtime.cm(|session| {
             // Too early or too late: as the kernel, which tells nobody.
             let _ = session.cm.disconnect(&mut session.cx, comm);
         })
@@ -193,15 +193,15 @@ impl Id {
     /// or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
-        let engine = self.engine()?;
+        let runtime = self.runtime()?;
         let comm = self.lock().alive()?;
         if event == AsyncEventKind::PathMig {
-            return engine.cm(|session| self.lock().migrated(session))?;
+            return runtime.cm(|session| self.lock().migrated(session))?;
         }
         if event != AsyncEventKind::CommEst {
             return Err(Error::invalid(format!("{event:?} does not change a connection")));
         }
-        engine.cm(|session| match session.cm.establish(comm) {
+        runtime.cm(|session| match session.cm.establish(comm) {
             Err(CmError::State) if session.cm.state(comm) == Some(machine::State::Established) => {
                 Err(Error::new(libc::EISCONN, "the connection is established"))
             }
@@ -210,8 +210,8 @@ impl Id {
     }
 
     /// The engine of its device, or EINVAL.
-    pub(super) fn engine(&self) -> Result<Runtime, Error> {
-        Ok(self.lock().device_addr()?.engine.clone())
+    pub(super) fn runtime(&self) -> Result<Runtime, Error> {
+        Ok(self.lock().device_addr()?.runtime.clone())
     }
 }
 
@@ -489,7 +489,7 @@ impl Id {
     /// EINVAL: no device, any other state, or the peer has not spoken yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         let inner = self.lock();
-        let engine = inner.device_addr()?.engine.clone();
+        let runtime = inner.device_addr()?.runtime.clone();
         let (link, service) = (inner.link, inner.qp_service(self.service()));
         drop(inner);
         if service == Service::Ud {
@@ -498,7 +498,7 @@ impl Id {
         let Link::Alive(_) = link else {
             return if state == QpState::Init { Ok(init(Access::empty())) } else { Err(too_early()) };
         };
-        engine.cm(|session| self.lock().modify_to(session, state, service, None))?
+        runtime.cm(|session| self.lock().modify_to(session, state, service, None))?
     }
 }
 
@@ -643,7 +643,7 @@ impl Id {
     ///
     /// EINVAL: not connected, or no queue pair attached.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.attached()?;
@@ -659,7 +659,7 @@ impl Id {
     /// EINVAL: not established, no queue pair attached, a proposal is under way, or `path` does not
     /// begin at an address of the device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
-        self.engine()?.cm(|session| {
+        self.runtime()?.cm(|session| {
             let mut inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.attached()?;
@@ -698,7 +698,7 @@ impl Inner {
         let alt_timeout = path.packet_life_time.saturating_add(1).min(31);
         let path_mig_state = MigState::Rearm;
         let attr = QpAttr { alt_av, alt_port: limits::PORTS, alt_timeout, path_mig_state, ..QpAttr::default() };
-        self.device_addr()?.engine.ensure_link(path.sgid)?;
+        self.device_addr()?.runtime.engine().ensure_link(path.sgid)?;
         let mask = AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE;
         self.qp.as_ref().map_or(Ok(()), |qp| qp.modify_at_once(&attr, mask))
     }

@@ -223,7 +223,7 @@ mod tests {
         id.resolve_route(2000).unwrap();
         expect(EventKind::RouteResolved);
         id.connect(&ConnParam::NOTHING).unwrap();
-        let runtime = id.engine().unwrap();
+        let runtime = id.runtime().unwrap();
         for second in 1..=100 {
             let at = clock::now().after(Duration::from_secs(second));
             runtime.cm(|session| session.cm.handle_timeout(at)).unwrap();

@@ -368,12 +368,12 @@ impl Id {
         let held = (inner.port.take(), inner.qp.take(), std::mem::take(&mut inner.later), inner.resolution.take());
         drop(inner);
         let channel = self.channel();
-        for (engine, listen) in listens {
-            stop_listening(&engine, listen, claim.as_deref());
+        for (runtime, listen) in listens {
+            stop_listening(&runtime, listen, claim.as_deref());
         }
         if let (Some(device_addr), Link::Alive(comm)) = (device_addr, link) {
-            receive_before_end(&device_addr.engine);
-            with_machine(&device_addr.engine, |session| {
+            receive_before_end(&device_addr.runtime);
+            with_machine(&device_addr.runtime, |session| {
                 session.ids.remove(&comm);
                 // It is unknown in the child of a fork, where it is the parent's, or because it
                 // ended meanwhile.
@@ -553,11 +553,11 @@ impl fmt::Debug for Id {
     }
 }
 
-pub(super) fn stop_listening(engine: &Runtime, listen: ListenId, claim: Option<&Claim>) {
+pub(super) fn stop_listening(runtime: &Runtime, listen: ListenId, claim: Option<&Claim>) {
     if let Some(claim) = claim {
-        claim.unwatch(engine);
+        claim.unwatch(runtime.engine());
     }
-    with_machine(engine, |session| {
+    with_machine(runtime, |session| {
         session.listeners.remove(&listen);
         // It is unknown only in the child of a fork: it is the parent's.
         let _ = session.cm.stop_listening(listen);
@@ -565,17 +565,17 @@ pub(super) fn stop_listening(engine: &Runtime, listen: ListenId, claim: Option<&
 }
 
 /// Works on the machine if there is one: in the child of a fork there is nothing of the parent's.
-fn with_machine(engine: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
-    if engine.is_started() {
+fn with_machine(runtime: &Runtime, verb: impl FnOnce(&mut Session<'_>)) {
+    if runtime.engine().is_started() {
         // An engine that cannot start has no machine.
-        let _ = engine.cm(verb);
+        let _ = runtime.cm(verb);
     }
 }
 
 /// The system may have given the last packets to a peer on this host to our own socket: they are
 /// sent on before the peer hears that the connection is over. Take no lock of an id around this.
-pub(super) fn receive_before_end(engine: &Runtime) {
-    engine.receive_all_arrived();
+pub(super) fn receive_before_end(runtime: &Runtime) {
+    runtime.engine().receive_all_arrived();
 }
 
 /// An event that goes to the program: its listener has room for one more request.

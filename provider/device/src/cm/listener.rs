@@ -43,7 +43,7 @@ impl Id {
             return Err(Error::invalid("the id was bound to connect, not to listen"));
         }
         inner.later = match &inner.device_addr {
-            Some(device_addr) => vec![device_addr.engine.clone()],
+            Some(device_addr) => vec![device_addr.runtime.clone()],
             None => all_engines()?,
         };
         let wanted = usize::try_from(backlog).unwrap_or(0);
@@ -55,22 +55,22 @@ impl Id {
     /// Listens on the devices that have an address and where it does not yet: those that come to
     /// one later follow.
     pub(super) fn listen_where_possible(&self) -> Result<(), Error> {
-        while let Some((engine, claim, listen)) = self.next_to_listen_on() {
-            let listening = engine.cm(|session| {
+        while let Some((runtime, claim, listen)) = self.next_to_listen_on() {
+            let listening = runtime.cm(|session| {
                 let name = session.cm.listen(listen)?;
                 session.listeners.extend(self.me.upgrade().map(|id| (name, id as _)));
-                self.lock().listens.push((engine.clone(), name));
+                self.lock().listens.push((runtime.clone(), name));
                 Ok(())
             });
             listening?.map_err(|e| refused(&e))?;
-            claim.watch(&engine)?;
+            claim.watch(runtime.engine())?;
         }
         Ok(())
     }
 
     fn next_to_listen_on(&self) -> Option<(Runtime, Arc<Claim>, Listen)> {
         let mut inner = self.lock();
-        let at = inner.later.iter().position(|engine| engine.has_address())?;
+        let at = inner.later.iter().position(|runtime| runtime.engine().has_address())?;
         let (claim, local) = (inner.claim()?, inner.local?);
         let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
         Some((inner.later.swap_remove(at), claim, listen))
@@ -86,7 +86,7 @@ impl Id {
         let claim = inner.claim();
         drop(inner);
         drop(later);
-        listens.iter().for_each(|(engine, listen)| stop_listening(engine, *listen, claim.as_deref()));
+        listens.iter().for_each(|(runtime, listen)| stop_listening(runtime, *listen, claim.as_deref()));
     }
 }
 

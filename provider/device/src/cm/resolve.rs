@@ -127,8 +127,8 @@ impl Id {
 
     /// Looks at the neighbour again and again: a thread of the program need not wait for it.
     fn begin_resolution(&self, inner: &mut Inner, route: HostRoute, hop: NextHop, timeout_ms: u32) {
-        let (id, engine) = (Weak::clone(&self.me), route.device_addr.engine.clone());
-        let look = Arc::new_cyclic(|me| Look { me: Weak::clone(me), id, engine });
+        let (id, runtime) = (Weak::clone(&self.me), route.device_addr.runtime.clone());
+        let look = Arc::new_cyclic(|me| Look { me: Weak::clone(me), id, runtime });
         let until = clock::now().after(Duration::from_millis(timeout_ms.into()));
         look.again(FIRST_PAUSE);
         inner.state = State::Resolving;
@@ -140,7 +140,7 @@ impl Id {
         let mut resolution = inner.resolution.take().filter(|_| inner.state == State::Resolving)?;
         let route = resolution.route.ends();
         if resolution.hop.is_resolved() {
-            resolution.route.device_addr.engine.note_next_hop(route);
+            resolution.route.device_addr.runtime.engine().note_next_hop(route);
             self.resolved(inner, resolution.route);
             return None;
         }
@@ -214,9 +214,9 @@ fn or_all(addr: Address) -> Address {
 fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop>), Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
     let route = HostRoute::find(bound, dst)?;
-    let engine = &route.device_addr.engine;
-    engine.ensure_link(route.device_addr.gid)?;
-    let hop = engine.find_next_hop(route.ends())?;
+    let runtime = &route.device_addr.runtime;
+    runtime.engine().ensure_link(route.device_addr.gid)?;
+    let hop = runtime.engine().find_next_hop(route.ends())?;
     Ok((route, hop))
 }
 
@@ -225,12 +225,12 @@ fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop
 struct Look {
     me: Weak<Self>,
     id: Weak<Id>,
-    engine: Runtime,
+    runtime: Runtime,
 }
 
 impl Look {
     fn again(&self, pause: Duration) {
-        self.engine.add_deadline(clock::now().after(pause), Weak::clone(&self.me) as _);
+        self.runtime.engine().scheduler.add_deadline(clock::now().after(pause), Weak::clone(&self.me) as _);
     }
 }
 

@@ -133,7 +133,7 @@ impl Address {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceAddr {
     pub(super) device: Arc<Device>,
-    pub(super) engine: Runtime,
+    pub(super) runtime: Runtime,
     pub(super) gid: Gid,
     /// Its index in the GID table.
     pub(super) gid_index: u8,
@@ -151,7 +151,7 @@ impl DeviceAddr {
         // It may be an address that has just come.
         let all = devices()?;
         for device in &all {
-            fork::runtime_of(device)?.watch();
+            fork::runtime_of(device)?.engine().watch();
         }
         Self::find(&all, |own| own == gid)?.ok_or_else(|| nowhere(gid))
     }
@@ -166,8 +166,8 @@ impl DeviceAddr {
     fn find(devices: &[Arc<Device>], is_it: impl Fn(Gid) -> bool) -> Result<Option<Self>, Error> {
         for device in devices {
             if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| is_it(*gid)) {
-                let (engine, mac) = (watched(device)?, device.adapter().interface().mac);
-                return Ok(Some(Self { device: Arc::clone(device), engine, gid, gid_index, mac }));
+                let (runtime, mac) = (watched(device)?, device.adapter().interface().mac);
+                return Ok(Some(Self { device: Arc::clone(device), runtime, gid, gid_index, mac }));
             }
         }
         Ok(None)
@@ -213,9 +213,9 @@ pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
 
 /// The engine of a device, which follows its interface from now on.
 fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
-    let engine = fork::runtime_of(device)?;
-    engine.keep_watching();
-    Ok(engine)
+    let runtime = fork::runtime_of(device)?;
+    runtime.engine().keep_watching();
+    Ok(runtime)
 }
 
 /// The route to a destination, as the system sees it.
@@ -304,7 +304,7 @@ fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
 /// How many connections and lookups of `device` this process has, those included that are over but
 /// for late packets.
 pub fn connections(device: &Arc<Device>) -> usize {
-    fork::runtime_of(device).map_or(0, |engine| engine.connections())
+    fork::runtime_of(device).map_or(0, |runtime| runtime.connections())
 }
 
 /// How long a packet lives on the way, a code: what Linux takes on RoCE.

@@ -215,7 +215,7 @@ impl Session<'_> {
         if !lost.is_empty() {
             // What the dead have sent is told before their end, as with a DREQ.
             self.engine.receive_all_arrived();
-            self.engine.note_death(self.cx.now);
+            self.engine.scheduler.note_death(self.cx.now);
         }
         for id in lost {
             // It was there a moment ago.

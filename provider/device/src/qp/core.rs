@@ -291,7 +291,7 @@ impl QpCore {
             && inner.registered.is_none_or(|registered| next < registered)
         {
             inner.registered = Some(next);
-            self.engine().add_timer(next, self.resources.qpn);
+            self.engine().scheduler.add_timer(next, self.resources.qpn);
         }
         if let Some(met) = inner.machine.take_congestion_counts() {
             self.engine().counters().count_congestion(met);
@@ -313,7 +313,7 @@ impl QpCore {
         inner.state.met.add(met);
         if met.local_ack_timeout_err > 0 {
             self.ask_network(inner);
-            self.engine().note_unanswered(now);
+            self.engine().scheduler.note_unanswered(now);
         }
     }
 

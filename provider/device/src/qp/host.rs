@@ -78,7 +78,7 @@ impl<'a> QpHost<'a> {
     /// say which: one pass over the data instead of two, where the processor can. RC asks for no
     /// room if it `by_ring`: a ring that is full takes no packet, and counting each made the
     /// processor wait for the stores of the one before. `rings` says as of when the visit knows
-    /// which there are ([`Engine::knows_rings`](roxe_engine::fabric::Fabric::knows_rings)).
+    /// which there are ([`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings)).
     pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
         (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
     }
@@ -476,7 +476,7 @@ impl QpHostState {
         if let Some(flow) = &self.flow {
             match pool {
                 Pool::Stream => flow.open_stream_if_stalled(now),
-                Pool::Datagrams if flow.open_if_stalled(now) => engine.note_unanswered(now),
+                Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
                 Pool::Datagrams => {}
             }
             engine.flows().wake(flow);

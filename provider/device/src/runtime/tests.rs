@@ -131,14 +131,14 @@ fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free()
     let _engines = engines();
     // Of its own: nobody else needs the receive side that is held.
     let runtime = Runtime::new(testing::context().device()).unwrap();
-    runtime.start_with_links().unwrap();
+    runtime.engine().start_with_links().unwrap();
     let here = Ipv4Addr::LOCALHOST.into();
     let resolve = Resolve::new(Route { local: here, remote: here }, ServiceId(7001));
     let ask = |session: &mut Session<'_>| session.cm.resolve(&mut session.cx, &resolve).unwrap();
     let ((held, is_held), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            let _rx = runtime.hold_receive_side();
+            let _rx = runtime.engine().hold_receive_side();
             held.send(()).unwrap();
             // Until the other end is gone.
             let _ = is_done.into_iter().next();

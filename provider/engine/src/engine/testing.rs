@@ -15,7 +15,7 @@ impl Engine {
 
     /// The timers that were added so far, as a visit counts them before it receives.
     pub fn timers_added(&self) -> u64 {
-        self.timers.added()
+        self.scheduler.timers.added()
     }
 
     /// Runs what is due of the first `added` timers, as a visit does that has received.

@@ -61,7 +61,7 @@ fn read(inbound: &Inbound) {
 #[test]
 fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
     let engine = engine();
-    let poller = engine.poller().unwrap();
+    let poller = engine.scheduler.poller().unwrap();
     let mut offers = Vec::new();
     for n in 0..5 {
         let mut offer = Offer::new(shm::SIZE).unwrap();
@@ -311,7 +311,7 @@ fn a_stranger_that_refuses_is_not_asked_again_at_once() {
 #[test]
 fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
     let engine = engine();
-    let poller = engine.poller().unwrap();
+    let poller = engine.scheduler.poller().unwrap();
     let malformed = || engine.counters().malformed.get() + engine.counters().unknown_qp.get();
     let offer = Offer::new(shm::SIZE).unwrap();
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
@@ -343,7 +343,7 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
 #[test]
 fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
     let engine = engine();
-    let poller = engine.poller().unwrap();
+    let poller = engine.scheduler.poller().unwrap();
     let offer = Offer::new(shm::SIZE).unwrap();
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
     offer.writer.put_header_on_every_line();

@@ -4,13 +4,12 @@
 //! Packets from the middle of a message, or of the data of a READ, share a header in a ring: there
 //! is one for all the packets that a record has room for, and the queue pair takes their payload in
 //! at once. 4 KB cost as many instructions to copy as all the rest of a packet did. They are
-//! packets all the same: they count as such, and where the outcome is not the plain one, or
-//! somebody watches, they are taken apart first.
+//! packets all the same: they count as such, and where the outcome is not the plain one, they are
+//! taken apart first.
 
 use crate::engine::Engine;
 use crate::run::Joined;
 use crate::rx::Way;
-use crate::rx::intercepted::sealed;
 use crate::rx_state::{RxState, Sources};
 use crate::table::Lookup;
 use crate::tx::peek_qpn;
@@ -95,7 +94,7 @@ impl Engine {
         if let Some(copy) = buf.get_mut(..meta.len)
             && bytes.copy_to(copy).is_ok()
         {
-            self.show_from_ring(&meta, copy, state, now);
+            self.dispatch(state, &meta, copy, Way::Ring, now);
         }
     }
 
@@ -104,10 +103,8 @@ impl Engine {
         let Record { meta, bytes, joined } = record;
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
-        if self.interceptor().is_none()
-            && let qpn = packets.first.bth.dest_qpn
-            && let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent)
-        {
+        let qpn = packets.first.bth.dest_qpn;
+        if let Lookup::Found(qp) = self.table.find_recent(qpn, &mut state.recent) {
             let report = qp.receive_joined(&meta, &packets, now);
             report.into_iter().for_each(|report| state.touch(&qp, report));
             state.recent.put(qpn, qp);
@@ -117,14 +114,14 @@ impl Engine {
         }
         let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };
         let (meta, copy) = (RxMeta { segment, len, ..meta }, buf.get_mut(..len).unwrap_or_default());
-        self.show_from_ring(&meta, copy, state, now);
+        self.dispatch(state, &meta, copy, Way::Ring, now);
     }
 
     /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing
     /// was done.
     fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let Record { meta, bytes, .. } = record;
-        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed && self.interceptor().is_none()) else {
+        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed) else {
             return false;
         };
         let mut to = None;
@@ -147,15 +144,5 @@ impl Engine {
         }
         state.recent.put(qpn, qp);
         is_taken
-    }
-
-    /// Hands on a run from a ring that lies where it can be sealed for a interceptor.
-    #[inline(always)]
-    fn show_from_ring(&self, meta: &RxMeta, bytes: &mut [u8], state: &mut RxState, now: Instant) {
-        if self.interceptor().is_some() {
-            let meta = sealed(meta, bytes);
-            return self.dispatch(state, &meta, bytes, Way::Ring, now);
-        }
-        self.dispatch(state, meta, bytes, Way::Ring, now);
     }
 }

@@ -175,16 +175,6 @@ impl Engine {
     }
 }
 
-/// Fills in the ICRCs of packets that came without: who watches sees every packet whole.
-pub(crate) fn sealed(meta: &RxMeta, bytes: &mut [u8]) -> RxMeta {
-    if !meta.sealed {
-        for (index, packet) in (0..=u16::MAX).zip(bytes.chunks_mut(meta.segment)) {
-            icrc::seal(&numbered(&header_of(meta, index), index), packet);
-        }
-    }
-    RxMeta { sealed: true, ..*meta }
-}
-
 /// The packet as it shall be handed in.
 fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
     let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());

@@ -43,14 +43,17 @@ impl Engine {
     /// is anything.
     #[inline]
     pub(crate) fn serve_processes(&self, state: &mut RxState, now: Instant) {
-        if self.ready().intersects(Ready::FOR_PROCESSES) || state.has_deferred() || self.due(Task::Retry).is_some() {
+        if self.scheduler.ready().intersects(Ready::FOR_PROCESSES)
+            || state.has_deferred()
+            || self.scheduler.due(Task::Retry).is_some()
+        {
             self.send_to_processes(state, now);
         }
     }
 
     /// While anything is left, the background thread comes back soon.
     pub(crate) fn send_to_processes(&self, state: &mut RxState, now: Instant) {
-        let ready = self.ready();
+        let ready = self.scheduler.ready();
         if ready.contains(Ready::RINGS_WANTED) {
             self.offer_rings(state, now);
         }

@@ -1,44 +1,40 @@
-//! Packets on their way out of an fabric with a interceptor: judged, recorded as they leave, and
+//! Packets on their way out of an engine with a interceptor: judged, recorded as they leave, and
 //! spoiled where a rule says so.
 //!
 //! Packets that no rule touches go in runs, as without a interceptor; each of the others goes
 //! alone.
 
-use super::{Batch, find_link, header, peek_qpn, send};
-use crate::counters::Counters;
-use crate::fabric::Fabric;
+use super::{Batch, find_link, header, send};
+use crate::engine::Engine;
 use crate::flow_control::Key;
 use crate::interceptor::{self, Fate, Held, Interceptor, Origin, PacketComment, Recording};
-use crate::rings::{Route, Sender};
 use crate::run::numbered;
 use roxe_base::clock;
 use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
-use roxe_net::shm::{Heading, MAX_RUN};
 use roxe_net::udp::UdpLink;
 use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
-use roxe_wire::{Gid, Kind, NetHeader, Packet};
+use roxe_wire::{Kind, NetHeader, Packet};
 use std::sync::Arc;
 use std::time::Duration;
 
 impl Batch {
-    /// As [`Batch::flush`], through `interceptor`, and into `ring` if all of it is for that.
+    /// As [`Batch::flush`], through `interceptor`.
     pub(crate) fn flush_intercepted(
         &mut self,
-        fabric: &Fabric,
+        engine: &Engine,
         interceptor: &Interceptor,
         ordinal: u32,
         cached: &mut Option<Arc<UdpLink>>,
-        ring: Option<&mut Sender>,
     ) {
         let verdicts = self.judge(interceptor, ordinal);
-        let mut exit = Exit { fabric, interceptor, recording: interceptor.record(), ring };
+        let mut exit = Exit { engine, interceptor, recording: interceptor.record() };
         let mut at = 0;
         while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
             let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
-            at = match find_link(fabric, av.sgid, cached) {
+            at = match find_link(engine, av.sgid, cached) {
                 None => at + 1,
                 Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
                 Some(link) => {
@@ -84,18 +80,17 @@ impl Batch {
 
 /// The way out for some packets, which are recorded together.
 struct Exit<'a> {
-    fabric: &'a Fabric,
+    engine: &'a Engine,
     interceptor: &'a Interceptor,
     recording: Option<Recording<'a>>,
-    ring: Option<&'a mut Sender>,
 }
 
 impl Exit<'_> {
     /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where
     /// the next one starts.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
-        let run = batch.run_from(at, untouched.min(self.max_packets(batch.packet(at).len(), link, av.dgid)));
-        let net = header(self.fabric, link, av);
+        let run = batch.run_from(at, untouched.min(link.max_segments(av.dgid)));
+        let net = header(self.engine, link, av);
         batch.seal(run.clone(), &net);
         let mark = self.recording.as_ref().map(Recording::mark);
         for (index, at) in (0..).zip(run.clone()) {
@@ -103,11 +98,7 @@ impl Exit<'_> {
                 self.record(&numbered(&net, index), batch.packet(at), &PacketComment { origin, fate: None });
             }
         }
-        if let Some(ring) = &mut self.ring {
-            put(ring, &net, run.clone().map(|at| batch.packet(at)), self.fabric.counters());
-            return run.end;
-        }
-        if batch.send_run(run.clone(), link, &net, self.fabric.counters()) {
+        if batch.send_run(run.clone(), link, &net, self.engine.counters()) {
             return run.end;
         }
         // They will go one by one and were recorded as if they went together.
@@ -115,15 +106,10 @@ impl Exit<'_> {
         at
     }
 
-    /// Most packets of a run whose first one has `len` bytes.
-    fn max_packets(&self, len: usize, link: &UdpLink, dst: Gid) -> usize {
-        if self.ring.is_some() { (MAX_RUN / len.max(1)).max(1) } else { link.max_segments(dst) }
-    }
-
     /// Carries out a verdict on packet `at`, which goes alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
-        interceptor::count(self.fabric.counters(), &verdict);
-        let net = interceptor::marked(header(self.fabric, link, av), &verdict);
+        interceptor::count(self.engine.counters(), &verdict);
+        let net = interceptor::marked(header(self.engine, link, av), &verdict);
         batch.seal(at..at + 1, &net);
         if verdict.drop || verdict.corrupt.is_some() {
             self.take_credit_back(&net, batch.packet(at));
@@ -163,17 +149,14 @@ impl Exit<'_> {
             return self.send_alone(net, bytes, &packet_comment, link);
         }
         let held = Held::Outgoing { net: *net, bytes: bytes.to_vec(), packet_comment };
-        self.fabric.hold(self.interceptor, clock::now().after(delay), held);
+        self.engine.hold(self.interceptor, clock::now().after(delay), held);
     }
 
     /// Sends one sealed packet.
     fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment, link: &UdpLink) {
         self.record(net, bytes, packet_comment);
-        if let Some(ring) = &mut self.ring {
-            return put(ring, net, [bytes], self.fabric.counters());
-        }
         // One packet needs no segmentation, which is all that could be refused.
-        send(link, net, bytes, bytes.len(), 1, self.fabric.counters());
+        send(link, net, bytes, bytes.len(), 1, self.engine.counters());
     }
 
     fn record(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment) {
@@ -193,12 +176,12 @@ impl Exit<'_> {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
             let bytes = charge_of(&header.kind, payload.len());
-            self.fabric.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }
 }
 
-impl Fabric {
+impl Engine {
     /// Sends a packet that was held back.
     pub(crate) fn send_held(
         &self,
@@ -207,39 +190,9 @@ impl Fabric {
         bytes: &[u8],
         packet_comment: &PacketComment,
     ) {
-        let av = Av { sgid: net.src, dgid: net.dst, ..Av::default() };
-        let ring = match peek_qpn(bytes) {
-            Some(to) if self.rings.is_on => match self.find_ring(&av, to) {
-                Route::Ring(ring) => Some(ring),
-                Route::Awaited | Route::Socket | Route::Own => None,
-            },
-            _ => None,
-        };
-        let mut ring = ring.as_ref().map(|ring| ring.lock());
         if let Some(link) = find_link(self, net.src, &mut None) {
-            let mut exit =
-                Exit { fabric: self, interceptor, recording: interceptor.record(), ring: ring.as_deref_mut() };
+            let mut exit = Exit { engine: self, interceptor, recording: interceptor.record() };
             exit.send_alone(net, bytes, packet_comment, link);
         }
-        ring.into_iter().for_each(|mut ring| ring.publish());
     }
-}
-
-/// Puts sealed packets into a ring as one record. There is room for what a queue pair sends; more
-/// copies of it, or packets that were held back, may find none and are lost.
-fn put<'p>(ring: &mut Sender, net: &NetHeader, packets: impl IntoIterator<Item = &'p [u8]>, counters: &Counters) {
-    let NetHeader { src, dst, traffic_class, .. } = *net;
-    let heading = Heading { src, dst, traffic_class, hop_limit: hop_limit(net.hop_limit), sealed: true };
-    ring.publish();
-    for packet in packets {
-        match ring.writer.as_mut().and_then(|writer| writer.slot(&heading, packet.len())) {
-            Some(room) => {
-                // The room has the size that was asked for.
-                let _ = room.put(packet);
-                ring.count_sent(1, packet.len() as u64, counters);
-            }
-            None => counters.send_errors.add(1),
-        }
-    }
-    ring.publish();
 }

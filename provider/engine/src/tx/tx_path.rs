@@ -3,11 +3,10 @@
 //!
 //! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the
 //! first packet of a batch to its end, inside that of the queue pair. Packets are built where the
-//! other process reads them. If somebody watches (a interceptor), they are staged, judged and
-//! sealed as for the socket, and then copied into the ring.
+//! other process reads them.
 
 use super::{Batch, Copied};
-use crate::fabric::Fabric;
+use crate::engine::Engine;
 use crate::rings::{Route, Sender, SharedSender};
 use roxe_base::lock::{ArcMutexGuard, rank};
 use roxe_net::link::TxQueue;
@@ -73,7 +72,7 @@ impl TxCache {
     }
 
     /// Whether it waits for room where some was made since this was last asked, or since it waits.
-    pub fn link_moved(&mut self, fabric: &Fabric) -> bool {
+    pub fn link_moved(&mut self, engine: &Engine) -> bool {
         match &mut self.waits {
             None => false,
             Some(Wait::Agreement) => true,
@@ -82,7 +81,7 @@ impl TxCache {
                 std::mem::replace(read, now) != now
             }
             Some(Wait::Socket { queue, left }) => {
-                fabric.send_all_queued();
+                engine.send_all_queued();
                 let now = queue.left();
                 std::mem::replace(left, now) != now
             }
@@ -91,8 +90,8 @@ impl TxCache {
 
     /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room
     /// was made meanwhile, as at a socket whose buffer is full.
-    pub fn end_patience(&mut self, fabric: &Fabric) {
-        if !self.link_moved(fabric) {
+    pub fn end_patience(&mut self, engine: &Engine) {
+        if !self.link_moved(engine) {
             match &self.waits {
                 Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
                 Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
@@ -103,9 +102,9 @@ impl TxCache {
 
     /// A visit begins.
     #[inline]
-    fn renew(&mut self, fabric: &Fabric) {
+    fn renew(&mut self, engine: &Engine) {
         self.visits = self.visits.wrapping_add(1);
-        let version = fabric.rings.version();
+        let version = engine.rings.version();
         if version != self.version || (self.ring.is_none() && self.visits.is_multiple_of(LOOK_AGAIN)) {
             (self.version, self.key, self.ring) = (version, None, None);
         }
@@ -114,13 +113,13 @@ impl TxCache {
     /// Looks up the ring for packets to `to` behind `av`. Returns true if it is being agreed, and
     /// what may wait for it is to wait.
     #[inline]
-    fn awaits_ring(&mut self, fabric: &Fabric, av: &Av, to: Qpn) -> bool {
+    fn awaits_ring(&mut self, engine: &Engine, av: &Av, to: Qpn) -> bool {
         let key = (av.sgid, av.dgid, Slot::of(to));
-        self.key != Some(key) && self.look_up(fabric, key, av, to)
+        self.key != Some(key) && self.look_up(engine, key, av, to)
     }
 
-    fn look_up(&mut self, fabric: &Fabric, key: (Gid, Gid, Slot), av: &Av, to: Qpn) -> bool {
-        (self.key, self.ring) = match fabric.find_ring(av, to) {
+    fn look_up(&mut self, engine: &Engine, key: (Gid, Gid, Slot), av: &Av, to: Qpn) -> bool {
+        (self.key, self.ring) = match engine.find_ring(av, to) {
             Route::Ring(ring) => (Some(key), Some(ring)),
             Route::Socket | Route::Own => (Some(key), None),
             Route::Awaited => (None, None),
@@ -133,8 +132,6 @@ impl TxCache {
 struct OpenRing {
     sender: ArcMutexGuard<rank::RingSender, Sender>,
     built: Built,
-    /// Bytes of the ring that staged packets will take.
-    planned: u64,
     /// What is staged goes nowhere.
     loses: bool,
 }
@@ -188,7 +185,7 @@ impl LateAck {
 
 /// The way out of one queue pair for one visit.
 pub struct TxPath<'a> {
-    fabric: &'a Fabric,
+    engine: &'a Engine,
     /// What is staged; packets that go into a ring need none.
     batch: Option<Box<Batch>>,
     cache: &'a mut TxCache,
@@ -206,12 +203,12 @@ impl<'a> TxPath<'a> {
     pub const PATIENCE: Duration = Duration::from_secs(1);
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
-    pub fn new(fabric: &'a Fabric, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
-        if fabric.rings.is_on {
-            cache.renew(fabric);
+    pub fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
+        if engine.rings.is_on {
+            cache.renew(engine);
         }
         Self {
-            fabric,
+            engine,
             batch: None,
             cache,
             qpn,
@@ -233,10 +230,10 @@ impl<'a> TxPath<'a> {
     pub fn flush(&mut self, ordinal: u32) -> bool {
         self.put_late_ack();
         match (self.open.take(), &mut self.batch) {
-            (Some(mut open), _) => self.flush_ring(&mut open, ordinal),
+            (Some(mut open), _) => self.flush_ring(&mut open),
             (None, Some(batch)) => {
                 self.cache.sent += batch.used as u64;
-                batch.flush(self.fabric, ordinal, &mut self.cache.link);
+                batch.flush(self.engine, ordinal, &mut self.cache.link);
             }
             (None, None) => {}
         }
@@ -248,7 +245,7 @@ impl<'a> TxPath<'a> {
         self.cache.ring.is_some()
     }
 
-    /// What it knows of rings, for [`Fabric::knows_rings`].
+    /// What it knows of rings, for [`Engine::knows_rings`].
     pub fn rings(&self) -> u32 {
         self.cache.version
     }
@@ -266,7 +263,7 @@ impl<'a> TxPath<'a> {
 
     /// The same for raw packets.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
-        let counters = self.fabric.counters();
+        let counters = self.engine.counters();
         let sent = self.batch().used as u64;
         self.batch().flush_frames(link, counters);
         self.cache.sent += sent;
@@ -313,20 +310,15 @@ impl<'a> TxPath<'a> {
         self.batch.into_iter().for_each(Batch::put_back);
     }
 
-    fn flush_ring(&mut self, open: &mut OpenRing, ordinal: u32) {
+    fn flush_ring(&mut self, open: &mut OpenRing) {
         if open.loses {
-            self.fabric.counters().send_errors.add(self.batch().packets.len() as u64);
+            self.engine.counters().send_errors.add(self.batch().packets.len() as u64);
             self.batch().clear();
-        } else if let Some(interceptor) = self.fabric.interceptor() {
-            let batch = self.batch.get_or_insert_with(Batch::take);
-            self.cache.sent += batch.used as u64;
-            batch.flush_intercepted(self.fabric, interceptor, ordinal, &mut self.cache.link, Some(&mut open.sender));
-            batch.clear();
         }
         open.sender.publish();
         if open.built.packets > 0 {
             self.cache.sent += open.built.bytes;
-            open.sender.count_sent(open.built.packets, open.built.bytes, self.fabric.counters());
+            open.sender.count_sent(open.built.packets, open.built.bytes, self.engine.counters());
         }
     }
 
@@ -335,13 +327,13 @@ impl<'a> TxPath<'a> {
     /// datagram: its queue pair may have others for other processes.
     #[inline]
     fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
-        if self.cache.awaits_ring(self.fabric, av, to) && self.is_reliable && !is_answer {
+        if self.cache.awaits_ring(self.engine, av, to) && self.is_reliable && !is_answer {
             let has_built = self.open.is_some() || self.batch.as_ref().is_some_and(|batch| !batch.packets.is_empty());
             // What was built leaves first; then this is asked again.
             if has_built || self.await_ring(Slot::of(to)) {
                 return false;
             }
-            self.cache.look_up(self.fabric, (av.sgid, av.dgid, Slot::of(to)), av, to);
+            self.cache.look_up(self.engine, (av.sgid, av.dgid, Slot::of(to)), av, to);
         }
         match (self.cache.ring.as_ref(), &self.open) {
             (None, None) => true,
@@ -353,7 +345,7 @@ impl<'a> TxPath<'a> {
                 if sender.writer.is_none() {
                     self.cache.ring = None;
                 } else {
-                    self.open = Some(OpenRing { sender, built: Built::default(), planned: 0, loses });
+                    self.open = Some(OpenRing { sender, built: Built::default(), loses });
                 }
                 true
             }
@@ -365,11 +357,11 @@ impl<'a> TxPath<'a> {
     /// whether there is one.
     #[cold]
     fn await_ring(&mut self, slot: Slot) -> bool {
-        self.is_blocked = self.fabric.rings.await_ring(slot, self.qpn);
+        self.is_blocked = self.engine.rings.await_ring(slot, self.qpn);
         if self.is_blocked {
             self.cache.waits = Some(Wait::Agreement);
             // A program that only posts leaves the agreement to the background thread.
-            self.fabric.kick();
+            self.engine.scheduler.kick();
         }
         self.is_blocked
     }
@@ -390,8 +382,8 @@ impl<'a> TxPath<'a> {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
             self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
-            if self.fabric.rings.wait(&ring, &mut open.sender, self.qpn, self.has_written) {
-                self.fabric.kick();
+            if self.engine.rings.wait(&ring, &mut open.sender, self.qpn, self.has_written) {
+                self.engine.scheduler.kick();
             }
         }
         false
@@ -420,30 +412,17 @@ impl<'a> TxPath<'a> {
         let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
         self.open.as_mut().is_some_and(|open| open.sender.has_room(both))
     }
-
-    /// Whether a packet that takes `bytes` of the ring may be staged behind the others.
-    fn plan(&mut self, bytes: u64) -> bool {
-        let Some(open) = &mut self.open else { return true };
-        if open.sender.has_room(open.planned + bytes) {
-            open.planned += bytes;
-            return true;
-        }
-        // Those before it go first.
-        open.planned == 0 && self.wait(bytes)
-    }
 }
 
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        if self.fabric.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
+        if self.engine.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
             return None;
         }
         let total = len + icrc::LEN;
-        let loses = self.open.as_ref().is_some_and(|open| open.loses);
-        if loses || self.open.is_none() || self.fabric.interceptor().is_some() {
-            let fits = loses || self.plan(record_len(total));
-            return if fits { self.batch().room(av, to, len, note).map(TxRoom::Own) } else { None };
+        if self.open.as_ref().is_none_or(|open| open.loses) {
+            return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
         let heading = heading(av);
         match &mut self.late_ack {
@@ -474,12 +453,12 @@ impl TxBatch for TxPath<'_> {
 
     #[inline]
     fn joins(&self) -> bool {
-        self.open.is_some() && self.fabric.interceptor().is_none()
+        self.open.is_some()
     }
 
     #[inline]
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
-        let open = self.open.as_mut().filter(|_| self.fabric.interceptor().is_none())?;
+        let open = self.open.as_mut()?;
         let room = open.sender.writer.as_mut()?.extend(len, count)?;
         // As much as they would be alone.
         let packets = room.len() / len;
@@ -494,7 +473,7 @@ impl TxBatch for TxPath<'_> {
 
     fn retract(&mut self) {
         match &mut self.open {
-            Some(open) if self.fabric.interceptor().is_none() && !open.loses => {
+            Some(open) if !open.loses => {
                 self.late_ack.iter_mut().for_each(|ack| ack.is_due = false);
                 open.built.take_back();
                 open.sender.writer.iter_mut().for_each(Writer::retract);

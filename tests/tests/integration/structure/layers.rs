@@ -1,4 +1,5 @@
-//! Which package may depend on which.
+//! Which package may depend on which. Tests of a package may use one that lies in its own folder,
+//! which depends on it in turn.
 
 use super::tree::{Package, Tree};
 
@@ -19,6 +20,9 @@ pub(crate) fn findings(tree: &Tree, order: &[&str]) -> Vec<String> {
         };
         let known = |name: &&str| packages.iter().find(|other| other.name() == *name);
         for used in package.dependencies().iter().filter_map(known).filter(|used| rank(used) >= Some(own)) {
+            if used.folder != package.folder && used.folder.starts_with(&package.folder) {
+                continue;
+            }
             findings.push(format!("{} depends on {}, which is not below it", package.name(), used.name()));
         }
     }

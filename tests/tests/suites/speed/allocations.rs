@@ -6,10 +6,10 @@
 //! allocates on a thread beside.
 
 use crate::ALLOCATOR;
+use roxe_sim::{Mr, Pair, Peer, Setup};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_transport::fault::{Direction, Injector, Seen};
 use roxe_transport::qp::Service;
-use roxe_transport::sim::{Mr, Pair, Peer, Setup};
 use roxe_transport::wr::{Access, RecvRequest, SendData, SendFlags, SendOp, SendRequest, UdDest, WcStatus};
 use roxe_wire::{Bth, Header, Kind, Packet, Psn, Qpn, Request, SendTail};
 use std::net::Ipv4Addr;
@@ -116,9 +116,9 @@ impl Bench {
             assert!(posted.is_ok() || self.service != Service::Rc, "{posted:?}");
         }
         let ud = (self.service == Service::Ud).then(|| UdDest {
-            av: roxe_transport::sim::setup::av(who),
-            qpn: roxe_transport::sim::setup::qpn(who.other()),
-            qkey: roxe_transport::sim::setup::QKEY,
+            av: roxe_sim::setup::av(who),
+            qpn: roxe_sim::setup::qpn(who.other()),
+            qkey: roxe_sim::setup::QKEY,
         });
         let list = [src.sge(0, len / 2), src.sge(len / 2, len - len / 2)];
         let req = SendRequest { wr_id: n.into(), op, flags: SendFlags::SIGNALED, data: SendData::Sges(&list), ud };

@@ -21,7 +21,7 @@ fn lap(ours: CommId) -> Lap {
 }
 
 fn apr(ours: CommId, status: AprStatus) -> Apr {
-    fields::apr(PEER_ID, ours, &AlternateAnswer::new(status))
+    messages::apr(PEER_ID, ours, &AlternateAnswer::new(status))
 }
 
 impl Node {
@@ -103,7 +103,7 @@ fn a_proposal_is_answered_once_and_its_repetitions_likewise() {
         let expected = Mad {
             tid: TransactionId(1),
             modifier: 0,
-            message: fields::apr(id, PEER_ID, &AlternateAnswer::new(AprStatus::Success)).into(),
+            message: messages::apr(id, PEER_ID, &AlternateAnswer::new(AprStatus::Success)).into(),
         };
         assert_eq!(node.cm.poll_transmit(), Some(Outgoing { route: route(), mad: expected.clone() }));
         assert_eq!(node.cm.answer_alternate(id, &AlternateAnswer::new(AprStatus::Success)), Err(CmError::State));

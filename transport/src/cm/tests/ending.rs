@@ -70,7 +70,7 @@ fn the_program_agrees_with_the_peers_disconnect() {
         assert_eq!((node.takes(dreq(id)), node.sent()), (Err(Ignored::Duplicate), vec![]));
         assert_eq!((node.state(id), node.cm.poll_timeout()), (State::DreqRcvd, None));
         node.disconnect(id).unwrap();
-        assert_eq!(node.sent(), [Message::Drep(fields::drep(id, PEER_ID))]);
+        assert_eq!(node.sent(), [Message::Drep(messages::drep(id, PEER_ID))]);
         assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first was lost");
         node.run_out();
         assert_eq!(node.events(), [EventKind::TimeWaitExit]);
@@ -187,7 +187,7 @@ fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
     for _ in 0..3 {
         assert!(node.cm.all().eq([(id, route())]), "forgotten, and yet to be told");
         node.call(|cm, cx| cm.shut_down(cx, id));
-        assert_eq!(node.sent(), [Message::Drep(fields::drep(id, PEER_ID))]);
+        assert_eq!(node.sent(), [Message::Drep(messages::drep(id, PEER_ID))]);
     }
     node.now = node.now.after(Duration::from_millis(4095));
     node.call(|cm, cx| cm.shut_down(cx, id));

@@ -2,7 +2,7 @@
 //! to know, and with damaged bytes.
 
 use super::*;
-use crate::sim::rng::Choices;
+use roxe_sim::Choices;
 use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
 
 const BACKLOG: usize = 4;
@@ -16,7 +16,7 @@ fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
     let mut asks = Req { local_comm_id: theirs, local_qpn: rng.pick(&[PEER_QPN, Qpn::new(7), Qpn::new(8)]), ..req() };
     asks.primary.local_gid = from;
-    let request = SidrReq { request_id: theirs, ..fields::sidr_req(id, &Resolve::new(route(), SERVICE)) };
+    let request = SidrReq { request_id: theirs, ..messages::sidr_req(id, &Resolve::new(route(), SERVICE)) };
     match rng.below(11) {
         0 => asks.into(),
         1 => Rep { local_comm_id: theirs, ..rep(ours) }.into(),
@@ -25,7 +25,9 @@ fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
         4 => Mra { local_comm_id: theirs, ..mra(ours, answered) }.into(),
         5 => Dreq { local_comm_id: theirs, ..dreq(ours) }.into(),
         6 => Drep { local_comm_id: theirs, ..drep(ours) }.into(),
-        7 => SidrRep { request_id: ours, ..fields::sidr_rep(&request, &Resolution::refused(SidrStatus::NoQp)) }.into(),
+        7 => {
+            SidrRep { request_id: ours, ..messages::sidr_rep(&request, &Resolution::refused(SidrStatus::NoQp)) }.into()
+        }
         8 => request.into(),
         9 => Lap { local_comm_id: theirs, remote_comm_id: ours, ..Lap::default() }.into(),
         _ => {

@@ -8,7 +8,7 @@ const REQUEST: CommId = CommId(0x5555);
 
 fn request() -> SidrReq {
     let back = Route { local: address(2), remote: address(1) };
-    fields::sidr_req(REQUEST, &Resolve::new(back, SERVICE))
+    messages::sidr_req(REQUEST, &Resolve::new(back, SERVICE))
 }
 
 fn found() -> Resolution {
@@ -17,7 +17,7 @@ fn found() -> Resolution {
 }
 
 fn reply(id: CommId) -> SidrRep {
-    fields::sidr_rep(&SidrReq { request_id: id, ..request() }, &found())
+    messages::sidr_rep(&SidrReq { request_id: id, ..request() }, &found())
 }
 
 // clause: CM-SIDR

@@ -15,9 +15,9 @@ mod strangers;
 mod world;
 
 use super::*;
-use crate::sim::rng::Rng;
 use crate::time::Instant;
 use core::time::Duration;
+use roxe_sim::Rng;
 use roxe_wire::cm::{
     Answered, CommId, Drep, Dreq, Guid, Info, Mad, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu, ServiceId,
     Small, TimeCode, TransactionId, Transport,
@@ -207,7 +207,7 @@ fn req() -> Req {
         rnr_retry_count: Small::new(4),
         ..Connect::new(back, SERVICE, PEER_QPN, Psn::new(200))
     };
-    fields::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
+    messages::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
 }
 
 /// The peer's REP to what we call `ours`.
@@ -235,7 +235,7 @@ fn dreq(ours: CommId) -> Dreq {
 }
 
 fn drep(ours: CommId) -> Drep {
-    fields::drep(PEER_ID, ours)
+    messages::drep(PEER_ID, ours)
 }
 
 fn mra(ours: CommId, answered: Answered) -> Mra {
@@ -244,5 +244,5 @@ fn mra(ours: CommId, answered: Answered) -> Mra {
 }
 
 fn rej(ours: CommId, answered: Answered, reason: RejReason) -> Rej {
-    fields::plain(PEER_ID, ours, answered, reason, Info::EMPTY)
+    messages::plain(PEER_ID, ours, answered, reason, Info::EMPTY)
 }

@@ -78,7 +78,7 @@ fn lap(ours: CommId) -> Lap {
 }
 
 fn apr(ours: CommId) -> Apr {
-    fields::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
+    messages::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
 }
 
 /// A peer gives up that knows no name of ours.
@@ -88,7 +88,7 @@ fn timed_out() -> Rej {
 }
 
 fn sidr_req() -> SidrReq {
-    fields::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
+    messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
 }
 
 /// Every message that a peer may send about what we call `id`.
@@ -111,7 +111,7 @@ fn messages(id: CommId) -> Vec<(&'static str, Message)> {
         ("LAP", lap(id).into()),
         ("APR", apr(id).into()),
         ("SIDR_REQ", sidr_req().into()),
-        ("SIDR_REP", fields::sidr_rep(&reply, &Resolution::refused(SidrStatus::NoQp)).into()),
+        ("SIDR_REP", messages::sidr_rep(&reply, &Resolution::refused(SidrStatus::NoQp)).into()),
     ]
 }
 

@@ -29,7 +29,7 @@ fn messages_for_unknown_connections_are_rejected() {
 fn a_disconnect_of_nothing_is_agreed_with() {
     let mut node = Node::new();
     assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
-    assert_eq!(node.sent(), [Message::Drep(fields::drep(NOBODY, PEER_ID))]);
+    assert_eq!(node.sent(), [Message::Drep(messages::drep(NOBODY, PEER_ID))]);
     let id = node.connected();
     assert_eq!(node.takes(Dreq { local_comm_id: CommId(1), ..dreq(id) }), Err(Ignored::UnknownId));
     assert_eq!((node.names(), node.state(id)), (vec!["DREP"], State::Established));
@@ -97,7 +97,7 @@ fn a_request_bears_the_addresses_it_travelled_between() {
             let Message::Rej(rej) = node.one_sent() else { panic!("no REJ") };
             assert_eq!((rej.answered, rej.reason), (Answered::Req, RejReason::ConsumerDefined));
             let private_data = PrivateData::new(private_data.as_bytes()).unwrap();
-            let lookup = SidrReq { private_data, ..fields::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE)) };
+            let lookup = SidrReq { private_data, ..messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE)) };
             assert_eq!(node.takes(lookup), Err(Ignored::Refused));
             let Message::SidrRep(reply) = node.one_sent() else { panic!("no SIDR_REP") };
             assert_eq!(reply.status, SidrStatus::Reject);
@@ -160,7 +160,7 @@ fn answers_that_nobody_fetches_do_not_pile_up() {
     for _ in 0..10_000 {
         assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
     }
-    assert_eq!(node.sent().len(), outbox::Outbox::MOST);
+    assert_eq!(node.sent().len(), terms::Outbox::MOST);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! reorders messages: in virtual time, from seeds.
 
 use super::*;
-use crate::sim::rng::Choices;
+use roxe_sim::Choices;
 use roxe_wire::cm::{AprStatus, SidrStatus};
 use std::collections::BTreeMap;
 

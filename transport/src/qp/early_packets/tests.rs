@@ -2,12 +2,15 @@
 //! the wait.
 
 use super::*;
-use crate::qp::QpState;
-use crate::sim::setup::{QKEY, QPN_A, QPN_B};
-use crate::sim::wire::net_header;
-use crate::sim::{Mr, Peer, Setup, SimHost};
-use crate::wr::{RecvRequest, WcStatus};
-use roxe_wire::{Bth, Deth, Header, Request, SendTail};
+use crate::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, transition};
+use crate::sim_host::{Mr, SimHost};
+use crate::wr::{Av, RecvRequest, WcStatus};
+use core::net::Ipv4Addr;
+use roxe_wire::{Bth, Deth, Gid, Header, Qkey, Qpn, Request, SendTail};
+
+const QPN_A: Qpn = Qpn::new(0x1a);
+const QPN_B: Qpn = Qpn::new(0x2b);
+const QKEY: Qkey = Qkey(0x1111_2222);
 
 /// PSN that the queue pair of a script expects first.
 const FIRST: u32 = 0xff_fffe;
@@ -22,11 +25,29 @@ struct Script {
     handed_over: Vec<(u32, Option<DropReason>)>,
 }
 
+fn address(host: u8) -> Gid {
+    Ipv4Addr::new(10, 0, 0, host).into()
+}
+
+/// Queue pair B in RTS, connected to A.
+fn connected(service: Service, srq_max_sge: Option<u32>, host: &mut SimHost) -> Qp {
+    let max_recv_wr = if srq_max_sge.is_some() { 0 } else { 64 };
+    let caps = QpCaps { max_recv_wr, max_recv_sge: 4, ..QpCaps::default() };
+    let mut qp = Qp::new(QpConfig { srq_max_sge, ..QpConfig::new(QPN_B, service, caps) });
+    let av = Av { sgid: address(2), dgid: address(1), hop_limit: 64, ..Av::default() };
+    let attr =
+        QpAttr { av, dest_qpn: QPN_A, qkey: QKEY, rq_psn: Psn::new(FIRST), min_rnr_timer: 12, ..QpAttr::default() };
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let (required, _) = transition(service, qp.state(), state).expect("a step from RESET to RTS");
+        qp.modify(host, &QpAttr { state, ..attr }, required | AttrMask::STATE).expect("a legal step");
+    }
+    qp
+}
+
 impl Script {
     fn new(service: Service, receives: u64) -> Self {
-        let setup = Setup { psn: [FIRST, 0], ..Setup::of(service) };
-        let (mut qp, mut host) = setup.make(Peer::B);
-        setup.bring_to(Peer::B, &mut qp, &mut host, QpState::Rts);
+        let mut host = SimHost::default();
+        let qp = connected(service, None, &mut host);
         let mr = host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
         let mut script = Self { qp, host, early: EarlyPackets::default(), mr, handed_over: vec![] };
         (0..receives).for_each(|wr_id| script.post_recv(wr_id));
@@ -57,7 +78,7 @@ impl Script {
             _ => Kind::RcRequest(Request::SendOnly(SendTail::Plain)),
         };
         let header = Header { bth: Bth::new(QPN_B, Psn::new(FIRST).add(at)), kind };
-        let (net, payload) = (net_header(&crate::sim::setup::av(Peer::A)), [at as u8]);
+        let (net, payload) = (NetHeader { src: address(1), dst: address(2), ..NetHeader::default() }, [at as u8]);
         let packet = Packet { header, payload: &payload };
         let waits = self.early.keep(&mut self.qp, &mut self.host, (&net, &packet), at, || may_have_overtaken);
         if !waits {
@@ -196,8 +217,8 @@ fn packets_of_another_host_queue_behind_those_that_wait() {
 fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     let mut script = Script::new(Service::Ud, 0);
     assert!(script.arrive(0, true));
-    let reset = crate::qp::QpAttr { state: QpState::Reset, ..*script.qp.attr() };
-    script.qp.modify(&mut script.host, &reset, crate::qp::AttrMask::STATE).expect("allowed from every state");
+    let reset = QpAttr { state: QpState::Reset, ..*script.qp.attr() };
+    script.qp.modify(&mut script.host, &reset, AttrMask::STATE).expect("allowed from every state");
     let due = script.early.deadline().expect("something waits");
     script.wait(due.since(script.host.clock));
     assert_eq!(script.handed_over, [(0, Some(DropReason::BadState))]);
@@ -221,9 +242,8 @@ fn there_is_a_deadline_while_something_waits() {
 #[test]
 fn a_shared_queue_is_looked_at_again_though_nobody_tells_of_its_receives() {
     let mut script = Script::new(Service::Ud, 0);
-    let setup = Setup { srq: true, ..Setup::of(Service::Ud) };
-    (script.qp, script.host) = setup.make(Peer::B);
-    setup.bring_to(Peer::B, &mut script.qp, &mut script.host, QpState::Rts);
+    script.host = SimHost::default();
+    script.qp = connected(Service::Ud, Some(4), &mut script.host);
     script.mr = script.host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
     assert!(script.arrive(0, true));
     script.host.srq.post(&RecvRequest { wr_id: 1, sges: &[script.mr.sge(0, 100)] });

@@ -94,6 +94,3 @@ impl Requester {
         Step::Sent(len)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::qp::shared::{QpCaps, QpEvents, Service};
-use crate::sim::SimHost;
+use crate::sim_host::SimHost;
 use crate::wr::Access;
 use proptest::prelude::*;
 use roxe_wire::{LKey, Qpn};

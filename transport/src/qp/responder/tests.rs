@@ -14,7 +14,7 @@ mod unreliable;
 use super::*;
 use crate::cx::{MemError, Memory, PacketNote, TxBatch, TxRoom, TxState};
 use crate::qp::shared::{QpCaps, Service};
-use crate::sim::{Mr, SimHost};
+use crate::sim_host::{Mr, SimHost};
 use crate::wr::{Av, RecvRequest, Sge, WcExtra, WcStatus};
 use roxe_wire::{
     Aeth, AtomicAckEth, AtomicEth, Feth, Header, Ieth, ImmDt, Kind, Msn, NakCode, Packet, Placement, Psn, Qpn, RKey,

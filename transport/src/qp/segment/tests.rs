@@ -3,5 +3,4 @@
 use super::*;
 
 mod costs;
-mod outgoing;
 mod segmentation;

@@ -1,0 +1,533 @@
+//! The surroundings of one QP: memory, completion vectors, a shared receive queue, flow control, a
+//! clock that is set.
+//!
+//! Uses only the public types of `roxe_transport`: the unit tests of that crate compile this file
+//! as a module of their own, because they need a [`Host`] for its private parts. What a real host
+//! would have to trust, this one checks: keys, ranges and rights byte by byte, words of atomics are
+//! aligned, payloads and rooms of the kind that was announced, reservations match what the QP says
+//! it has under way, and nothing is released that was not reserved.
+
+use roxe_transport::cx::{
+    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
+    TxRoom,
+};
+use roxe_transport::tags::TagList;
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
+use roxe_wire::{LKey, Qpn, RKey};
+use std::collections::VecDeque;
+
+/// Bytes that any packet counts for at least. One that is not a whole message counts for its
+/// payload and `HEADERS`, one that is for twice its payload.
+pub const LEAST_CHARGE: u32 = 832;
+/// Bytes that the headers of a packet count for.
+const HEADERS: u32 = 96;
+
+/// Tags of a shared receive queue at most.
+pub const MAX_TAGS: u32 = 16;
+
+/// Elements of a shared receive request at most.
+pub const SRQ_MAX_SGE: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct SharedRecv {
+    wr_id: u64,
+    sges: [Sge; SRQ_MAX_SGE],
+    count: usize,
+}
+
+/// A shared receive queue with its limit, kept by the host (IBA §11.6.3: the event is raised once,
+/// then disarmed).
+#[derive(Debug, Default)]
+pub struct Srq {
+    ring: VecDeque<SharedRecv>,
+    limit: usize,
+    /// How many limit events were raised.
+    pub limit_events: u32,
+}
+
+impl Srq {
+    /// Adds a receive of at most [`SRQ_MAX_SGE`] elements.
+    pub fn post(&mut self, req: &RecvRequest<'_>) {
+        let mut sges = [Sge::default(); SRQ_MAX_SGE];
+        sges[..req.sges.len()].copy_from_slice(req.sges);
+        self.ring.push_back(SharedRecv { wr_id: req.wr_id, sges, count: req.sges.len() });
+    }
+
+    /// Arms the limit: an event is raised when fewer than `limit` receives are left.
+    pub fn arm(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// Receives not taken yet.
+    pub fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Whether no receive is left.
+    pub fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+}
+
+/// A shared receive queue of an XRC domain.
+#[derive(Debug, Default)]
+pub struct XrcQueue {
+    /// Its number.
+    pub number: u32,
+    /// Its receives.
+    pub srq: Srq,
+    /// Completions of its receives not taken yet, oldest first.
+    pub done: VecDeque<Cqe>,
+}
+
+/// How much may be under way towards the peer, and how much is.
+#[derive(Debug, Default)]
+pub struct Flow {
+    /// Bytes allowed; `None`: no bound.
+    pub limit: Option<u32>,
+    /// Bytes beyond that for the rest of a run.
+    pub in_run: u32,
+    /// Bytes reserved and not released.
+    pub reserved: u32,
+    /// Bytes that other QPs of this node have reserved towards the same receiver; they share the
+    /// limit.
+    pub others: u32,
+    /// Largest `reserved` seen.
+    pub peak: u32,
+    /// A reservation was refused since this was last cleared.
+    pub refused: bool,
+    /// Whether reservations are given back (RC), so that `own` must equal `reserved`.
+    pub returns: bool,
+}
+
+impl Flow {
+    /// Reserves `bytes` if they go no further than `beyond` the limit.
+    fn take(&mut self, bytes: u32, beyond: u32) -> bool {
+        let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
+        if fits {
+            self.reserved = self.reserved.saturating_add(bytes);
+            self.peak = self.peak.max(self.reserved);
+        }
+        fits
+    }
+}
+
+/// The surroundings of one QP.
+#[derive(Debug, Default)]
+pub struct SimHost {
+    /// The time every call sees.
+    pub clock: Instant,
+    /// Registered memory.
+    pub memory: VecMemory,
+    /// Completions of sends not taken yet, oldest first.
+    pub sends: VecDeque<Cqe>,
+    /// Completions of receives not taken yet, oldest first.
+    pub recvs: VecDeque<Cqe>,
+    /// Entries the queues take before they overrun, `[send, receive]`; `None`: no bound.
+    pub cq_room: [Option<usize>; 2],
+    /// Completions that were refused.
+    pub overruns: u32,
+    /// The shared receive queue, if the QP uses one.
+    pub srq: Srq,
+    /// The tags of that queue, if it matches them.
+    pub tags: Option<TagList>,
+    /// The queues of the XRC domain of a target.
+    pub xrc: Vec<XrcQueue>,
+    /// Which of them the target works with now.
+    pub selected: Option<usize>,
+    /// Flow control towards the peer.
+    pub flow: Flow,
+}
+
+impl SimHost {
+    /// A host whose queues grow on demand but hold `depth` completions without allocating.
+    pub fn with_depth(depth: usize) -> Self {
+        let queue = || VecDeque::with_capacity(depth);
+        Self { sends: queue(), recvs: queue(), ..Self::default() }
+    }
+}
+
+impl Memory for SimHost {
+    fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
+        let TxRoom::Own(out) = out else { panic!("nobody else has this room") };
+        self.memory.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
+            out[at..at + piece.len()].copy_from_slice(piece)
+        })
+    }
+
+    fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.bytes().expect("nobody else has this memory");
+        let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
+        self.memory.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
+    }
+
+    fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
+        self.memory.access(rkey.0, va, len, access).map(|_| ())
+    }
+
+    fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
+        let bytes = self.memory.access(rkey.0, va, out.len() as u64, Access::REMOTE_READ)?;
+        out.put(bytes).expect("as many as there is room for");
+        Ok(())
+    }
+
+    fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
+        let data = data.bytes().expect("nobody else has this memory");
+        self.memory.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+        assert_eq!(va % 8, 0, "the responder let a misaligned atomic through");
+        let word = self.memory.access(rkey.0, va, 8, Access::REMOTE_ATOMIC)?;
+        let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
+        word.copy_from_slice(&op.applied(old).to_ne_bytes());
+        Ok(old)
+    }
+
+    fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
+        assert_eq!(va % 8, 0, "the responder let a misaligned ATOMIC WRITE through");
+        self.write_remote(rkey, va, RxPayload::Bytes(&data))
+    }
+
+    fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
+        assert!(!access.is_empty(), "a FLUSH needs a right");
+        let (va, len) = range.unwrap_or_else(|| (self.memory.base_of(rkey), 0));
+        self.memory.access(rkey.0, va, len, access)?;
+        self.memory.flushes += 1;
+        Ok(())
+    }
+
+    fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.memory.invalidate(rkey)
+    }
+
+    fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
+        self.memory.invalidate(rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.memory.open(bind)
+    }
+}
+
+impl Completions for SimHost {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+        if let (Side::Recv, Some(queue)) = (side, self.selected.and_then(|at| self.xrc.get_mut(at))) {
+            queue.done.push_back(cqe);
+            return Ok(());
+        }
+        let (queue, room) = match side {
+            Side::Send => (&mut self.sends, self.cq_room[0]),
+            Side::Recv => (&mut self.recvs, self.cq_room[1]),
+        };
+        if room.is_some_and(|room| queue.len() >= room) {
+            self.overruns += 1;
+            return Err(Overrun);
+        }
+        queue.push_back(cqe);
+        Ok(())
+    }
+}
+
+impl SharedReceives for SimHost {
+    fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
+        let srq = match self.selected {
+            Some(at) => &mut self.xrc.get_mut(at)?.srq,
+            None => &mut self.srq,
+        };
+        let taken = srq.ring.pop_front()?;
+        if srq.ring.len() < srq.limit {
+            srq.limit = 0;
+            srq.limit_events += 1;
+        }
+        sges.clear();
+        sges.extend_from_slice(&taken.sges[..taken.count]);
+        Some(taken.wr_id)
+    }
+
+    fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
+        let matched = self.tags.as_mut().zip(tag).and_then(|(tags, tag)| tags.take(tag, sges));
+        if let Some(wr_id) = matched {
+            return Some((wr_id, TagFit::Matched));
+        }
+        let wr_id = self.take_shared(sges)?;
+        let unexpected = self.tags.as_mut().filter(|_| tag.is_some());
+        let fit = unexpected.map(|tags| TagFit::Unexpected { asks_sync: tags.note_unexpected() });
+        Some((wr_id, fit.unwrap_or(TagFit::Untagged)))
+    }
+
+    fn forget_unexpected(&mut self) {
+        if let Some(tags) = &mut self.tags {
+            tags.forget_unexpected();
+        }
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> bool {
+        self.selected = self.xrc.iter().position(|queue| queue.number == srqn);
+        self.selected.is_some()
+    }
+}
+
+impl FlowControl for SimHost {
+    fn charge(payload: u32) -> u32 {
+        (payload + HEADERS).max(LEAST_CHARGE)
+    }
+
+    fn charge_alone(payload: u32) -> u32 {
+        (2 * payload).max(LEAST_CHARGE)
+    }
+
+    fn reserve(&mut self, _av: &Av, _qpn: Qpn, bytes: u32, own: u32) -> bool {
+        let flow = &mut self.flow;
+        assert!(!flow.returns || own == flow.reserved, "QP claims {own} bytes under way, reserved {}", flow.reserved);
+        let fits = flow.take(bytes, if own == 0 { u32::MAX } else { 0 });
+        flow.refused |= !fits;
+        fits
+    }
+
+    fn reserve_in_run(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
+        self.flow.take(bytes, self.flow.in_run)
+    }
+
+    fn reserve_ahead(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) -> bool {
+        self.flow.take(bytes, 0)
+    }
+
+    fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {
+        let left = self.flow.reserved.checked_sub(bytes);
+        self.flow.reserved = left.expect("a QP released more than it had reserved");
+    }
+
+    fn ack_interval(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
+        self.flow.limit.unwrap_or(64 << 10) / 4
+    }
+}
+
+impl Host for SimHost {
+    fn now(&self) -> Instant {
+        self.clock
+    }
+}
+
+/// The protection domain of the QP that uses a [`VecMemory`].
+pub const OWN_PD: u32 = 1;
+
+/// Where the first region starts; page aligned, far from zero.
+const FIRST_ADDR: u64 = 0x10_0000;
+
+/// A registered region, as an application holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mr {
+    /// Local and remote key: 24 bits of index, 8 bits of tag.
+    pub key: u32,
+    /// First virtual address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Mr {
+    /// The remote key.
+    pub const fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// The element for `len` bytes that start `offset` bytes into the region.
+    pub const fn sge(&self, offset: u32, len: u32) -> Sge {
+        Sge { addr: self.addr + offset as u64, length: len, lkey: LKey(self.key) }
+    }
+
+    /// The element for the whole region.
+    pub const fn all(&self) -> Sge {
+        self.sge(0, self.len)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Good,
+    Invalid,
+    Unmapped,
+}
+
+#[derive(Debug)]
+struct Region {
+    mr: Mr,
+    pd: u32,
+    access: Access,
+    /// Whether a peer may invalidate it, as it may a memory window.
+    window: bool,
+    condition: Condition,
+    bytes: Vec<u8>,
+}
+
+/// An address space of registered regions, used by one QP of domain [`OWN_PD`].
+#[derive(Debug, Default)]
+pub struct VecMemory {
+    regions: Vec<Region>,
+    /// Bound windows. Any key that is no region's names one.
+    windows: Vec<Bind>,
+    /// FLUSHes done for the peer.
+    pub flushes: u32,
+}
+
+impl VecMemory {
+    /// Registers `len` zero bytes with these rights in the QP's own domain.
+    pub fn register(&mut self, len: u32, access: Access) -> Mr {
+        self.register_in(OWN_PD, len, access)
+    }
+
+    /// Registers `len` zero bytes in the domain `pd`.
+    pub fn register_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
+        let index = u32::try_from(self.regions.len()).expect("few regions");
+        // A page of nothing between regions, so that an overrun is caught.
+        let addr =
+            self.regions.last().map_or(FIRST_ADDR, |r| (r.mr.addr + u64::from(r.mr.len)).next_multiple_of(4096) + 4096);
+        let mr = Mr { key: (index + 1) << 8 | (index.wrapping_mul(37) & 0xff), addr, len };
+        let bytes = vec![0; len as usize];
+        self.regions.push(Region { mr, pd, access, window: false, condition: Condition::Good, bytes });
+        mr
+    }
+
+    /// Lets a peer invalidate `mr`, as if it were a memory window.
+    pub fn make_window(&mut self, mr: Mr) {
+        self.region_mut(mr).window = true;
+    }
+
+    /// Deregisters `mr`: its key is bad from now on.
+    pub fn deregister(&mut self, mr: Mr) {
+        self.region_mut(mr).condition = Condition::Invalid;
+    }
+
+    /// Takes the memory behind `mr` away while it stays registered: accesses fault.
+    pub fn unmap(&mut self, mr: Mr) {
+        self.region_mut(mr).condition = Condition::Unmapped;
+    }
+
+    /// How many windows are bound.
+    pub fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The bytes of `mr`.
+    pub fn bytes(&self, mr: Mr) -> &[u8] {
+        &self.regions[index_of(mr.key).expect("a key of ours")].bytes
+    }
+
+    /// The bytes of `mr`, to fill.
+    pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
+        &mut self.region_mut(mr).bytes
+    }
+
+    /// The 8-byte word at `offset` of `mr`, in the byte order of this machine.
+    pub fn word(&self, mr: Mr, offset: u32) -> u64 {
+        let at = offset as usize;
+        u64::from_ne_bytes(self.bytes(mr)[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    fn region_mut(&mut self, mr: Mr) -> &mut Region {
+        &mut self.regions[index_of(mr.key).expect("a key of ours")]
+    }
+
+    /// The bytes `addr..addr + len` under `key`, after every check.
+    fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
+        let Some(window) = self.windows.iter().find(|window| window.rkey.0 == key).copied() else {
+            return self.access_region(key, addr, len, need);
+        };
+        if need == Access::LOCAL_WRITE || !window.access.contains(need) {
+            return Err(MemError::Access);
+        }
+        let inside =
+            addr.checked_sub(window.addr).and_then(|at| at.checked_add(len)).is_some_and(|at| at <= window.length);
+        if !inside {
+            return Err(MemError::Range);
+        }
+        self.access_region(window.lkey.0, addr, len, Access::empty())
+    }
+
+    fn access_region(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
+        let region = index_of(key).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
+        if region.mr.key != key || region.condition == Condition::Invalid {
+            return Err(MemError::BadKey);
+        }
+        if region.pd != OWN_PD {
+            return Err(MemError::WrongDomain);
+        }
+        if !region.access.contains(need) {
+            return Err(MemError::Access);
+        }
+        let start = addr.checked_sub(region.mr.addr).ok_or(MemError::Range)?;
+        let end = start.checked_add(len).filter(|&end| end <= u64::from(region.mr.len)).ok_or(MemError::Range)?;
+        if region.condition == Condition::Unmapped {
+            return Err(MemError::Fault);
+        }
+        Ok(&mut region.bytes[usize::try_from(start).expect("in range")..usize::try_from(end).expect("in range")])
+    }
+
+    /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its
+    /// place in the data.
+    fn walk(
+        &mut self,
+        sges: &[Sge],
+        offset: u32,
+        len: usize,
+        need: Access,
+        mut f: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), MemError> {
+        let (mut skip, mut done) = (u64::from(offset), 0);
+        for sge in sges {
+            let here = u64::from(sge.length);
+            if skip >= here {
+                skip -= here;
+                continue;
+            }
+            let take = (here - skip).min((len - done) as u64);
+            if take == 0 {
+                break;
+            }
+            let addr = sge.addr.checked_add(skip).ok_or(MemError::Range)?;
+            let piece = self.access(sge.lkey.0, addr, take, need)?;
+            f(done, piece);
+            done += piece.len();
+            skip = 0;
+        }
+        if done == len { Ok(()) } else { Err(MemError::Range) }
+    }
+
+    /// Where the region with this key starts; 0 if there is none.
+    fn base_of(&self, rkey: RKey) -> u64 {
+        index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
+    }
+
+    /// Takes a window away, or a region that a peer may invalidate.
+    fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
+        if self.windows.iter().any(|window| window.rkey == rkey) {
+            self.windows.retain(|window| window.rkey != rkey);
+            return Ok(());
+        }
+        self.access(rkey.0, self.base_of(rkey), 0, Access::empty())?;
+        let region = index_of(rkey.0).and_then(|i| self.regions.get_mut(i)).ok_or(MemError::BadKey)?;
+        if !region.window {
+            return Err(MemError::Access);
+        }
+        region.condition = Condition::Invalid;
+        Ok(())
+    }
+
+    /// Opens a window, unless one has that index.
+    fn open(&mut self, bind: &Bind) -> Result<(), MemError> {
+        self.access_region(bind.lkey.0, bind.addr, bind.length, Access::MW_BIND)?;
+        if self.windows.iter().any(|window| window.rkey.0 >> 8 == bind.rkey.0 >> 8) {
+            return Err(MemError::Access);
+        }
+        self.windows.push(*bind);
+        Ok(())
+    }
+}
+
+/// The table index of a key; keys start at index 1 so that key 0 is nobody's.
+fn index_of(key: u32) -> Option<usize> {
+    (key >> 8).checked_sub(1).map(|i| i as usize)
+}

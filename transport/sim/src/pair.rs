@@ -1,0 +1,249 @@
+//! The smallest world: two queue pairs A and B, for tests that look at packets one by one.
+//!
+//! A broken promise panics, so that a script need not mention any.
+
+use crate::judge::Broken;
+use crate::links::Topology;
+use crate::rng::{Choices, Rng};
+use crate::setup::{Peer, Setup, random_setup};
+pub use crate::world::Logged;
+use crate::world::{End, START, World};
+use core::ops::{Deref, DerefMut};
+use core::time::Duration;
+use roxe_transport::fault::{Action, Hold, Part, Rate, Rule, Rules};
+use roxe_transport::qp::{PostError, QpState, Service};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::{Cqe, RecvRequest, SendRequest};
+use roxe_wire::{Header, NetHeader, Packet, icrc};
+
+/// Steps that a run may take before it is called a livelock.
+const STEP_LIMIT: u32 = 2_000_000;
+
+/// Two QPs and the network between them.
+pub struct Pair<C = Rng> {
+    /// How it was made.
+    pub setup: Setup,
+    world: World<C>,
+}
+
+/// What a world has, a pair has: `ends`, `wire`, `log`, ...
+impl<C> Deref for Pair<C> {
+    type Target = World<C>;
+
+    fn deref(&self) -> &World<C> {
+        &self.world
+    }
+}
+
+impl<C> DerefMut for Pair<C> {
+    fn deref_mut(&mut self) -> &mut World<C> {
+        &mut self.world
+    }
+}
+
+impl Pair {
+    /// Two connected QPs in RTS over a network without faults.
+    pub fn new(setup: Setup) -> Self {
+        Self::with_choices(setup, Rng::new(1))
+    }
+}
+
+impl<C: Choices> Pair<C> {
+    /// Two connected QPs in RTS whose network asks `choices`.
+    pub fn with_choices(setup: Setup, choices: C) -> Self {
+        let mut pair = Self::idle(setup, choices);
+        for who in [Peer::A, Peer::B] {
+            pair.bring_to(who, QpState::Rts);
+        }
+        pair
+    }
+
+    /// Two QPs in RESET.
+    pub fn idle(setup: Setup, choices: C) -> Self {
+        let mut world = World::new(Topology::direct(setup.latency), choices);
+        world.add(&setup, setup.places());
+        Self { setup, world }
+    }
+
+    /// The world, for a scenario.
+    pub fn into_world(self) -> World<C> {
+        self.world
+    }
+
+    /// Moves the QP of `who` up the ladder to `state`.
+    pub fn bring_to(&mut self, who: Peer, state: QpState) {
+        let setup = self.setup;
+        let end = self.end(who);
+        setup.bring_to(who, &mut end.qp, &mut end.host, state);
+    }
+
+    /// The end of `who`.
+    pub fn end(&mut self, who: Peer) -> &mut End {
+        &mut self.world.ends[who.index()]
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.ends.iter().map(|end| end.host.clock).fold(self.world.now(), Instant::max)
+    }
+
+    /// Time since the pair was made.
+    pub fn elapsed(&self) -> Duration {
+        self.now().since(START)
+    }
+
+    /// Posts a send on `who`; nothing moves before the next step.
+    pub fn post_send(&mut self, who: Peer, req: &SendRequest<'_>) -> Result<(), PostError> {
+        self.end(who).qp.post_send(req)
+    }
+
+    /// Posts a receive on `who`, or on its shared receive queue.
+    pub fn post_recv(&mut self, who: Peer, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.end(who).post_recv(req)
+    }
+
+    /// Takes the oldest completion of a send of `who`.
+    pub fn send_done(&mut self, who: Peer) -> Option<Cqe> {
+        self.end(who).host.sends.pop_front()
+    }
+
+    /// Takes the oldest completion of a receive of `who`.
+    pub fn recv_done(&mut self, who: Peer) -> Option<Cqe> {
+        self.end(who).host.recvs.pop_front()
+    }
+
+    /// Runs until nothing is due: no packet in flight, no timer set, nothing to send.
+    ///
+    /// # Panics
+    /// If that takes more than two million steps.
+    pub fn run(&mut self) {
+        for _ in 0..STEP_LIMIT {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("livelock after {:?} of virtual time: {:?}", self.elapsed(), self.wire.tally);
+    }
+
+    /// Runs for `time`, then leaves the clock there.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fn run_for(&mut self, time: Duration) {
+        self.act(|world| world.step_for(time));
+    }
+
+    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
+    /// there is none.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fn step(&mut self) -> bool {
+        self.act(World::step)
+    }
+
+    /// Sends everything both QPs want to send now.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fn transmit_all(&mut self) {
+        self.act(World::transmit_ready);
+    }
+
+    /// Sends everything `who` wants to send now, until a full batch keeps its link busy (see
+    /// [`Setup::stall`]).
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fn transmit(&mut self, who: Peer) {
+        self.act(|world| world.transmit(who.index()));
+    }
+
+    /// Lets the world act after a script may have done anything to its ends.
+    fn act<T>(&mut self, deed: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
+        self.world.touch_all();
+        let done = deed(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
+        self.world.sync_clocks();
+        done
+    }
+
+    /// Hands a packet to `to` as if its peer had sent it, past the network; it arrives now.
+    ///
+    /// # Panics
+    /// When there is no such packet: the payload does not go with the header.
+    pub fn inject(&mut self, to: Peer, header: &Header, payload: &[u8]) {
+        let net = self.net_of(to.other().index());
+        self.inject_from(to, &net, header, payload);
+    }
+
+    /// Hands a packet with this network header to `to`; it arrives now.
+    ///
+    /// # Panics
+    /// As [`Pair::inject`].
+    pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
+        let len = header.padded_len(payload.len());
+        let mut bytes = vec![0; len + icrc::LEN];
+        let room = header.emit(payload.len(), &mut bytes[..len]).expect("the payload goes with the header");
+        room.copy_from_slice(payload);
+        assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
+    }
+
+    /// Hands the payload of a UDP datagram, whose ICRC is not looked at, to `to`. Returns whether
+    /// it is a packet at all.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
+        let Ok(packet) = Packet::parse(bytes) else { return false };
+        let id = to.index();
+        if packet.header.bth.dest_qpn == self.ends[id].endpoints.here.qpn {
+            self.act(|world| world.hand_over(id, net, &packet, false));
+        }
+        true
+    }
+
+    /// Checks that nothing is left half done after [`Pair::run`].
+    ///
+    /// # Panics
+    /// When something is.
+    pub fn assert_settled(&self) {
+        self.check_settled().unwrap_or_else(|broken| panic!("{broken}"));
+    }
+}
+
+/// A random setup for `service`, with random faults up to `worst` per thousand of each kind.
+///
+/// A `hardy` pair has all retries there are, and faults pause before they are spent: everything can
+/// succeed. Any other has as few as it happens to get.
+pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut choices: C) -> Pair<C> {
+    let mut setup = random_setup(service, &mut choices);
+    if !hardy {
+        (setup.retry_cnt, setup.rnr_retry) = (choices.below(8) as u8, choices.below(8) as u8);
+    }
+    let rules = random_faults(worst, setup.latency, &mut choices);
+    let mut pair = Pair::with_choices(setup, choices);
+    pair.wire.set_faults(&rules, 0);
+    pair.wire.pause_faults_after = hardy.then_some(3);
+    pair
+}
+
+/// Faults of every kind with random rates up to `worst` per thousand, on packets that leave.
+pub fn random_faults(worst: u32, latency: Duration, choices: &mut impl Choices) -> Rules {
+    let while_ = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
+    let actions = [
+        Action::Drop,
+        Action::Duplicate { copies: 1, after: while_(1, 40) },
+        Action::Delay(while_(1, 40)),
+        Action::Corrupt(Part::Payload),
+        Action::Corrupt(Part::Header),
+    ];
+    let mut rule = |action| {
+        let per_mille = choices.below(worst + 1);
+        let mut rule = Rule::new(action);
+        rule.rate = Rate::from_micro_percent(per_mille * 100_000);
+        rule.dir = Some(roxe_transport::fault::Direction::Tx);
+        rule
+    };
+    let list = actions.map(&mut rule).into();
+    Rules::new(Some(choices.below(u32::MAX).into()), list)
+}

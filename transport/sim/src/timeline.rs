@@ -1,0 +1,164 @@
+//! What happens when: events in order of time, and one deadline for each queue pair.
+//!
+//! Nothing here allocates once it is warm.
+
+use core::cmp::Ordering;
+use roxe_transport::time::Instant;
+use std::collections::BinaryHeap;
+
+/// Later than everything.
+const NEVER: Instant = Instant(u64::MAX);
+
+#[derive(Debug)]
+struct Entry<T> {
+    at: Instant,
+    order: u64,
+    what: T,
+}
+
+/// Earliest first in a max-heap.
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+/// Events in order of time; those of the same instant keep the order in which they were added.
+#[derive(Debug)]
+pub struct Timeline<T> {
+    heap: BinaryHeap<Entry<T>>,
+    order: u64,
+}
+
+impl<T> Default for Timeline<T> {
+    fn default() -> Self {
+        Self { heap: BinaryHeap::new(), order: 0 }
+    }
+}
+
+impl<T> Timeline<T> {
+    /// Makes room for so many events to come.
+    pub fn reserve(&mut self, events: usize) {
+        self.heap.reserve(events);
+    }
+
+    /// Adds an event.
+    pub fn push(&mut self, at: Instant, what: T) {
+        self.order += 1;
+        self.heap.push(Entry { at, order: self.order, what });
+    }
+
+    /// When the first event happens.
+    pub fn next(&self) -> Option<Instant> {
+        self.heap.peek().map(|entry| entry.at)
+    }
+
+    /// Takes the first event, if it happens by `now`.
+    pub fn pop_due(&mut self, now: Instant) -> Option<T> {
+        if self.next()? > now {
+            return None;
+        }
+        self.heap.pop().map(|entry| entry.what)
+    }
+
+    /// Events to come.
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Whether nothing is to come.
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+}
+
+/// One deadline each for a fixed number of clients, and the earliest of all: a tournament in an
+/// array.
+#[derive(Debug, Default)]
+pub struct Deadlines {
+    /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`, the leaves are the second
+    /// half.
+    tree: Vec<Instant>,
+}
+
+impl Deadlines {
+    /// Makes room for `clients`; deadlines that were set are forgotten.
+    pub fn resize(&mut self, clients: usize) {
+        self.tree.clear();
+        self.tree.resize(2 * clients.next_power_of_two(), NEVER);
+    }
+
+    /// Sets or clears the deadline of `client`.
+    pub fn set(&mut self, client: usize, at: Option<Instant>) {
+        let mut node = self.tree.len() / 2 + client;
+        self.tree[node] = at.unwrap_or(NEVER);
+        while node > 1 {
+            node /= 2;
+            let first = self.tree[2 * node].min(self.tree[2 * node + 1]);
+            if self.tree[node] == first {
+                return;
+            }
+            self.tree[node] = first;
+        }
+    }
+
+    /// The earliest deadline, and whose it is: the lowest number of equals.
+    pub fn first(&self) -> Option<(Instant, usize)> {
+        let at = self.tree.get(1).copied().filter(|&at| at != NEVER)?;
+        let leaves = self.tree.len() / 2;
+        let mut node = 1;
+        while node < leaves {
+            node = if self.tree[2 * node] == at { 2 * node } else { 2 * node + 1 };
+        }
+        Some((at, node - leaves))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{Choices, Rng};
+
+    #[test]
+    fn events_of_one_instant_keep_their_order() {
+        let mut line = Timeline::default();
+        for (at, what) in [(5, 'c'), (3, 'a'), (5, 'd'), (3, 'b')] {
+            line.push(Instant(at), what);
+        }
+        let mut order = String::new();
+        while let Some(what) = line.pop_due(Instant(4)) {
+            order.push(what);
+        }
+        assert_eq!((order.as_str(), line.len(), line.next()), ("ab", 2, Some(Instant(5))));
+    }
+
+    #[test]
+    fn the_first_deadline_is_that_of_a_list() {
+        for clients in [1, 2, 5, 1000] {
+            let (mut rng, mut list) = (Rng::new(clients.into()), vec![None; clients as usize]);
+            let mut deadlines = Deadlines::default();
+            deadlines.resize(list.len());
+            for _ in 0..2000 {
+                let (client, at) = (rng.below(clients) as usize, rng.below(100));
+                list[client] = (at < 70).then_some(Instant(at.into()));
+                deadlines.set(client, list[client]);
+                let first = list.iter().enumerate().filter_map(|(i, at)| at.map(|at| (at, i))).min();
+                assert_eq!(deadlines.first(), first);
+            }
+        }
+    }
+}

@@ -1,0 +1,583 @@
+//! The network: packets leave a queue pair in a batch, travel as sealed bytes, and arrive late,
+//! twice, damaged or not at all.
+//!
+//! Knows ends only by number; who gets a packet that has arrived is the business of
+//! [`crate::world`]. Buffers go round between the pool, a batch and the network: once there are
+//! enough, nothing allocates.
+
+use crate::links::{Topology, Way, node_at};
+pub use crate::setup::Peer;
+use crate::timeline::Timeline;
+use core::time::Duration;
+use roxe_transport::cx::{PacketNote, TxBatch, TxRoom};
+use roxe_transport::fault::{Corruption, Direction, Forged, Injector, Rules, Seen, Verdict};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::Av;
+use roxe_wire::{NetHeader, Packet, Psn, Qpn, icrc};
+use std::collections::BTreeMap;
+
+/// Asked about every packet of an end: told its number (from 0, counted from the moment this was
+/// set) and the packet, it decides. `None` leaves the packet to the rules.
+pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
+
+/// The verdict of a script that loses a packet.
+pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
+
+/// The verdict of a script that lets a packet arrive later.
+pub const fn late(by: Duration) -> Verdict {
+    Verdict { delay: by, ..Verdict::PASS }
+}
+
+/// The verdict of a script that lets a packet arrive a second time, later.
+pub const fn twice(by: Duration) -> Verdict {
+    Verdict { copies: 1, copies_after: by, ..Verdict::PASS }
+}
+
+/// The verdict of a script that flips a bit of byte `at`.
+pub const fn damaged(at: u16) -> Verdict {
+    Verdict { corrupt: Some(Corruption { at, mask: 1 << (at % 8) }), ..Verdict::PASS }
+}
+
+/// A packet on its way.
+#[derive(Debug)]
+pub struct InTransit {
+    /// Its network header.
+    pub net: NetHeader,
+    /// From the BTH to the ICRC.
+    pub bytes: Vec<u8>,
+    /// Links still to pass.
+    way: Way,
+    /// What rules for arriving packets say was carried out.
+    judged: bool,
+}
+
+/// What happened to the packets so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Emitted by a QP.
+    pub sent: u64,
+    /// Lost by a rule.
+    pub dropped: u64,
+    /// Carried twice.
+    pub duplicated: u64,
+    /// Delayed.
+    pub delayed: u64,
+    /// Damaged.
+    pub corrupted: u64,
+    /// Refused by the receiver for a wrong ICRC.
+    pub bad_icrc: u64,
+    /// Lost because a queue was full.
+    pub overflowed: u64,
+    /// Marked by a full queue or a rule.
+    pub marked: u64,
+}
+
+impl Tally {
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.dropped += other.dropped;
+        self.duplicated += other.duplicated;
+        self.delayed += other.delayed;
+        self.corrupted += other.corrupted;
+        self.bad_icrc += other.bad_icrc;
+        self.overflowed += other.overflowed;
+        self.marked += other.marked;
+    }
+}
+
+/// One fault that was carried out, so that it can be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which end's packet.
+    pub end: usize,
+    /// Whether it left or arrived there.
+    pub dir: Direction,
+    /// Which packet that way, from 1.
+    pub nth: Counts,
+    /// What was done to it.
+    pub verdict: Verdict,
+    /// Bytes of its headers and pad.
+    pub header: usize,
+    /// Bytes of all of it.
+    pub len: usize,
+}
+
+/// What the network knows of an end.
+#[derive(Default)]
+struct Stream {
+    rewinds: Rewinds,
+    scripted: Option<(u64, Scripted)>,
+    /// By direction.
+    counts: [Counts; 2],
+}
+
+/// Packets so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All of them.
+    pub all: u64,
+    /// Those with a payload.
+    pub loaded: u64,
+    /// Those that want a receive.
+    pub received: u64,
+}
+
+impl Counts {
+    fn add(&mut self, packet: &Packet<'_>) {
+        self.all += 1;
+        self.loaded += u64::from(!packet.payload.is_empty());
+        self.received += u64::from(roxe_transport::qp::takes_receive(&packet.header.kind));
+    }
+}
+
+/// What decides about faults.
+enum Source {
+    Rules(Injector),
+    /// Exactly these: end, direction, which packet that way.
+    Exact(BTreeMap<(usize, u8, u64), Verdict>),
+}
+
+impl Source {
+    fn judge(&mut self, seen: &Seen<'_>, nth: u64) -> Verdict {
+        match self {
+            Self::Rules(injector) => injector.judge(seen),
+            Self::Exact(faults) => {
+                faults.get(&(seen.ordinal as usize, seen.dir as u8, nth)).copied().unwrap_or(Verdict::PASS)
+            }
+        }
+    }
+}
+
+/// All links and what is on them.
+pub struct Wire {
+    /// Nodes and links.
+    pub topology: Topology,
+    /// What happened so far.
+    pub tally: Tally,
+    /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never
+    /// spent by bad luck; `None`: no pause_faults_after.
+    pub pause_faults_after: Option<u32>,
+    /// Every fault that was carried out, if they are to be kept.
+    pub record: Option<Vec<Fault>>,
+    /// Buffers.
+    pub pool: Pool,
+    faults: Option<Source>,
+    streams: Vec<Stream>,
+    timeline: Timeline<InTransit>,
+}
+
+impl Wire {
+    /// A network without ends.
+    pub fn new(topology: Topology) -> Self {
+        Self {
+            topology,
+            tally: Tally::default(),
+            faults: None,
+            pause_faults_after: None,
+            record: None,
+            pool: Pool::default(),
+            streams: Vec::new(),
+            timeline: Timeline::default(),
+        }
+    }
+
+    /// Makes room for so many packets on their way before anything allocates.
+    pub fn reserve(&mut self, packets: usize) {
+        self.pool.reserve(packets);
+        self.timeline.reserve(packets);
+    }
+
+    /// Adds an end, with the next number.
+    pub fn add_end(&mut self) {
+        self.streams.push(Stream::default());
+    }
+
+    /// Sets what decides about packets that `from` sends, and starts counting them.
+    pub fn set_rule(&mut self, from: Peer, rule: Scripted) {
+        self.streams[from.index()].scripted = Some((0, rule));
+    }
+
+    /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they
+    /// name none.
+    pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
+        self.faults = Some(Source::Rules(Injector::new(rules, seed)));
+    }
+
+    /// Lets happen exactly what was recorded in another run.
+    pub fn repeat_faults(&mut self, faults: &[Fault]) {
+        let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth.all), fault.verdict));
+        self.faults = Some(Source::Exact(exact.collect()));
+    }
+
+    /// Leaves packets that `from` sends to the rules again.
+    pub fn clear_rule(&mut self, from: Peer) {
+        self.streams[from.index()].scripted = None;
+    }
+
+    /// When the next packet reaches the end of a link.
+    pub fn next_arrival(&self) -> Option<Instant> {
+        self.timeline.next()
+    }
+
+    /// Packets on their way.
+    pub fn in_flight(&self) -> usize {
+        self.timeline.len()
+    }
+
+    /// Takes a packet that has arrived by `now`.
+    pub fn arrived(&mut self, now: Instant) -> Option<InTransit> {
+        while let Some(packet) = self.timeline.pop_due(now) {
+            if let Some(packet) = self.pass_on(now, packet) {
+                return Some(packet);
+            }
+        }
+        None
+    }
+
+    /// Puts a packet on its next link; gives it back when there is none.
+    fn pass_on(&mut self, now: Instant, mut packet: InTransit) -> Option<InTransit> {
+        let Some(link) = packet.way.next_link() else { return Some(packet) };
+        let link = self.topology.link(link);
+        let marked = link.tally.marked;
+        let arrival = link.carry(now, &mut packet.net, packet.bytes.len());
+        self.tally.marked += link.tally.marked - marked;
+        match arrival {
+            Some(at) => self.timeline.push(at, packet),
+            None => {
+                self.tally.overflowed += 1;
+                self.pool.put(packet.bytes);
+            }
+        }
+        None
+    }
+
+    /// Sends sealed `bytes` of end `end`, which has the number `qpn`, after asking script and
+    /// rules. Returns what became of it.
+    pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
+        self.tally.sent += 1;
+        self.streams[end].rewinds.on_packet(&bytes);
+        let verdict = self.judge(now, end, qpn, Direction::Tx, &net, &bytes);
+        match node_at(net.src).zip(node_at(net.dst)) {
+            Some((from, to)) => {
+                let way = self.topology.way(from, to);
+                self.carry(now, InTransit { net, bytes, way, judged: false }, verdict);
+            }
+            None => self.pool.put(bytes),
+        }
+        verdict
+    }
+
+    /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be
+    /// delivered now.
+    pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, packet: InTransit) -> Option<(InTransit, Verdict)> {
+        if self.faults.is_none() || packet.judged {
+            return Some((packet, Verdict::PASS));
+        }
+        let verdict = self.judge(now, end, qpn, Direction::Rx, &packet.net, &packet.bytes);
+        if (Verdict { rnr: false, rule: None, ..verdict }) == Verdict::PASS {
+            return Some((packet, verdict));
+        }
+        self.carry(now, InTransit { judged: true, ..packet }, verdict);
+        None
+    }
+
+    fn judge(&mut self, now: Instant, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
+        // One end of this connection came so often without progress that faults must pause.
+        let connection = &self.streams[end & !1..][..2];
+        let is_stuck = |limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit));
+        let paused = self.pause_faults_after.is_some_and(is_stuck);
+        let stream = &mut self.streams[end];
+        let scripted = stream.scripted.as_mut().filter(|_| dir == Direction::Tx);
+        if scripted.is_none() && self.faults.is_none() {
+            return Verdict::PASS;
+        }
+        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        let counts = &mut stream.counts[dir as usize];
+        counts.add(&packet);
+        if let Some((count, rule)) = scripted {
+            let verdict = rule(*count, &packet);
+            *count += 1;
+            if let Some(verdict) = verdict {
+                return verdict;
+            }
+        }
+        let Some(source) = &mut self.faults else { return Verdict::PASS };
+        let ordinal = u32::try_from(end).expect("few ends");
+        let peer = if dir == Direction::Tx { net.dst } else { net.src };
+        let at = Duration::from_nanos(now.0);
+        let verdict = source.judge(&Seen { dir, qpn, ordinal, peer, at, packet: &packet }, counts.all);
+        if verdict.is_pass() || paused {
+            return Verdict::PASS;
+        }
+        if let Some(record) = &mut self.record {
+            let header = bytes.len() - icrc::LEN - packet.payload.len();
+            record.push(Fault { end, dir, nth: *counts, verdict, header, len: bytes.len() });
+        }
+        verdict
+    }
+
+    /// Sets a packet out, or does to it what `verdict` says.
+    fn carry(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
+        if verdict.drop {
+            self.tally.dropped += 1;
+            return self.pool.put(packet.bytes);
+        }
+        if let Some(corruption) = verdict.corrupt {
+            self.tally.corrupted += 1;
+            corruption.apply(&mut packet.bytes);
+        }
+        if verdict.mark_ce {
+            self.tally.marked += 1;
+            packet.net.mark();
+        }
+        let forge = |forged: Forged| forged.packet(&Packet::parse(&packet.bytes).ok()?);
+        if let Some(mut bytes) = verdict.forged.and_then(forge) {
+            icrc::seal(&packet.net, &mut bytes);
+            let InTransit { net, way, judged, .. } = packet;
+            self.set_out(now, verdict.delay, InTransit { bytes, net, way, judged });
+        }
+        self.tally.delayed += u64::from(!verdict.delay.is_zero());
+        self.tally.duplicated += u64::from(verdict.copies);
+        for _ in 0..verdict.copies {
+            let (net, way, judged) = (packet.net, packet.way, packet.judged);
+            let copy = InTransit { bytes: self.pool.copy(&packet.bytes), net, way, judged };
+            self.set_out(now, verdict.delay + verdict.copies_after, copy);
+        }
+        self.set_out(now, verdict.delay, packet);
+    }
+
+    /// Puts a packet on its first link after a while.
+    fn set_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
+        if later.is_zero() && !packet.judged {
+            let back = self.pass_on(now, packet);
+            debug_assert!(back.is_none(), "every way has a link");
+        } else {
+            self.timeline.push(now.after(later), packet);
+        }
+    }
+}
+
+/// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
+const POISON: u8 = 0xa5;
+
+/// Bytes that hold any packet.
+const BUFFER: usize = 4096 + 64;
+
+/// Buffers that nobody uses.
+#[derive(Debug, Default)]
+pub struct Pool(Vec<Vec<u8>>);
+
+impl Pool {
+    /// Makes sure that `buffers` can be taken without allocating.
+    pub fn reserve(&mut self, buffers: usize) {
+        let missing = buffers.saturating_sub(self.0.len());
+        self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER)));
+    }
+
+    /// An empty buffer.
+    pub fn take(&mut self) -> Vec<u8> {
+        let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER));
+        bytes.clear();
+        bytes
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut copy = self.take();
+        copy.extend_from_slice(bytes);
+        copy
+    }
+
+    /// Gives a buffer back.
+    pub fn put(&mut self, bytes: Vec<u8>) {
+        self.0.push(bytes);
+    }
+}
+
+/// The packets of one `poll_transmit`, in order.
+#[derive(Debug, Default)]
+pub struct Batch {
+    packets: Vec<(Av, PacketNote, Vec<u8>)>,
+    room: usize,
+}
+
+impl Batch {
+    /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins`
+    /// them, and how many of one size leave together, 0 for none.
+    pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool, run: u32) -> OpenBatch<'b> {
+        self.room = packets;
+        self.packets.reserve(packets);
+        OpenBatch { batch: self, pool, joins, joined: Joined::default(), run }
+    }
+
+    /// Takes the packets out, sealed.
+    pub fn drain(&mut self) -> impl Iterator<Item = (NetHeader, PacketNote, Vec<u8>)> + '_ {
+        self.packets.drain(..).map(|(av, note, mut bytes)| {
+            let net = net_header(&av);
+            icrc::seal(&net, &mut bytes);
+            (net, note, bytes)
+        })
+    }
+
+    /// Packets in it.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+}
+
+/// A batch with the pool it takes buffers from.
+pub struct OpenBatch<'b> {
+    batch: &'b mut Batch,
+    pool: &'b mut Pool,
+    joins: bool,
+    joined: Joined,
+    /// Packets of one size that leave together; 0: each leaves alone.
+    run: u32,
+}
+
+/// What shares the header of the last packet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Joined {
+    /// Payload of each.
+    len: usize,
+    /// Packets, and how many of them the last extension brought.
+    packets: usize,
+    newest: usize,
+}
+
+impl OpenBatch<'_> {
+    /// Takes the last packets apart, as they would travel.
+    fn part(&mut self) {
+        let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
+        let Some((av, note, mut all)) = (if packets > 0 { self.batch.packets.pop() } else { None }) else { return };
+        let rest = all.split_off(all.len() - icrc::LEN - packets * len);
+        all.resize(all.len() + icrc::LEN, POISON);
+        let mut header = Packet::parse(&all).expect("what others are joined to does not parse").header;
+        self.batch.packets.push((av, note, all));
+        for payload in rest[..packets * len].chunks(len) {
+            header.bth = header.bth.next_joined();
+            let mut bytes = self.pool.take();
+            let end = header.padded_len(len);
+            bytes.resize(end + icrc::LEN, POISON);
+            header.emit(len, &mut bytes[..end]).expect("there is room").copy_from_slice(payload);
+            self.batch.packets.push((av, note, bytes));
+        }
+    }
+}
+
+impl Drop for OpenBatch<'_> {
+    fn drop(&mut self) {
+        self.part();
+    }
+}
+
+impl TxBatch for OpenBatch<'_> {
+    fn slot(&mut self, av: &Av, _to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
+        self.part();
+        if self.batch.packets.len() >= self.batch.room {
+            return None;
+        }
+        let mut bytes = self.pool.take();
+        bytes.resize(len + icrc::LEN, POISON);
+        self.batch.packets.push((*av, *note, bytes));
+        let (.., bytes) = self.batch.packets.last_mut()?;
+        bytes.get_mut(..len).map(TxRoom::Own)
+    }
+
+    fn joins(&self) -> bool {
+        self.joins
+    }
+
+    fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
+        let room = self.batch.room - self.batch.packets.len() - self.joined.packets;
+        let (.., bytes) = self.batch.packets.last_mut().filter(|_| self.joins)?;
+        let more = room.min(count as usize).min(BUFFER.saturating_sub(bytes.len()) / len);
+        if more == 0 {
+            return None;
+        }
+        self.joined = Joined { len, packets: self.joined.packets + more, newest: more };
+        let end = bytes.len() + more * len;
+        bytes.resize(end, POISON);
+        bytes.get_mut(end - icrc::LEN - more * len..end - icrc::LEN).map(TxRoom::Own)
+    }
+
+    fn fits_same_send(&self, len: usize, count: usize) -> bool {
+        let total = len + icrc::LEN;
+        let same = |(.., bytes): &&(Av, PacketNote, Vec<u8>)| bytes.len() == total;
+        let before = self.batch.packets.iter().rev().take_while(same).count();
+        before + count <= before.next_multiple_of(self.run.max(1) as usize)
+    }
+
+    fn retract(&mut self) {
+        let (av, note, mut bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
+        let Joined { len, packets, newest } = self.joined;
+        if newest == 0 {
+            return self.pool.put(bytes);
+        }
+        bytes.truncate(bytes.len() - newest * len);
+        self.joined = Joined { len, packets: packets - newest, newest: 0 };
+        self.batch.packets.push((av, note, bytes));
+    }
+}
+
+/// The network header of a packet sent along `av`.
+pub fn net_header(av: &Av) -> NetHeader {
+    NetHeader {
+        src: av.sgid,
+        dst: av.dgid,
+        src_port: 49152,
+        traffic_class: av.traffic_class,
+        hop_limit: if av.hop_limit < 2 { 64 } else { av.hop_limit },
+        flow_label: if av.dgid.is_ipv4() { 0 } else { av.flow_label },
+        ident: 0,
+    }
+}
+
+/// What was read off the packets of one requester.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rewinds {
+    last: Option<Psn>,
+    /// Newest PSN sent.
+    high: Psn,
+    /// Where the last rewind went.
+    start: Psn,
+    /// Rewinds since the last one that went further than the one before.
+    count: u32,
+    /// The pause of faults ends here.
+    calm_until: Psn,
+}
+
+impl Rewinds {
+    /// New PSNs that must pass before faults may resume.
+    const FRESH: u32 = 32;
+
+    /// Notes one packet; responses (RC opcodes 0x0d..=0x12) and congestion notices (0x81) are no
+    /// business of a requester.
+    pub(crate) fn on_packet(&mut self, bytes: &[u8]) {
+        let psn = match *bytes {
+            [0x0d..=0x12 | 0x81, ..] => return,
+            [_, _, _, _, _, _, _, _, _, high, mid, low, ..] => Psn::new(u32::from_be_bytes([0, high, mid, low])),
+            _ => return,
+        };
+        if self.last.is_some_and(|last| !psn.is_after(last)) {
+            let further = self.count == 0 || psn.is_after(self.start);
+            self.count = if further { 1 } else { self.count + 1 };
+            self.start = psn;
+            self.calm_until = self.high.add(Self::FRESH);
+        } else if self.last.is_none() || psn.is_after(self.high) {
+            self.high = psn;
+        }
+        self.last = Some(psn);
+    }
+
+    /// Whether faults must pause: the requester is stuck and has not sent enough new packets since.
+    pub(crate) fn is_stuck(&self, limit: u32) -> bool {
+        self.count >= limit && !self.high.is_after(self.calm_until)
+    }
+}

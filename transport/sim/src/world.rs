@@ -1,0 +1,592 @@
+//! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next
+//! thing that happens.
+//!
+//! Drives the QPs as an engine would. After every call the promises of [`crate::judge`] are
+//! checked, and a broken one ends the run. Ends come in pairs: `2n` and `2n + 1` are the two ends
+//! of connection `n`.
+
+use crate::host::SimHost;
+use crate::judge::{Broken, Watch, ensure};
+use crate::links::{Topology, node_at};
+use crate::rng::{Choices, Rng};
+use crate::setup::{Endpoints, Peer, Place, Setup};
+use crate::timeline::Deadlines;
+use crate::wire::{Batch, InTransit, Wire, net_header};
+use core::time::Duration;
+use roxe_transport::cx::{FlowControl, PacketNote, TxState};
+use roxe_transport::fault::Verdict;
+use roxe_transport::qp::{AttrMask, DropReason, EarlyPackets, PostError, Qp, QpAttr, QpEvents, QpState};
+use roxe_transport::time::Instant;
+use roxe_transport::wr::RecvRequest;
+use roxe_wire::{Header, NetHeader, Packet, icrc};
+use std::collections::BTreeMap;
+
+/// Packets in flight per end after which a QP is taken to send without end, before memory runs out.
+const FLIGHT_LIMIT: usize = 25_000;
+/// When every clock starts; not zero, so that "never" and "at the start" differ.
+pub const START: Instant = Instant(1_000_000_000);
+
+/// A packet as it was handed to the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Logged {
+    /// When it was sent.
+    pub at: Instant,
+    /// By which connection.
+    pub connection: usize,
+    /// By which end of it.
+    pub from: Peer,
+    /// Where it comes from.
+    pub note: PacketNote,
+    /// Its headers.
+    pub header: Header,
+    /// Payload bytes without pad.
+    pub len: usize,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// Queue pairs and the network between them.
+pub struct World<C = Rng> {
+    /// The QPs.
+    pub ends: Vec<End>,
+    /// The network.
+    pub wire: Wire,
+    /// Source of what a scenario decides.
+    pub choices: C,
+    /// Every packet sent, of ends whose setup says so.
+    pub log: Vec<Logged>,
+    /// Packets that arrived, by receiver.
+    pub delivered: Vec<u64>,
+    /// Timeouts handled, by end.
+    pub timeouts: Vec<u64>,
+    /// Stands between the network and the QPs.
+    pub tamper: Option<Tamper>,
+    /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true,
+    /// and is checked.
+    pub honest: bool,
+    now: Instant,
+    batch: Batch,
+    deadlines: Deadlines,
+    by_place: BTreeMap<(usize, u32), usize>,
+    /// From which node to which.
+    windows: BTreeMap<(usize, usize), Window>,
+    /// Nodes that are gone.
+    gone: Vec<usize>,
+    /// Ends that something happened to and that have not sent since.
+    ready: Vec<usize>,
+    /// Ends that something happened to, for the scenario.
+    news: Vec<usize>,
+}
+
+/// Room that all QPs of a node share towards another node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    reserved: u32,
+    /// One packet of each.
+    beyond: u32,
+}
+
+/// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a
+/// packet that arrived whole, it may change them before the QP sees them.
+pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
+
+impl<C: Choices> World<C> {
+    /// A network without ends.
+    pub fn new(topology: Topology, choices: C) -> Self {
+        Self {
+            ends: Vec::new(),
+            wire: Wire::new(topology),
+            choices,
+            log: Vec::new(),
+            delivered: Vec::new(),
+            timeouts: Vec::new(),
+            tamper: None,
+            honest: false,
+            now: START,
+            batch: Batch::default(),
+            deadlines: Deadlines::default(),
+            by_place: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            gone: Vec::new(),
+            ready: Vec::new(),
+            news: Vec::new(),
+        }
+    }
+
+    /// Adds two QPs in RESET that know of each other. Returns the number of the first; the second
+    /// is the next.
+    pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
+        let first = self.ends.len();
+        for who in [Peer::A, Peer::B] {
+            let endpoints = setup.endpoints_of(who, places);
+            let setup = &setup.side(who);
+            let (qp, mut host) = setup.make_with(endpoints.here.qpn);
+            host.clock = self.now;
+            let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
+            assert_eq!(known, None, "{:?} is taken", endpoints.here);
+            let beyond = SimHost::charge_alone(setup.path_mtu.bytes()) + setup.in_run();
+            self.windows.entry(endpoints.way()).or_default().beyond += beyond;
+            self.ends.push(End::new((qp, host), *setup, endpoints, self.now));
+            self.wire.add_end();
+            self.delivered.push(0);
+            self.timeouts.push(0);
+        }
+        self.deadlines.resize(self.ends.len());
+        first
+    }
+
+    /// Adds two QPs and connects them: both are in RTS.
+    pub fn connect(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
+        let first = self.add(setup, places);
+        for end in &mut self.ends[first..] {
+            end.setup.bring_up(&end.endpoints, &mut end.qp, &mut end.host, QpState::Rts);
+        }
+        first
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Time since the world was made.
+    pub fn elapsed(&self) -> Duration {
+        self.now.since(START)
+    }
+
+    /// The end with this number; it will be looked at in the next step.
+    pub fn end_mut(&mut self, end: usize) -> &mut End {
+        self.touch(end);
+        &mut self.ends[end]
+    }
+
+    /// Asks for a state, with nothing else in the mask.
+    ///
+    /// # Errors
+    /// When a promise is broken by it.
+    pub fn go_to(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
+        self.enter(id);
+        let end = &mut self.ends[id];
+        let attr = QpAttr { state, ..*end.qp.attr() };
+        // Refusals are fine: the table decides, and its own tests judge it.
+        let _ = end.qp.modify(&mut end.host, &attr, AttrMask::STATE);
+        self.leave(id)
+    }
+
+    /// Takes a node off the network, with everything on it: its QPs are never called again.
+    pub fn kill_node(&mut self, node: usize) {
+        self.gone.push(node);
+        for id in 0..self.ends.len() {
+            if self.ends[id].endpoints.here.node == node {
+                self.deadlines.set(id, None);
+            }
+        }
+    }
+
+    /// Whether the node of this end is gone.
+    pub fn is_gone(&self, id: usize) -> bool {
+        !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
+    }
+
+    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
+    /// there is none.
+    ///
+    /// # Errors
+    /// When a promise is broken.
+    pub fn step(&mut self) -> Result<bool, Broken> {
+        self.transmit_ready()?;
+        let Some(at) = self.next_wake() else { return Ok(self.pace()) };
+        self.now = at.max(self.now);
+        self.work()?;
+        Ok(true)
+    }
+
+    /// Steps for `time`, then leaves the clock there.
+    ///
+    /// # Errors
+    /// When a promise is broken.
+    pub fn step_for(&mut self, time: Duration) -> Result<(), Broken> {
+        let end = self.now.after(time);
+        self.transmit_ready()?;
+        while self.next_wake().is_some_and(|at| at <= end) {
+            self.step()?;
+        }
+        self.now = end;
+        self.work()
+    }
+
+    /// Moves the ends that something happened to since the last call into `news`, in order.
+    pub fn take_news(&mut self, news: &mut Vec<usize>) {
+        news.clear();
+        core::mem::swap(news, &mut self.news);
+        news.sort_unstable();
+        news.iter().for_each(|&id| self.ends[id].told = false);
+    }
+
+    /// Handles everything due now.
+    fn work(&mut self) -> Result<(), Broken> {
+        while let Some(flight) = self.wire.arrived(self.now) {
+            self.deliver(flight)?;
+        }
+        while let Some((at, id)) = self.deadlines.first()
+            && at <= self.now
+        {
+            self.wake(id)?;
+        }
+        self.transmit_ready()
+    }
+
+    /// Datagrams give no reservation back: the host hands out new room when everything sent has
+    /// arrived.
+    fn pace(&mut self) -> bool {
+        let mut freed = false;
+        for id in 0..self.ends.len() {
+            let flow = &mut self.ends[id].host.flow;
+            if flow.refused && !flow.returns {
+                *flow = crate::host::Flow { limit: flow.limit, ..Default::default() };
+                self.touch(id);
+                freed = true;
+            }
+        }
+        freed
+    }
+
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_arrival()).min()
+    }
+
+    /// Something happened to an end.
+    fn touch(&mut self, id: usize) {
+        if !core::mem::replace(&mut self.ends[id].touched, true) {
+            self.ready.push(id);
+        }
+    }
+
+    /// Everything may have happened to every end, and somebody may have set a clock.
+    pub(crate) fn touch_all(&mut self) {
+        for id in 0..self.ends.len() {
+            self.now = self.now.max(self.ends[id].host.clock);
+            self.touch(id);
+        }
+    }
+
+    /// Sets all clocks.
+    pub(crate) fn sync_clocks(&mut self) {
+        for end in &mut self.ends {
+            end.host.clock = self.now;
+        }
+    }
+
+    /// Before a call on an end: its surroundings are up to date.
+    fn enter(&mut self, id: usize) {
+        let end = &mut self.ends[id];
+        end.host.clock = self.now;
+        if end.host.flow.returns && end.host.flow.limit.is_some() {
+            let reserved = self.windows.get(&end.endpoints.way()).map_or(0, |window| window.reserved);
+            end.host.flow.others = reserved - end.watch.counted;
+        }
+    }
+
+    /// After a call on an end: events are taken, promises checked.
+    fn leave(&mut self, id: usize) -> Result<(), Broken> {
+        let end = &mut self.ends[id];
+        end.events |= end.qp.poll_event();
+        self.count_window(id)?;
+        self.touch(id);
+        self.check(id)
+    }
+
+    /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP
+    /// may go beyond it with one packet when it has nothing under way, and with the rest of a run.
+    fn count_window(&mut self, id: usize) -> Result<(), Broken> {
+        let end = &mut self.ends[id];
+        let flow = &end.host.flow;
+        let (Some(limit), true) = (flow.limit, flow.returns) else { return Ok(()) };
+        let window = self.windows.entry(end.endpoints.way()).or_default();
+        window.reserved = window.reserved - end.watch.counted + flow.reserved;
+        end.watch.counted = flow.reserved;
+        let Window { reserved, beyond } = *window;
+        let at = self.now;
+        ensure!(reserved <= limit + beyond, Credit, Some(id), at, "{reserved} bytes reserved, {limit} allowed");
+        Ok(())
+    }
+
+    /// Checks what can be seen between two calls.
+    fn check(&mut self, id: usize) -> Result<(), Broken> {
+        let other = self.honest.then(|| self.ends[id ^ 1].qp.probe());
+        let end = &mut self.ends[id];
+        end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
+    }
+
+    /// A deadline of an end has come: its timer, or its link has become free.
+    fn wake(&mut self, id: usize) -> Result<(), Broken> {
+        let is_due = |end: &End, now| end.qp.poll_timeout().is_some_and(|at| at <= now);
+        if is_due(&self.ends[id], self.now) {
+            self.enter(id);
+            let end = &mut self.ends[id];
+            if end.link == LinkState::Shared {
+                end.qp.on_link_moved(self.now);
+            }
+            end.qp.handle_timeout(&mut end.host);
+            self.timeouts[id] += 1;
+            self.leave(id)?;
+        }
+        self.transmit(id)?;
+        let end = &self.ends[id];
+        ensure!(!is_due(end, self.now), Timers, Some(id), self.now, "still due: {:?}", end.qp.poll_timeout());
+        Ok(())
+    }
+
+    fn deliver(&mut self, flight: InTransit) -> Result<(), Broken> {
+        let whole = icrc::verify(&flight.net, &flight.bytes);
+        let id = if whole { self.receiver(&flight.net, &flight.bytes) } else { None };
+        let Some(id) = id.filter(|&id| !self.is_gone(id)) else {
+            self.wire.tally.bad_icrc += u64::from(!whole);
+            self.wire.pool.put(flight.bytes);
+            return Ok(());
+        };
+        let qpn = self.ends[id].endpoints.here.qpn;
+        let Some((mut flight, verdict)) = self.wire.receive(self.now, id, qpn, flight) else { return Ok(()) };
+        if let Some(tamper) = &mut self.tamper {
+            tamper(id, &mut flight.bytes);
+        }
+        let packet = Packet::parse(&flight.bytes).expect("a QP emitted a packet that does not parse");
+        let result = self.hand_over(id, &flight.net, &packet, verdict.rnr);
+        self.wire.pool.put(flight.bytes);
+        result
+    }
+
+    /// The end that a packet is for.
+    fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
+        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
+    }
+
+    /// Hands a packet to an end, whoever it is for.
+    pub(crate) fn hand_over(
+        &mut self,
+        id: usize,
+        net: &NetHeader,
+        packet: &Packet<'_>,
+        starved: bool,
+    ) -> Result<(), Broken> {
+        self.delivered[id] += 1;
+        self.enter(id);
+        let end = &mut self.ends[id];
+        if starved || !end.keep_early(net, packet) {
+            end.handle(net, packet, starved);
+        }
+        self.leave(id)
+    }
+
+    /// Sends everything that ends want to send now.
+    pub(crate) fn transmit_ready(&mut self) -> Result<(), Broken> {
+        // Sending does not touch other ends.
+        for at in 0..self.ready.len() {
+            let id = self.ready[at];
+            self.transmit(id)?;
+            self.ends[id].touched = false;
+            if !core::mem::replace(&mut self.ends[id].told, true) {
+                self.news.push(id);
+            }
+        }
+        self.ready.clear();
+        Ok(())
+    }
+
+    /// Sends everything an end wants to send now, until a full batch keeps its link busy (see
+    /// [`Setup::stall`]).
+    pub(crate) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
+        if self.is_gone(id) {
+            return Ok(());
+        }
+        if !self.ends[id].early.is_empty() {
+            self.enter(id);
+            self.ends[id].hand_over_early();
+            self.leave(id)?;
+        }
+        while self.ends[id].busy_until <= self.now {
+            if self.transmit_batch(id)? == TxState::Drained {
+                break;
+            }
+            if self.ends[id].link != LinkState::Open {
+                self.ends[id].qp.on_link_full(self.now);
+                break;
+            }
+            let setup = &self.ends[id].setup;
+            if setup.stall > 0 && self.choices.chance(setup.stall) {
+                self.ends[id].busy_until = self.now.after(setup.latency * self.choices.between(1, 30) / 10);
+            }
+        }
+        let end = &self.ends[id];
+        let link = (end.busy_until > self.now && end.qp.has_work()).then_some(end.busy_until);
+        self.deadlines.set(id, end.deadline().into_iter().chain(link).min());
+        Ok(())
+    }
+
+    fn transmit_batch(&mut self, id: usize) -> Result<TxState, Broken> {
+        self.enter(id);
+        let end = &mut self.ends[id];
+        let before = (end.host.sends.len(), end.host.recvs.len());
+        let idle = !end.qp.has_work();
+        let is_open = end.link == LinkState::Open;
+        let room = if is_open { end.setup.batch } else { 0 };
+        let mut tx = self.batch.open(&mut self.wire.pool, room, end.setup.joins, end.setup.run);
+        let state = end.qp.poll_transmit(&mut end.host, &mut tx);
+        drop(tx);
+        let quiet = self.batch.is_empty() && before == (end.host.sends.len(), end.host.recvs.len());
+        let at = self.now;
+        ensure!(quiet || !idle, Silence, Some(id), at, "has_work was false, yet poll_transmit did something");
+        let full = state == TxState::BatchFull;
+        ensure!(!full || !is_open || !self.batch.is_empty(), Progress, Some(id), at, "an empty batch is full");
+        self.leave(id)?;
+        self.dispatch(id)?;
+        Ok(state)
+    }
+
+    fn dispatch(&mut self, id: usize) -> Result<(), Broken> {
+        let mut batch = core::mem::take(&mut self.batch);
+        for (net, note, bytes) in batch.drain() {
+            let end = &mut self.ends[id];
+            let packet = Packet::parse(&bytes).expect("a QP emitted a packet that does not parse");
+            let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
+            fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
+            let (header, len) = (packet.header, packet.payload.len());
+            let (log, qpn) = (end.setup.log, end.endpoints.here.qpn);
+            let verdict = self.wire.send(self.now, id, qpn, net, bytes);
+            if log {
+                let (at, connection, from) = (self.now, id / 2, Peer::of_end(id));
+                self.log.push(Logged { at, connection, from, note, header, len, verdict });
+            }
+        }
+        self.batch = batch;
+        let flying = self.wire.in_flight();
+        ensure!(flying < FLIGHT_LIMIT * self.ends.len(), Progress, Some(id), self.now, "sends without end");
+        Ok(())
+    }
+
+    /// Checks that nothing is left half done when nothing is due: QPs are quiescent and no
+    /// reservation leaked.
+    ///
+    /// # Errors
+    /// When something is.
+    pub fn check_settled(&self) -> Result<(), Broken> {
+        for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
+            let (who, at) = (Some(id), self.now);
+            ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
+            ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
+            ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
+            let leaked = if end.setup.service.is_reliable() { end.host.flow.reserved } else { 0 };
+            ensure!(leaked == 0, Credit, who, at, "{leaked} bytes leaked");
+        }
+        Ok(())
+    }
+
+    /// The network header of packets from an end to its peer.
+    pub fn net_of(&self, id: usize) -> NetHeader {
+        net_header(&self.ends[id].endpoints.av())
+    }
+}
+
+/// One QP and its surroundings.
+pub struct End {
+    /// The queue pair.
+    pub qp: Qp,
+    /// What it reaches.
+    pub host: SimHost,
+    /// How it was made.
+    pub setup: Setup,
+    /// The connection as it sees it.
+    pub endpoints: Endpoints,
+    /// Events taken from it so far.
+    pub events: QpEvents,
+    /// Why it dropped packets, last reason, and how often.
+    pub dropped: (Option<DropReason>, u32),
+    /// Packets that came too early, if its setup says that they wait.
+    pub early: EarlyPackets<()>,
+    /// What its link does with packets.
+    pub link: LinkState,
+    pub(crate) watch: Watch,
+    /// Until when its link is busy with a full batch.
+    pub(crate) busy_until: Instant,
+    /// Whether it is on the list `ready`, and on the list `news`.
+    pub(crate) touched: bool,
+    pub(crate) told: bool,
+}
+
+/// What becomes of packets that an end wants to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// Packets leave.
+    #[default]
+    Open,
+    /// Packets stay: the link is full, as a ring in memory that its reader does not empty.
+    Full,
+    /// Packets stay, because others use the room that there is.
+    Shared,
+}
+
+impl End {
+    /// One that has done nothing yet.
+    pub(crate) fn new((qp, host): (Qp, SimHost), setup: Setup, endpoints: Endpoints, now: Instant) -> Self {
+        Self {
+            qp,
+            host,
+            setup,
+            endpoints,
+            events: QpEvents::empty(),
+            dropped: (None, 0),
+            early: EarlyPackets::default(),
+            link: LinkState::Open,
+            watch: Watch::default(),
+            busy_until: now,
+            touched: false,
+            told: false,
+        }
+    }
+
+    /// Posts a receive to its queue, or to its shared one.
+    ///
+    /// # Errors
+    /// As [`Qp::post_recv`].
+    pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        if self.setup.srq {
+            self.host.srq.post(req);
+            return Ok(());
+        }
+        self.qp.post_recv(req)
+    }
+
+    /// Hands a packet to the queue pair now.
+    pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
+        let Self { qp, host, dropped, .. } = self;
+        let result = match starved {
+            true => qp.handle_packet_starved(host, net, packet),
+            false => qp.handle_packet(host, net, packet),
+        };
+        note_drop(dropped, result);
+    }
+
+    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken
+    /// others.
+    pub(crate) fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
+        self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
+    }
+
+    /// Hands over the early packets whose turn has come.
+    pub(crate) fn hand_over_early(&mut self) {
+        let Self { qp, host, early, dropped, .. } = self;
+        early.hand_over(qp, host, |_, _, result| note_drop(dropped, result));
+    }
+
+    /// When its queue pair, or a packet that came too early, wants to be looked at.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.qp.poll_timeout().into_iter().chain(self.early.deadline()).min()
+    }
+}
+
+fn note_drop(dropped: &mut (Option<DropReason>, u32), result: Result<(), DropReason>) {
+    if let Err(reason) = result {
+        *dropped = (Some(reason), dropped.1 + 1);
+    }
+}

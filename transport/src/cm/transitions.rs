@@ -1,0 +1,445 @@
+//! What moves a connection from state to state: the side that asks, the side that is asked, what
+//! both do to wait, refuse and end, and timers.
+
+use super::connection::{Connection, Loading, Remote, ReqRetry, State, Timer, ack_timeout, wait};
+use super::messages;
+use super::terms::{
+    Accept, CmError, Connect, Ece, Ending, EventKind, Ignored, Outbox, QpTerms, Refusal, Route, Settings,
+};
+use crate::time::Instant;
+use roxe_wire::cm::{
+    Answered, CommId, Dreq, Info, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, TimeCode, TransactionId,
+};
+use roxe_wire::{PathMtu, Psn, Qpn};
+
+/// The side that asks: REQ out, REP in, RTU out.
+impl Connection {
+    /// Asks a peer.
+    pub(super) fn connect(
+        now: Instant,
+        id: CommId,
+        tid: TransactionId,
+        connect: &Connect,
+        settings: &Settings,
+        out: &mut Outbox,
+    ) -> Self {
+        // clause: CM-REQ-TIMEOUT
+        let answer = 2 * wait(connect.packet_lifetime) + wait(connect.response_timeout);
+        let mut conn = Self {
+            id,
+            state: State::ReqSent,
+            remote: None,
+            qpn: connect.qpn,
+            transport: connect.transport,
+            // The rest is in the peer's answer.
+            terms: QpTerms {
+                route: connect.route,
+                dest_qpn: Qpn::default(),
+                rq_psn: connect.psn,
+                sq_psn: Psn::default(),
+                path_mtu: connect.path_mtu,
+                max_dest_rd_atomic: connect.responder_resources,
+                max_rd_atomic: connect.initiator_depth,
+                retry_cnt: connect.retry_count,
+                rnr_retry: connect.rnr_retry_count,
+                timeout: ack_timeout(settings.ack_delay, connect.packet_lifetime),
+                flow_label: connect.flow_label,
+                traffic_class: connect.traffic_class,
+                hop_limit: connect.hop_limit,
+            },
+            lifetime: connect.packet_lifetime,
+            tid,
+            timer: Timer::new(answer, connect.max_cm_retries),
+            req_retry: ReqRetry::new(connect.retry_for),
+            last: None,
+            orphan: false,
+            is_active: true,
+            alternate_offered: false,
+            takes_alternates: false,
+            loading: Loading::Nothing,
+            alternate: None,
+        };
+        conn.send_with(connect.ece.options, messages::req(id, connect, settings), out);
+        conn.timer.start(now);
+        conn
+    }
+
+    /// Whether a REP is the first answer to our REQ.
+    pub(super) const fn awaits_rep(&self) -> bool {
+        matches!(self.state, State::ReqSent | State::MraReqRcvd)
+    }
+
+    /// The peer accepts. That its queue pair belongs to no other connection was found before.
+    // clause: CM-REP
+    pub(super) fn take_rep(&mut self, rep: &Rep, options: u32, out: &mut Outbox) {
+        let qpn = messages::offered_qpn(rep, self.transport);
+        self.timer.stop();
+        self.state = State::RepRcvd;
+        self.remote = Some(Remote { id: rep.local_comm_id, guid: rep.local_ca_guid, qpn });
+        let terms = &mut self.terms;
+        (terms.dest_qpn, terms.sq_psn, terms.rnr_retry) = (qpn, rep.starting_psn, rep.rnr_retry_count);
+        // clause: CM-DEPTH
+        terms.max_rd_atomic = terms.max_rd_atomic.min(rep.responder_resources);
+        terms.max_dest_rd_atomic = terms.max_dest_rd_atomic.min(rep.initiator_depth);
+        terms.timeout = ack_timeout(rep.target_ack_delay, self.lifetime);
+        let ece = Ece { vendor_id: rep.vendor_id, options };
+        self.tell(EventKind::ConnectReply(Box::new(rep.clone()), ece), out);
+    }
+
+    /// The peer has not got our answer yet, or our program did not give one.
+    // clause: CM-REP-DUPLICATE
+    pub(super) fn on_duplicate_rep(&mut self, settings: &Settings, out: &mut Outbox) -> Result<(), Ignored> {
+        match self.state {
+            State::RepRcvd => self.delay(settings.service_timeout, out).map_err(|_| Ignored::State)?,
+            State::MraRepSent => self.repeat(out),
+            State::Established if self.is_active => self.repeat(out),
+            _ => return Err(Ignored::State),
+        }
+        Ok(())
+    }
+
+    /// Our program accepts the peer's answer: both ends may send.
+    pub(super) fn confirm(&mut self, private_data: &PrivateData<224>, out: &mut Outbox) -> Result<(), CmError> {
+        self.check_state(&[State::RepRcvd, State::MraRepSent])?;
+        self.state = State::Established;
+        self.send(messages::rtu(self, private_data), out);
+        Ok(())
+    }
+}
+
+/// The side that is asked: REQ in, REP out, RTU in.
+impl Connection {
+    /// A peer asks. That it may was found before.
+    // clause: CM-REP-TIMEOUT
+    pub(super) fn requested(id: CommId, tid: TransactionId, route: Route, req: &Req, path_mtu: PathMtu) -> Self {
+        Self {
+            id,
+            state: State::ReqRcvd,
+            remote: Some(Remote { id: req.local_comm_id, guid: req.local_ca_guid, qpn: req.local_qpn }),
+            qpn: Qpn::default(),
+            transport: req.transport,
+            // The rest is our program's to say.
+            terms: QpTerms {
+                route,
+                dest_qpn: req.local_qpn,
+                rq_psn: Psn::default(),
+                sq_psn: req.starting_psn,
+                path_mtu,
+                // What the peer wants to issue we serve, and the other way round.
+                // clause: CM-DEPTH
+                max_dest_rd_atomic: req.initiator_depth,
+                max_rd_atomic: req.responder_resources,
+                retry_cnt: req.retry_count,
+                rnr_retry: req.rnr_retry_count,
+                timeout: req.primary.local_ack_timeout,
+                flow_label: req.primary.flow_label,
+                traffic_class: req.primary.traffic_class,
+                hop_limit: req.primary.hop_limit,
+            },
+            lifetime: TimeCode::default(),
+            tid,
+            timer: Timer::new(wait(req.local_cm_response_timeout), req.max_cm_retries),
+            req_retry: ReqRetry::NONE,
+            last: None,
+            orphan: false,
+            is_active: false,
+            alternate_offered: req.has_alternate(),
+            takes_alternates: false,
+            loading: Loading::Nothing,
+            alternate: None,
+        }
+    }
+
+    /// The peer repeats its REQ. An answer that is on the way has a timer of its own, but while we
+    /// are flooded with requests.
+    // clause: CM-REQ-DUPLICATE
+    pub(super) fn on_duplicate_req(
+        &mut self,
+        tid: TransactionId,
+        req: &Req,
+        settings: &Settings,
+        is_flooded: bool,
+        out: &mut Outbox,
+    ) {
+        match self.state {
+            // clause: CM-FLOOD
+            State::RepSent if is_flooded => self.repeat(out),
+            State::ReqRcvd => {
+                let _ = self.delay(settings.service_timeout, out);
+            }
+            State::MraReqSent => self.repeat(out),
+            State::TimeWait => out.send(self.route(), tid, messages::no(req, RejReason::StaleConnection, Info::EMPTY)),
+            _ => {}
+        }
+    }
+
+    /// Our program accepts.
+    pub(super) fn accept(
+        &mut self,
+        now: Instant,
+        accept: &Accept,
+        settings: &Settings,
+        out: &mut Outbox,
+    ) -> Result<(), CmError> {
+        self.check_state(&[State::ReqRcvd, State::MraReqSent])?;
+        self.qpn = accept.qpn;
+        self.terms.rq_psn = accept.psn;
+        self.terms.max_rd_atomic = self.terms.max_rd_atomic.min(accept.initiator_depth);
+        self.terms.max_dest_rd_atomic = self.terms.max_dest_rd_atomic.min(accept.responder_resources);
+        self.state = State::RepSent;
+        self.send_with(accept.ece.options, messages::rep(self, accept, settings), out);
+        self.timer.start(now);
+        Ok(())
+    }
+
+    /// The peer has our REP: it confirms, or it has sent over the connection and its RTU is late or
+    /// lost.
+    // clause: CM-ESTABLISH
+    pub(super) fn establish(&mut self, out: &mut Outbox) -> Result<(), CmError> {
+        self.check_state(&[State::RepSent, State::MraRepRcvd])?;
+        self.timer.stop();
+        self.state = State::Established;
+        self.tell(EventKind::Established, out);
+        Ok(())
+    }
+}
+
+/// Both sides: waiting, refusing, ending.
+impl Connection {
+    /// Our program does not want the connection: after a REQ or a REP of the peer.
+    // clause: CM-REJECT
+    pub(super) fn reject(&mut self, refusal: &Refusal, out: &mut Outbox) -> Result<(), CmError> {
+        self.check_state(&[State::ReqRcvd, State::MraReqSent, State::RepRcvd, State::MraRepSent])?;
+        self.send_rejection(refusal, out);
+        Ok(())
+    }
+
+    pub(super) fn send_rejection(&mut self, refusal: &Refusal, out: &mut Outbox) {
+        out.send(self.route(), self.tid, messages::rejection(self, refusal));
+        self.finish();
+    }
+
+    /// Our program needs longer to accept, to confirm, or to load a path.
+    // clause: CM-MRA
+    pub(super) fn delay(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
+        self.state = match self.state {
+            State::ReqRcvd => State::MraReqSent,
+            State::RepRcvd => State::MraRepSent,
+            State::Established => return self.delay_alternate(service_timeout, out),
+            _ => return Err(CmError::State),
+        };
+        self.send(messages::mra(self, service_timeout), out);
+        Ok(())
+    }
+
+    /// The peer needs longer to answer our REQ, to confirm our REP or to load a path: so long, and
+    /// the time its packets take. Counts once: what comes after that wait is repeated as ever.
+    // clause: CM-MRA
+    pub(super) fn on_mra(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
+        match (self.state, mra.answered, &mut self.loading) {
+            (State::ReqSent, Answered::Req, _) => self.state = State::MraReqRcvd,
+            (State::RepSent, Answered::Rep, _) => self.state = State::MraRepRcvd,
+            (State::Established, Answered::Neither, Loading::Asked { patient: patient @ false, .. }) => *patient = true,
+            _ => return Err(Ignored::State),
+        }
+        self.timer.due = Some(now.after(wait(mra.service_timeout) + wait(self.terms.timeout)));
+        Ok(())
+    }
+
+    /// The peer does not want the connection, or not any more.
+    // clause: CM-REJ-RECEIVED
+    pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
+        let was = self.state;
+        match was {
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.req_retry.is_pausing => {
+                return Err(Ignored::Duplicate);
+            }
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.will_ask_again(now) => return Ok(()),
+            State::TimeWait | State::DreqRcvd | State::Idle => return Err(Ignored::State),
+            State::Established | State::DreqSent => {
+                self.enter_time_wait(now);
+                self.tell(EventKind::Disconnected(Ending::Rejected), out);
+                return Ok(());
+            }
+            _ => self.tell(EventKind::Rejected(Box::new(rej.clone())), out),
+        }
+        self.orphan = true;
+        // Where queue pairs knew each other, or one still knows an older connection, packets may be
+        // on the way.
+        if rej.reason == RejReason::StaleConnection || matches!(was, State::RepRcvd | State::MraRepSent) {
+            self.enter_time_wait(now);
+        } else {
+            self.finish();
+        }
+        Ok(())
+    }
+
+    /// The queue pair that the peer offers is that of another connection of ours: the offer is
+    /// refused.
+    // clause: CM-STALE
+    pub(super) fn refuse_stale_rep(&mut self, theirs: CommId, out: &mut Outbox) {
+        let refusal = messages::plain(self.id, theirs, Answered::Rep, RejReason::StaleConnection, Info::EMPTY);
+        out.send(self.route(), self.tid, refusal);
+        self.tell(EventKind::Stale, out);
+        self.finish();
+    }
+
+    /// Our program ends the connection, or agrees with its end.
+    // clause: CM-DISCONNECT
+    pub(super) fn disconnect(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) -> Result<(), CmError> {
+        match self.state {
+            State::Established => self.send_dreq(now, tid, out),
+            State::DreqRcvd => self.send_drep(now, self.tid, out),
+            _ => return Err(CmError::State),
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_dreq(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) {
+        self.state = State::DreqSent;
+        self.tid = tid;
+        self.send(messages::dreq(self), out);
+        self.timer.start(now);
+    }
+
+    pub(super) fn send_drep(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) {
+        self.answer_dreq(tid, out);
+        self.enter_time_wait(now);
+    }
+
+    /// Whether it ends as the peer asked, who may not have got our answer.
+    pub(super) fn was_asked(&self) -> bool {
+        self.last.as_ref().is_some_and(|mad| matches!(mad.message, Message::Drep(_)))
+    }
+
+    fn answer_dreq(&mut self, tid: TransactionId, out: &mut Outbox) {
+        self.tid = tid;
+        self.send(messages::drep(self.id, self.remote_id()), out);
+    }
+
+    /// Our program is not interested any more: what the kernel does when an id is destroyed, but
+    /// that a DREQ is repeated.
+    // clause: CM-DESTROY
+    pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+        self.orphan = true;
+        match self.state {
+            State::ReqSent | State::MraReqRcvd => self.give_up(settings, out),
+            State::Established => self.send_dreq(now, tid, out),
+            State::DreqRcvd => self.send_drep(now, self.tid, out),
+            State::DreqSent | State::TimeWait | State::Idle => {}
+            _ => self.send_rejection(&Refusal::new(PrivateData::EMPTY), out),
+        }
+    }
+
+    /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said
+    /// now, or said once more.
+    // clause: CM-PARTING
+    pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
+        self.orphan = true;
+        match self.state {
+            State::DreqSent => self.repeat(out),
+            // Unless the peer asked for nothing.
+            State::TimeWait if self.was_asked() => self.repeat(out),
+            _ => self.destroy(now, tid, settings, out),
+        }
+    }
+
+    /// The peer ends the connection.
+    // clause: CM-DREQ
+    pub(super) fn on_dreq(
+        &mut self,
+        now: Instant,
+        tid: TransactionId,
+        dreq: &Dreq,
+        out: &mut Outbox,
+    ) -> Result<(), Ignored> {
+        if dreq.remote_qpn != self.qpn {
+            return Err(Ignored::Qpn);
+        }
+        match self.state {
+            State::RepSent | State::MraRepRcvd | State::Established => {
+                self.timer.stop();
+                self.tid = tid;
+                self.state = State::DreqRcvd;
+                self.tell(EventKind::Disconnected(Ending::Asked), out);
+            }
+            // Both at once: our program has agreed already.
+            // clause: CM-DREQ-CROSSING
+            State::DreqSent => {
+                self.send_drep(now, tid, out);
+                self.tell(EventKind::Disconnected(Ending::Agreed), out);
+            }
+            State::TimeWait => self.answer_dreq(tid, out),
+            State::DreqRcvd => return Err(Ignored::Duplicate),
+            _ => return Err(Ignored::State),
+        }
+        Ok(())
+    }
+
+    /// The peer agrees.
+    pub(super) fn on_drep(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Ignored> {
+        if self.state != State::DreqSent {
+            return Err(Ignored::State);
+        }
+        self.enter_time_wait(now);
+        self.tell(EventKind::Disconnected(Ending::Agreed), out);
+        Ok(())
+    }
+}
+
+/// What a connection does when nothing comes, or nobody is there: it asks again, and gives up in
+/// the end.
+impl Connection {
+    /// The timer is due. While we are flooded with requests nothing is said to those who do not
+    /// confirm: whoever waits for our REP asks again, and is answered.
+    pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
+        match self.state {
+            State::ReqSent if self.req_retry.is_pausing => {
+                self.req_retry.is_pausing = false;
+                self.repeat(out);
+                self.timer.start(now);
+            }
+            // clause: CM-FLOOD
+            State::RepSent | State::MraRepRcvd if is_flooded => {
+                if !self.timer.again(now) {
+                    self.tell(EventKind::Unreachable, out);
+                    self.finish();
+                }
+            }
+            State::ReqSent | State::MraReqRcvd | State::RepSent | State::MraRepRcvd => {
+                if self.timer.again(now) {
+                    self.repeat(out);
+                } else {
+                    self.give_up(settings, out);
+                }
+            }
+            State::Established => self.on_alternate_timeout(now, out),
+            State::DreqSent if self.timer.again(now) => self.repeat(out),
+            State::DreqSent => {
+                self.enter_time_wait(now);
+                self.tell(EventKind::Disconnected(Ending::TimedOut), out);
+            }
+            State::TimeWait => {
+                self.tell(EventKind::TimeWaitExit, out);
+                self.finish();
+            }
+            _ => self.timer.stop(),
+        }
+    }
+
+    /// The peer does not answer. It may be that only its messages are lost, so it is told.
+    // clause: CM-RETRIES
+    pub(super) fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
+        out.send(self.route(), self.tid, messages::timeout(self, settings.guid));
+        self.tell(EventKind::Unreachable, out);
+        self.finish();
+    }
+
+    /// Nobody listens where we asked: whether to ask again, after a pause.
+    // clause: CM-REQ-AGAIN
+    pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
+        let next = self.req_retry.pause(now);
+        self.timer.due = next.or(self.timer.due);
+        next.is_some()
+    }
+}

@@ -1,0 +1,464 @@
+//! One requester, its packets read off the log, its answers forged.
+
+use roxe_sim::host::LEAST_CHARGE;
+use roxe_sim::setup::{QPN_A, Setup};
+use roxe_sim::{Mr, Pair, Peer, Rng};
+use roxe_transport::qp::{DropReason, QpState, RetryCounts};
+use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode, WcStatus};
+use roxe_wire::{
+    Aeth, AtomicAckEth, Bth, Feth, Header, Kind, Msn, NakCode, PathMtu, Placement, Psn, RKey, Request, Response,
+    Selectivity, Syndrome,
+};
+
+const ACK: Aeth = aeth(Syndrome::ACK_UNLIMITED);
+const SEQUENCE: Response = Response::Ack(aeth(Syndrome::Nak(NakCode::PsnSequence)));
+const READ: SendOp = SendOp::Read { remote_addr: 0x1000, rkey: RKey(7) };
+const ADD: SendOp = SendOp::FetchAdd { remote_addr: 0x1000, rkey: RKey(7), add: 1 };
+const STORE: SendOp = SendOp::AtomicWrite { remote_addr: 0x1000, rkey: RKey(7) };
+const GLOBAL: Feth = Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
+const FLUSH: SendOp = SendOp::Flush { remote_addr: 0x1000, rkey: RKey(7), length: 1 << 20, feth: GLOBAL };
+
+const fn aeth(syndrome: Syndrome) -> Aeth {
+    Aeth { syndrome, msn: Msn::new(0) }
+}
+
+const fn rnr(timer: u8) -> Response {
+    Response::Ack(aeth(Syndrome::RnrNak { timer }))
+}
+
+/// A requester in RTS (MTU 256, first PSN 100, two READs at a time) and its memory.
+struct Script {
+    pair: Pair,
+    mr: Mr,
+    seen: usize,
+}
+
+impl Script {
+    fn new() -> Self {
+        Self::with(Setup { max_rd_atomic: 2, retry_cnt: 2, rnr_retry: 1, ..Setup::default() })
+    }
+
+    fn with(setup: Setup) -> Self {
+        let mut pair = Pair::idle(setup, Rng::new(1));
+        pair.bring_to(Peer::A, QpState::Rts);
+        let mr = pair.end(Peer::A).host.memory.register(1 << 20, Access::LOCAL_WRITE);
+        Self { pair, mr, seen: 0 }
+    }
+
+    /// Posts `op` on `len` bytes.
+    fn post(&mut self, wr_id: u64, op: SendOp, len: u32) {
+        self.post_on(wr_id, op, SendFlags::SIGNALED, self.mr.sge(0, len));
+    }
+
+    fn post_on(&mut self, wr_id: u64, op: SendOp, flags: SendFlags, sge: Sge) {
+        let req = SendRequest { wr_id, op, flags, data: SendData::Sges(&[sge]), ud: None };
+        assert_eq!(self.pair.post_send(Peer::A, &req), Ok(()));
+    }
+
+    /// The PSNs that leave now.
+    fn psns(&mut self) -> Vec<u32> {
+        self.headers().iter().map(|header| header.bth.psn.get()).collect()
+    }
+
+    fn headers(&mut self) -> Vec<Header> {
+        self.pair.transmit(Peer::A);
+        let new = self.pair.log[self.seen..].iter().map(|logged| logged.header).collect();
+        self.seen = self.pair.log.len();
+        new
+    }
+
+    /// One response arrives; what became of it.
+    fn answer(&mut self, psn: u32, response: Response, payload: &[u8]) -> Option<DropReason> {
+        let end = self.pair.end(Peer::A);
+        end.dropped = (None, 0);
+        let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(response) };
+        self.pair.inject(Peer::A, &header, payload);
+        self.pair.end(Peer::A).dropped.0
+    }
+
+    /// `payload` arrives behind the header of the first of several packets of READ data; whether
+    /// that was taken as it is.
+    fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
+        self.joined_of(256, psn, payload)
+    }
+
+    /// The same with packets of `len` bytes.
+    fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
+        let net = self.pair.net_of(1);
+        let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
+        let end = self.pair.end(Peer::A);
+        end.qp.handle_joined(&mut end.host, &net, &header, len, payload.into())
+    }
+
+    fn ack(&mut self, psn: u32) -> Option<DropReason> {
+        self.answer(psn, Response::Ack(ACK), &[])
+    }
+
+    /// Completions since the last call.
+    fn done(&mut self) -> Vec<(u64, WcStatus)> {
+        let end = self.pair.end(Peer::A);
+        end.host.sends.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
+    }
+
+    fn reserved(&mut self) -> u32 {
+        self.pair.end(Peer::A).host.flow.reserved
+    }
+
+    /// Lets the timer that is set run out.
+    fn time_out(&mut self) {
+        let end = self.pair.end(Peer::A);
+        end.host.clock = end.qp.poll_timeout().expect("a timer runs");
+        end.qp.handle_timeout(&mut end.host);
+    }
+
+    fn memory(&mut self, len: usize) -> Vec<u8> {
+        let mr = self.mr;
+        self.pair.end(Peer::A).host.memory.bytes(mr)[..len].to_vec()
+    }
+
+    fn state(&self) -> QpState {
+        self.pair.ends[0].qp.state()
+    }
+}
+
+const OK: WcStatus = WcStatus::Success;
+
+// clause: SEND-ORDER, ACK-CUMULATIVE
+#[test]
+fn one_ack_completes_everything_before_it_in_order() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 0);
+    s.post_on(2, SendOp::Send, SendFlags::empty(), s.mr.sge(0, 300));
+    s.post(3, SendOp::Send, 10);
+    assert_eq!(s.psns(), [100, 101, 102, 103]);
+    assert_eq!(s.ack(102), None);
+    assert_eq!(s.done(), [(1, OK)]);
+    assert_eq!(s.reserved(), LEAST_CHARGE);
+    assert_eq!(s.ack(103), None);
+    assert_eq!(s.done(), [(3, OK)]);
+    assert_eq!((s.reserved(), s.pair.ends[0].qp.poll_timeout()), (0, None));
+}
+
+#[test]
+fn the_wait_after_an_rnr_nak_ends_when_everything_is_acknowledged_after_all() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 0);
+    assert_eq!(s.psns(), [100]);
+    assert_eq!(s.answer(100, rnr(12), &[]), None);
+    assert_eq!(s.ack(100), None);
+    assert_eq!((s.done(), s.pair.ends[0].qp.poll_timeout()), (vec![(1, OK)], None));
+    s.post(2, SendOp::Send, 0);
+    assert_eq!(s.psns(), [101], "nothing is waited for");
+}
+
+#[test]
+fn a_sequence_nak_goes_back_once() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 256 * 4);
+    assert_eq!(s.psns(), [100, 101, 102, 103]);
+    assert_eq!(s.answer(102, SEQUENCE, &[]), None);
+    assert_eq!(s.reserved(), 0);
+    assert_eq!(s.answer(102, SEQUENCE, &[]), Some(DropReason::AwaitingRetry));
+    let again = s.headers();
+    assert_eq!(again[0].kind, Kind::RcRequest(Request::SendMiddle));
+    assert_eq!(again.iter().map(|h| h.bth.psn.get()).collect::<Vec<_>>(), [102, 103]);
+    assert_eq!(s.answer(102, SEQUENCE, &[]), Some(DropReason::AwaitingRetry));
+    assert_eq!(s.ack(103), None);
+    assert_eq!(s.done(), [(1, OK)]);
+}
+
+// clause: ACK-OVER-RETRY
+#[test]
+fn an_ack_from_before_the_retry_spares_the_rest_of_it() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 256 * 3);
+    s.post(2, SendOp::Send, 256 * 2);
+    assert_eq!(s.psns(), [100, 101, 102, 103, 104]);
+    s.time_out();
+    assert_eq!(s.ack(103), None);
+    assert_eq!((s.done(), s.reserved()), (vec![(1, OK)], 0));
+    assert_eq!(s.psns(), [104]);
+    assert_eq!(s.ack(104), None);
+    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], 0));
+}
+
+// clause: RETRY-GO-BACK
+#[test]
+fn timeouts_are_retried_retry_cnt_times() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 0);
+    s.post(2, SendOp::Send, 0);
+    assert_eq!(s.psns(), [100, 101]);
+    for _ in 0..2 {
+        s.time_out();
+        assert_eq!(s.psns(), [100, 101]);
+    }
+    s.time_out();
+    assert_eq!(s.done(), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!((s.state(), s.reserved()), (QpState::Err, 0));
+}
+
+// clause: RNR-WAIT, RNR-WAIT-WHOLE
+#[test]
+fn a_not_ready_peer_gets_the_time_it_asked_for() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 0);
+    s.post(2, SendOp::Send, 0);
+    assert_eq!(s.psns(), [100, 101]);
+    assert_eq!(s.answer(101, rnr(12), &[]), None);
+    assert_eq!(s.done(), [(1, OK)]);
+    for early in [SEQUENCE, rnr(1)] {
+        assert_eq!(s.answer(101, early, &[]), Some(DropReason::AwaitingRetry));
+        assert_eq!(s.psns(), []);
+    }
+    let waited = s.pair.end(Peer::A).qp.poll_timeout().map(|at| at.since(s.pair.now()));
+    assert_eq!(waited, Some(core::time::Duration::from_micros(640)));
+    s.time_out();
+    assert_eq!(s.psns(), [101]);
+    assert_eq!(s.answer(101, rnr(12), &[]), None);
+    assert_eq!(s.done(), [(2, WcStatus::RnrRetryExcErr)]);
+}
+
+#[test]
+fn each_loss_and_refusal_is_counted_once() {
+    let mut s = Script::with(Setup { retry_cnt: 7, rnr_retry: 7, ..Setup::default() });
+    s.post(1, READ, 8);
+    s.post(2, SendOp::Send, 0);
+    assert_eq!(s.psns(), [100, 101]);
+    s.ack(101);
+    assert_eq!(s.psns(), [100, 101]);
+    s.time_out();
+    assert_eq!(s.psns(), [100, 101]);
+    s.answer(100, Response::ReadOnly(ACK), &[0; 8]);
+    s.answer(101, SEQUENCE, &[]);
+    s.answer(101, rnr(1), &[]);
+    let counts = s.pair.end(Peer::A).qp.take_retry_counts();
+    let expected = RetryCounts {
+        packet_seq_err: 1,
+        implied_nak_seq_err: 1,
+        rnr_nak_retry_err: 1,
+        local_ack_timeout_err: 1,
+        send_rnr_err: 0,
+    };
+    assert_eq!(counts, Some(expected));
+    assert_eq!(s.pair.end(Peer::A).qp.take_retry_counts(), None);
+}
+
+// clause: READ-ACKNOWLEDGES
+#[test]
+fn read_responses_are_placed_and_acknowledge_earlier_requests() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Send, 0);
+    s.post(2, READ, 600);
+    s.post(3, SendOp::Send, 0);
+    assert_eq!(s.psns(), [100, 101, 104]);
+    assert_eq!(s.answer(101, Response::ReadFirst(ACK), &[1; 256]), None);
+    assert_eq!(s.done(), [(1, OK)]);
+    assert_eq!(s.answer(101, Response::ReadFirst(ACK), &[9; 256]), Some(DropReason::DuplicateResponse));
+    assert_eq!(s.answer(102, Response::ReadMiddle, &[2; 256]), None);
+    assert_eq!(s.answer(103, Response::ReadLast(ACK), &[3; 88]), None);
+    assert_eq!((s.done(), s.reserved()), (vec![(2, OK)], LEAST_CHARGE));
+    assert_eq!(s.memory(600), [[1; 256].as_slice(), &[2; 256], &[3; 88]].concat());
+    assert_eq!(s.ack(104), None);
+    assert_eq!(s.done(), [(3, OK)]);
+}
+
+/// Everything a READ of 20 packets leaves, whose packets `from..until` come at once or one by one.
+fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
+    let mut s = Script::new();
+    s.post(1, READ, 20 * 256);
+    s.post(2, ADD, 8);
+    s.post(3, ADD, 8);
+    assert_eq!(s.psns(), [100, 120]);
+    let data: Vec<u8> = (0..=255).cycle().step_by(3).take(20 * 256).collect();
+    let part = |from: u32, until: u32| &data[(from - 100) as usize * 256..(until - 100) as usize * 256];
+    for psn in 100..120 {
+        let response = match psn {
+            100 => Response::ReadFirst(ACK),
+            119 => Response::ReadLast(ACK),
+            _ => Response::ReadMiddle,
+        };
+        match psn {
+            psn if at_once && psn == from => assert!(s.joined(from, part(from, until))),
+            psn if at_once && (from..until).contains(&psn) => {}
+            _ => assert_eq!(s.answer(psn, response, part(psn, psn + 1)), None),
+        }
+    }
+    (s.memory(20 * 256), format!("{:?}", (s.done(), s.reserved(), s.psns())))
+}
+
+#[test]
+fn joined_read_responses_act_as_single_ones() {
+    for (from, until) in [(101, 119), (101, 103), (105, 110), (118, 119)] {
+        assert!(read_in_parts(from, until, true) == read_in_parts(from, until, false), "{from}..{until}");
+    }
+}
+
+#[test]
+fn read_data_that_is_not_plain_is_left_alone() {
+    let mut s = Script::new();
+    s.post(1, READ, 256 * 200);
+    assert_eq!(s.psns(), [100, 164]);
+    assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[1; 256]), None);
+    for (what, psn, len) in [
+        ("a duplicate", 100, 2 * 256),
+        ("behind a gap", 102, 2 * 256),
+        ("the end of a request", 101, 63 * 256),
+        ("beyond a request", 101, 70 * 256),
+        ("no whole packets", 101, 300),
+    ] {
+        assert!(!s.joined(psn, &vec![9; len]), "{what}");
+    }
+    assert!(s.memory(256 * 200)[256..].iter().all(|byte| *byte == 0));
+    assert!(!s.joined_of(512, 101, &[9; 4 * 256]), "packets of another size");
+    assert!(s.joined(101, &[1; 62 * 256]));
+    assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
+    assert_eq!(s.psns(), [228]);
+    // A retry is about to ask for them again.
+    s.time_out();
+    assert!(!s.joined(164, &[9; 2 * 256]));
+    let mr = s.mr;
+    s.pair.end(Peer::A).host.memory.deregister(mr);
+    assert_eq!(s.psns(), [164]);
+    assert!(!s.joined(164, &[9; 2 * 256]), "memory that is gone");
+    assert_eq!(s.state(), QpState::Rts);
+    let mut s = Script::new();
+    s.post(1, ADD, 8);
+    s.post(2, SendOp::Send, 1024);
+    assert_eq!(s.psns(), [100, 101, 102, 103, 104]);
+    assert!(!s.joined(100, &[9; 2 * 256]), "nothing was to be read");
+}
+
+#[test]
+fn long_reads_are_several_requests_within_the_depth() {
+    let mut s = Script::new();
+    s.post(1, READ, 256 * 200);
+    assert_eq!(s.psns(), [100, 164]);
+    for i in 0..64 {
+        let response = match i {
+            0 => Response::ReadFirst(ACK),
+            63 => Response::ReadLast(ACK),
+            _ => Response::ReadMiddle,
+        };
+        assert_eq!(s.psns(), []);
+        assert_eq!(s.answer(100 + i, response, &[7; 256]), None);
+    }
+    assert_eq!(s.psns(), [228]);
+    s.time_out();
+    assert_eq!((s.psns(), s.reserved()), (vec![164], LEAST_CHARGE), "less at a time after a loss");
+    assert_eq!(s.answer(164, Response::ReadFirst(ACK), &[7; 256]), None);
+    assert_eq!((s.psns(), s.reserved()), (vec![228], 2 * LEAST_CHARGE));
+}
+
+#[test]
+fn reads_wait_for_room_in_our_own_socket() {
+    let mut s = Script::with(Setup { path_mtu: PathMtu::Mtu4096, max_rd_atomic: 16, ..Setup::default() });
+    s.post(1, READ, 1 << 20);
+    assert_eq!(s.psns(), [100, 132]);
+    assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[7; 4096]), None);
+    assert_eq!(s.psns(), []);
+    for psn in 101..131 {
+        assert_eq!(s.answer(psn, Response::ReadMiddle, &[7; 4096]), None);
+    }
+    assert_eq!(s.psns(), []);
+    assert_eq!(s.answer(131, Response::ReadLast(ACK), &[7; 4096]), None);
+    assert_eq!(s.psns(), [164]);
+    s.time_out();
+    assert_eq!(s.psns(), [132, 164]);
+}
+
+// clause: SEND-RD-ATOMIC, SEND-FENCE
+#[test]
+fn fences_and_the_depth_hold_requests_back() {
+    let mut s = Script::new();
+    (1..=3).for_each(|id| s.post(id, ADD, 8));
+    s.post_on(4, SendOp::Send, SendFlags::FENCE, s.mr.sge(0, 0));
+    assert_eq!(s.psns(), [100, 101]);
+    let answer = Response::AtomicAck(ACK, AtomicAckEth(0));
+    assert_eq!(s.answer(100, answer, &[]), None);
+    assert_eq!(s.psns(), [102]);
+    assert_eq!(s.answer(101, answer, &[]), None);
+    assert_eq!(s.psns(), []);
+    assert_eq!(s.answer(102, answer, &[]), None);
+    assert_eq!(s.psns(), [103]);
+}
+
+// clause: NONPOSTED-ANSWER, NONPOSTED-PLACE, NAK-IMPLIED
+#[test]
+fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
+    let mut s = Script::new();
+    s.post(1, SendOp::Write { remote_addr: 0x1000, rkey: RKey(7) }, 10);
+    s.post(2, STORE, 8);
+    s.post(3, FLUSH, 0);
+    s.post(4, READ, 8);
+    assert_eq!(s.psns(), [100, 101, 102], "two at a time");
+    assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
+    assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
+    // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as
+    // well.
+    assert_eq!(s.ack(102), None);
+    assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
+    assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);
+    let flushed = s.pair.end(Peer::A).host.sends.pop_front().expect("it is complete");
+    assert_eq!((flushed.wr_id, flushed.opcode, flushed.byte_len), (3, WcOpcode::Flush, 0));
+    assert_eq!(s.answer(103, Response::ReadOnly(ACK), &[9; 8]), None);
+    assert_eq!((s.done(), s.reserved()), (vec![(4, OK)], 0));
+}
+
+// clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
+#[test]
+fn impossible_answers_are_fatal() {
+    let nak = aeth(Syndrome::Nak(NakCode::RemoteAccess));
+    let cases: [(SendOp, u32, Response, &[u8]); 14] = [
+        (SendOp::Send, 10, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+        (SendOp::Send, 10, Response::ReadOnly(ACK), &[0; 10]),
+        (ADD, 8, Response::ReadOnly(ACK), &[0; 8]),
+        (READ, 8, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+        (READ, 8, Response::ReadOnly(ACK), &[0; 7]),
+        (READ, 300, Response::ReadOnly(ACK), &[0; 256]),
+        (READ, 300, Response::ReadFirst(ACK), &[0; 252]),
+        (READ, 8, Response::ReadOnly(nak), &[0; 8]),
+        (STORE, 8, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+        (STORE, 8, Response::ReadOnly(ACK), &[0; 8]),
+        (STORE, 8, Response::ReadOnly(nak), &[]),
+        (FLUSH, 0, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
+        (FLUSH, 0, Response::ReadOnly(ACK), &[0; 4]),
+        (FLUSH, 0, Response::ReadFirst(ACK), &[0; 256]),
+    ];
+    for (op, len, response, payload) in cases {
+        let mut s = Script::new();
+        s.post(1, op, len);
+        s.post(2, SendOp::Send, 0);
+        assert!(!s.psns().is_empty());
+        assert_eq!(s.answer(100, response, payload), None);
+        assert_eq!(s.done(), [(1, WcStatus::BadRespErr), (2, WcStatus::WrFlushErr)], "{response:?}");
+        assert_eq!(s.reserved(), 0);
+    }
+}
+
+// clause: READ-LOCAL-FAULT
+#[test]
+fn results_need_a_local_buffer_that_can_be_written() {
+    let mut s = Script::new();
+    let constant = s.pair.end(Peer::A).host.memory.register(64, Access::empty());
+    s.post_on(1, READ, SendFlags::empty(), constant.all());
+    assert_eq!(s.psns(), [100]);
+    assert_eq!(s.answer(100, Response::ReadOnly(ACK), &[0; 64]), None);
+    assert_eq!(s.done(), [(1, WcStatus::LocProtErr)]);
+    assert_eq!(s.state(), QpState::Err);
+}
+
+// clause: SEND-LOCAL-FAULT
+#[test]
+fn a_bad_local_key_is_told_after_earlier_requests_completed() {
+    let mut s = Script::new();
+    let gone = s.pair.end(Peer::A).host.memory.register(64, Access::LOCAL_WRITE);
+    s.pair.end(Peer::A).host.memory.deregister(gone);
+    s.post(1, SendOp::Send, 10);
+    s.post_on(2, SendOp::Send, SendFlags::empty(), gone.all());
+    s.post(3, SendOp::Send, 10);
+    assert_eq!((s.psns(), s.done()), (vec![100], vec![]));
+    assert_eq!(s.ack(100), None);
+    assert_eq!(s.done(), [(1, OK), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)]);
+    assert_eq!(s.reserved(), 0);
+}

@@ -1,0 +1,515 @@
+//! Congestion: which marks are answered, what a CNP looks like and does, and what is left
+//! afterwards.
+//!
+//! The numbers of DCQCN itself are checked in `qp/features/congestion.rs`. Here the line carries 10
+//! Gbit/s, packets hold 1024 bytes and count as 1088, so a burst of 32 KiB is 31 packets (31 · 1088
+//! = 33,728).
+
+use super::*;
+use core::num::NonZeroU64;
+use roxe_sim::wire::{Batch, net_header};
+use roxe_sim::{LinkSpec, Topology};
+use roxe_transport::qp::{CongestionCounts, DropReason, Service};
+use roxe_transport::time::Instant;
+use roxe_wire::{Aeth, Gid, Kind, Msn, NetHeader, PathMtu, Syndrome, icrc};
+
+const MTU: u32 = 1024;
+/// A burst, and the pause after it at 100 Mbit/s: 31 · 1088 · 8 / 100 MHz = 2698.24 us, but for the
+/// 32 us that [`slow_down`] takes and in which nothing was sent.
+const BURST: usize = 31;
+const BURST_TIME: Duration = Duration::from_nanos(2_666_240);
+
+/// ECN codes (RFC 3168 §5).
+const ECT_1: u8 = 0b01;
+const ECT_0: u8 = 0b10;
+const CE: u8 = 0b11;
+
+fn limited(service: Service) -> Setup {
+    Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
+}
+
+/// What the network says about a packet to `to`, with this ECN code.
+fn net(to: Peer, ecn: u8) -> NetHeader {
+    NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
+}
+
+/// An empty SEND to B, by its service.
+fn send_to_b(service: Service, psn: u32) -> Header {
+    match service {
+        Service::Rc => request(B, psn, SEND_ONLY),
+        _ => Header { bth: bth(B, psn, false), kind: uc(Request::SendOnly(SendTail::Plain)) },
+    }
+}
+
+/// Everything `who` sends now: what the network and the packet say, and all of its bytes.
+fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
+    let mut batch = Batch::default();
+    let world = &mut **pair;
+    let end = &mut world.ends[who.index()];
+    let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
+    let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
+    batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
+}
+
+/// CNPs among them.
+fn cnps(pair: &mut Pair, who: Peer) -> usize {
+    emitted(pair, who).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
+}
+
+fn counts(pair: &mut Pair, who: Peer) -> Option<CongestionCounts> {
+    pair.end(who).qp.take_congestion_counts()
+}
+
+fn cnp(to: Peer) -> Header {
+    Header { bth: Bth { becn: true, ..bth(to, 0, false) }, kind: Kind::Cnp }
+}
+
+/// Hands a CNP to `to`; what became of it.
+fn notify(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
+    pair.end(to).dropped = (None, 0);
+    pair.inject_from(to, net, &cnp(to), &[]);
+    pair.end(to).dropped.0
+}
+
+/// Moves the clock of both ends.
+fn wait(pair: &mut Pair, time: Duration) {
+    let now = pair.now().after(time);
+    pair.ends.iter_mut().for_each(|end| end.host.clock = now);
+}
+
+/// Takes the rate of `who` down to the least there is, 100 Mbit/s: seven cuts, 4 us apart.
+fn slow_down(pair: &mut Pair, who: Peer) {
+    for _ in 0..=7 {
+        assert_eq!(notify(pair, who, &net(who, ECT_0)), None);
+        wait(pair, Duration::from_micros(4));
+    }
+}
+
+const fn us(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+// clause: CNP-INTERVAL
+#[test]
+fn a_mark_is_answered_at_most_once_in_fifty_microseconds() {
+    for service in [Service::Rc, Service::Uc] {
+        let mut p = alone(B, Setup::of(service));
+        // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for
+        // anything.
+        let steps = [(Duration::ZERO, 1), (Duration::from_nanos(49_999), 0), (Duration::from_nanos(1), 1)];
+        for (psn, (later, expected)) in (100..).zip(steps) {
+            wait(&mut p, later);
+            p.inject_from(B, &net(B, CE), &send_to_b(service, psn), &[]);
+            assert_eq!(cnps(&mut p, B), expected, "{service:?} {psn}");
+        }
+        let expected =
+            CongestionCounts { np_ecn_marked_roce_packets: 3, np_cnp_sent: 2, ..CongestionCounts::default() };
+        assert_eq!(counts(&mut p, B), Some(expected));
+        assert_eq!(counts(&mut p, B), None, "they are taken");
+        assert_eq!(p.end(B).qp.poll_timeout(), None, "the interval needs no timer");
+    }
+}
+
+// clause: CNP-WHEN
+#[test]
+fn only_marked_data_of_the_connected_peer_is_answered() {
+    for ecn in [0, ECT_0, ECT_1] {
+        let mut p = alone(B, Setup::default());
+        p.inject_from(B, &net(B, ecn), &send_to_b(Service::Rc, 100), &[]);
+        assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None), "{ecn:02b}");
+    }
+    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(B, CE) };
+    let elsewhere = NetHeader { dst: stranger.src, ..net(B, CE) };
+    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..bth(B, 100, true) }, kind: Kind::RcRequest(SEND_ONLY) };
+    let ack = Response::Ack(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(0) });
+    let other_service = send_to_b(Service::Uc, 100);
+    let cases = [
+        (stranger, send_to_b(Service::Rc, 100)),
+        (elsewhere, send_to_b(Service::Rc, 100)),
+        (net(B, CE), foreign),
+        (net(B, CE), response(B, 900, ack)),
+        (net(B, CE), cnp(B)),
+        (net(B, CE), other_service),
+    ];
+    for (n, (net, header)) in cases.iter().enumerate() {
+        let mut p = alone(B, Setup::default());
+        p.inject_from(B, net, header, &[]);
+        assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None), "case {n}");
+    }
+}
+
+// clause: CNP-WHEN
+#[test]
+fn datagrams_are_not_answered() {
+    let mut p = alone(B, limited(Service::Ud));
+    let deth = roxe_wire::Deth { qkey: QKEY, src_qpn: qpn(A) };
+    let datagram = Header { bth: bth(B, 100, false), kind: Kind::Ud { deth, imm: None } };
+    p.inject_from(B, &net(B, CE), &datagram, &[]);
+    assert_eq!((cnps(&mut p, B), counts(&mut p, B)), (0, None));
+    assert_eq!(notify(&mut p, B, &net(B, 0)), Some(DropReason::WrongService));
+}
+
+// clause: CNP-WHEN
+#[test]
+fn marked_read_data_is_answered_by_the_reader() {
+    let mut p = Pair::new(Setup::default());
+    let (from, to) = (filled(&mut p, B, 512), blank(&mut p, A, 512));
+    post(&mut p, A, 1, read_from(from), &[to.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 1);
+    let first = Response::ReadFirst(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) });
+    p.inject_from(A, &net(A, CE), &response(A, 100, first), &[7; 256]);
+    assert_eq!(cnps(&mut p, A), 1);
+}
+
+// clause: CNP-WHEN
+#[test]
+fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
+    let mut p = Pair::idle(Setup::default(), Rng::new(1));
+    p.bring_to(B, QpState::Rtr);
+    p.inject_from(B, &net(B, CE), &send_to_b(Service::Rc, 100), &[]);
+    assert!(p.end(B).qp.has_work());
+    assert_eq!(go_to(&mut p, B, QpState::Err), Ok(()));
+    assert!(!p.end(B).qp.has_work());
+    assert_eq!(emitted(&mut p, B), []);
+}
+
+/// The judge of the simulation took such a CNP for one that was sent in the error state.
+// clause: CNP-WHEN
+#[test]
+fn the_cnp_for_a_request_that_is_refused_leaves_with_the_refusal() {
+    let mut p = Pair::new(Setup::default());
+    let source = filled(&mut p, B, 4);
+    let reth = roxe_wire::Reth { va: source.addr, rkey: source.rkey(), dma_len: 4 };
+    p.inject_from(B, &net(B, CE), &request(B, 100, Request::Read(reth)), &[]);
+    p.end(B).host.memory.unmap(source);
+    p.transmit(B);
+    assert_eq!(p.end(B).qp.state(), QpState::Err);
+    assert_eq!(counts(&mut p, B).map(|counts| counts.np_cnp_sent), Some(1));
+}
+
+#[test]
+fn a_full_batch_keeps_the_cnp_for_the_next() {
+    let mut p = alone(B, Setup::default());
+    p.inject_from(B, &net(B, CE), &send_to_b(Service::Rc, 100), &[]);
+    let mut batch = Batch::default();
+    let world = &mut *p;
+    let end = &mut world.ends[1];
+    let state = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 0, false, 0));
+    assert_eq!(state, roxe_transport::cx::TxState::BatchFull);
+    assert_eq!((cnps(&mut p, B), cnps(&mut p, B)), (1, 0));
+}
+
+/// The CNP of a real card (ConnectX-4 Lx, from the captures of scapy) for the same addresses and
+/// queue pair: ours is the same from the first byte of the BTH to the last of the ICRC, given its
+/// UDP port and identification.
+// clause: CNP-SENT
+#[test]
+fn a_cnp_has_the_bytes_of_a_real_one() {
+    const TRAFFIC_CLASS: u8 = 0xc2;
+    let golden = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
+    let address = |net| Gid::from(core::net::Ipv4Addr::new(10, 0, net, 1));
+    let (us, peer) = (address(17), address(18));
+    let setup = limited(Service::Rc);
+    let mut p = Pair::idle(setup, Rng::new(1));
+    let end = p.end(B);
+    for state in [QpState::Init, QpState::Rtr] {
+        let mut attr = QpAttr { state, dest_qpn: roxe_wire::Qpn::new(0x118), ..setup.attr(B) };
+        (attr.av.sgid, attr.av.dgid) = (us, peer);
+        assert_eq!(end.qp.modify(&mut end.host, &attr, setup.mask(state)), Ok(()));
+    }
+    let marked = NetHeader { src: peer, dst: us, ..net(B, CE) };
+    p.inject_from(B, &marked, &send_to_b(Service::Rc, 100), &[]);
+    let (net, header, mut bytes) = emitted(&mut p, B).swap_remove(0);
+    assert_eq!(header.kind, Kind::Cnp);
+    assert_eq!((net.src, net.dst, net.traffic_class), (us, peer, TRAFFIC_CLASS));
+    icrc::seal(&NetHeader { src_port: 0, ident: 0x718c, hop_limit: 64, ..net }, &mut bytes);
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(text, golden);
+}
+
+// clause: ECN-CAPABLE
+#[test]
+fn packets_say_that_they_may_be_marked_when_the_rate_is_limited() {
+    let classes = |line_rate, service| {
+        let setup = Setup { line_rate, ..Setup::of(service) };
+        let mut p = Pair::idle(setup, Rng::new(1));
+        p.bring_to(B, QpState::Init);
+        let end = p.end(B);
+        for state in [QpState::Rtr, QpState::Rts] {
+            let mut attr = QpAttr { state, ..setup.attr(B) };
+            attr.av.traffic_class = 0x68 | ECT_1;
+            assert_eq!(end.qp.modify(&mut end.host, &attr, setup.mask(state)), Ok(()));
+        }
+        post(&mut p, B, 1, SendOp::Send, &[]);
+        p.inject_from(B, &net(B, CE), &send_to_b(service, 100), &[]);
+        let user = p.end(B).qp.attr().av.traffic_class;
+        (user, emitted(&mut p, B).iter().map(|(net, ..)| net.traffic_class).collect::<Vec<_>>())
+    };
+    let line = NonZeroU64::new(10_000_000_000);
+    // The CNP, on RC the RNR NAK, and the SEND: DSCP as asked, ECT(0) as decided here.
+    assert_eq!(classes(line, Service::Rc), (0x69, vec![0xc2, 0x6a, 0x6a]));
+    assert_eq!(classes(line, Service::Uc), (0x69, vec![0xc2, 0x6a]));
+    assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: what the program asked for");
+}
+
+/// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The
+/// last of each burst asks for an acknowledgement, so that nothing waits for one across a pause.
+// clause: DCQCN-PACING
+#[test]
+fn a_limited_requester_sends_burst_by_burst() {
+    for service in [Service::Rc, Service::Uc] {
+        let mut p = alone(A, limited(service));
+        let mr = filled(&mut p, A, 80 * MTU);
+        slow_down(&mut p, A);
+        let start = p.now();
+        post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+        let first = emitted(&mut p, A);
+        assert_eq!(first.len(), BURST, "{service:?}");
+        assert_eq!(first.last().map(|(_, header, _)| header.bth.ack_req), Some(service == Service::Rc));
+        assert_eq!(p.end(A).qp.poll_timeout(), Some(start.after(BURST_TIME)));
+        assert!(!p.end(A).qp.has_work());
+        wait(&mut p, BURST_TIME - Duration::from_nanos(1));
+        let end = p.end(A);
+        end.qp.handle_timeout(&mut end.host);
+        assert_eq!(emitted(&mut p, A), [], "{service:?}: a pause is not cut short");
+        wait(&mut p, Duration::from_nanos(1));
+        let end = p.end(A);
+        end.qp.handle_timeout(&mut end.host);
+        // Meanwhile the rate has been raised; the size of a burst is the same.
+        assert_eq!(emitted(&mut p, A).len(), BURST, "{service:?}");
+    }
+}
+
+/// Everything arrives, in the time that the rates allow: 1 MiB are 1024 packets of 1088 bytes. At
+/// 100 Mbit/s they would take 89 ms, at the line less than 1 ms; with the rate half way back to 10
+/// Gbit/s after 1.5 ms they take about 4 ms.
+#[test]
+fn a_limited_transfer_is_complete_and_leaves_no_timer() {
+    let mut p = Pair::new(limited(Service::Rc));
+    let (from, to) = (filled(&mut p, A, 1 << 20), blank(&mut p, B, 1 << 20));
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, write_to(to), &[from.all()]);
+    p.run();
+    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert_eq!(bytes(&p, B, to), bytes(&p, A, from));
+    assert!((ms(3)..ms(6)).contains(&p.elapsed()), "{:?}", p.elapsed());
+    p.assert_settled();
+}
+
+/// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
+/// Nobody needs to be woken for that.
+#[test]
+fn an_idle_queue_pair_recovers_without_a_timer() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 64 * MTU);
+    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    assert_eq!(p.end(A).qp.poll_timeout(), None);
+    wait(&mut p, us(4 + 10 * 1500));
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 64, "the line is free");
+    let expected = CongestionCounts { rp_cnp_handled: 1, ..CongestionCounts::default() };
+    assert_eq!(counts(&mut p, A), Some(expected));
+}
+
+#[test]
+fn between_notification_and_first_cut_the_burst_is_already_bounded() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 64 * MTU);
+    assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), BURST);
+    // At the full 10 Gbit/s a packet takes 870.4 ns, rounded up.
+    assert_eq!(p.end(A).qp.poll_timeout(), Some(p.now().after(Duration::from_nanos(31 * 871))));
+}
+
+// clause: CNP-RECEIVED
+#[test]
+fn notifications_of_strangers_change_nothing() {
+    let stranger = NetHeader { src: Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 9)), ..net(A, 0) };
+    let elsewhere = NetHeader { dst: stranger.src, ..net(A, 0) };
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 64 * MTU);
+    for net in [stranger, elsewhere] {
+        assert_eq!(notify(&mut p, A, &net), Some(DropReason::Address));
+    }
+    let foreign = Header { bth: Bth { pkey: Pkey(0x1234), ..cnp(A).bth }, kind: Kind::Cnp };
+    p.inject_from(A, &net(A, 0), &foreign, &[]);
+    assert_eq!(p.end(A).dropped.0, Some(DropReason::Pkey));
+    wait(&mut p, us(10));
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
+}
+
+// clause: DCQCN-OFF
+#[test]
+fn without_a_line_rate_notifications_are_ignored_and_counted_as_such() {
+    let mut p = alone(A, Setup { line_rate: None, ..limited(Service::Rc) });
+    let mr = filled(&mut p, A, 64 * MTU);
+    assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
+    assert_eq!(DropReason::CongestionNotice.name(), "rp_cnp_ignored");
+    wait(&mut p, us(10));
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!((emitted(&mut p, A).len(), counts(&mut p, A)), (64, None));
+}
+
+// clause: CNP-RECEIVED
+#[test]
+fn a_notification_in_a_state_that_cannot_send_is_dropped() {
+    for state in [QpState::Init, QpState::Rtr] {
+        let mut p = Pair::idle(limited(Service::Rc), Rng::new(1));
+        p.bring_to(A, state);
+        assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::BadState), "{state:?}");
+    }
+}
+
+/// A notification every microsecond for ever: the least rate stays, 100 Mbit/s. In 20 ms they carry
+/// 229 packets, and one more burst is under way.
+// clause: DCQCN-LEAST
+#[test]
+fn a_flood_of_notifications_does_not_starve() {
+    let mut p = alone(A, limited(Service::Uc));
+    let mr = filled(&mut p, A, 1000 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    let mut sent = 0;
+    for _ in 0..20_000 {
+        assert_eq!(notify(&mut p, A, &net(A, 0)), None);
+        let end = p.end(A);
+        end.qp.handle_timeout(&mut end.host);
+        sent += emitted(&mut p, A).len();
+        wait(&mut p, us(1));
+    }
+    assert_eq!(sent, 8 * BURST, "floor(20 ms / 2.698 ms) pauses, and the burst after each");
+}
+
+#[test]
+fn a_reset_forgets_rate_and_pause() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 64 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), BURST);
+    assert_eq!(go_to(&mut p, A, QpState::Reset), Ok(()));
+    assert_eq!(p.end(A).qp.poll_timeout(), None);
+    p.bring_to(A, QpState::Rts);
+    post(&mut p, A, 2, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 64);
+}
+
+#[test]
+fn in_the_error_state_nothing_is_waited_for() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 64 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), BURST);
+    assert_eq!(go_to(&mut p, A, QpState::Err), Ok(()));
+    assert_eq!(p.end(A).qp.poll_timeout(), None);
+    assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
+}
+
+/// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11
+/// are left of the burst.
+// clause: DCQCN-PACING
+#[test]
+fn retransmissions_are_paced_too() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 20 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 20);
+    let nak = Aeth { syndrome: Syndrome::Nak(roxe_wire::NakCode::PsnSequence), msn: Msn::new(0) };
+    p.inject_from(A, &net(A, 0), &response(A, 100, Response::Ack(nak)), &[]);
+    let again = emitted(&mut p, A);
+    assert_eq!((again.len(), again[0].1.bth.psn), (11, Psn::new(100)));
+}
+
+#[test]
+fn a_pause_ends_when_everything_is_acknowledged() {
+    let mut p = alone(A, limited(Service::Rc));
+    let mr = filled(&mut p, A, 20 * MTU);
+    slow_down(&mut p, A);
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), 20);
+    let answer = |syndrome| Response::Ack(Aeth { syndrome, msn: Msn::new(1) });
+    let nak = answer(Syndrome::Nak(roxe_wire::NakCode::PsnSequence));
+    p.inject_from(A, &net(A, 0), &response(A, 100, nak), &[]);
+    assert_eq!(emitted(&mut p, A).len(), 11);
+    p.inject_from(A, &net(A, 0), &response(A, 119, answer(Syndrome::ACK_UNLIMITED)), &[]);
+    assert_eq!(sends(&mut p, A), [(1, WcStatus::Success)]);
+    assert_eq!(p.end(A).qp.poll_timeout(), None);
+}
+
+/// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait
+/// for it anyway.
+// clause: DCQCN-PACING
+#[test]
+fn read_data_is_paced_and_acknowledgements_are_not() {
+    let mut p = alone(B, limited(Service::Rc));
+    let mr = filled(&mut p, B, 64 * MTU);
+    slow_down(&mut p, B);
+    let start = p.now();
+    let reth = roxe_wire::Reth { va: mr.addr, rkey: mr.rkey(), dma_len: 40 * MTU };
+    p.inject_from(B, &net(B, 0), &request(B, 100, Request::Read(reth)), &[]);
+    assert_eq!(emitted(&mut p, B).len(), BURST);
+    assert_eq!(p.end(B).qp.poll_timeout(), Some(start.after(BURST_TIME)));
+    assert!(!p.end(B).qp.has_work() && !p.end(B).qp.is_quiescent());
+    wait(&mut p, BURST_TIME);
+    let end = p.end(B);
+    end.qp.handle_timeout(&mut end.host);
+    assert_eq!(emitted(&mut p, B).len(), 9);
+    let write = roxe_wire::Reth { dma_len: 0, ..reth };
+    slow_down(&mut p, B);
+    for n in 0..2 * BURST as u32 {
+        p.inject_from(B, &net(B, 0), &request(B, 140 + n, Request::WriteOnly(write, None)), &[]);
+        assert_eq!(emitted(&mut p, B).len(), 1, "acknowledgement {n}");
+    }
+}
+
+#[test]
+fn deadlines_are_those_of_whatever_comes_first() {
+    let mut p = alone(A, Setup { timeout: 1, ..limited(Service::Rc) });
+    let mr = filled(&mut p, A, 64 * MTU);
+    slow_down(&mut p, A);
+    let start = p.now();
+    post(&mut p, A, 1, SendOp::Send, &[mr.all()]);
+    assert_eq!(emitted(&mut p, A).len(), BURST);
+    let pause = start.after(BURST_TIME);
+    assert_eq!(p.end(A).qp.poll_timeout(), Some(pause));
+    wait(&mut p, BURST_TIME);
+    let end = p.end(A);
+    end.qp.handle_timeout(&mut end.host);
+    // The pause is over, the wait for an acknowledgement (4.194304 ms at least) is not.
+    assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
+}
+
+/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the
+/// most bytes that wait in front of the cable once the start is over (from the 10th millisecond to
+/// the end), and how long all of it takes.
+fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
+    let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
+    let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
+    let spec = LinkSpec { mark_above: Some(64 << 10), ..LinkSpec::gigabits(us(5), 10) };
+    p.wire.topology = Topology::star(2, spec);
+    let (from, to) = (filled(&mut p, A, 32 << 20), blank(&mut p, B, 32 << 20));
+    post(&mut p, A, 1, write_to(to), &[from.all()]);
+    p.run_for(ms(10));
+    p.wire.topology.up(0).tally.longest = 0;
+    p.run();
+    assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
+    assert!(bytes(&p, B, to) == bytes(&p, A, from));
+    p.assert_settled();
+    (p.wire.topology.up(0).tally.longest, p.elapsed())
+}
+
+/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it
+/// the queue is as long as the window; with it a quarter of that is never reached, and the cable is
+/// busy all the same (32 MiB take it 27 ms).
+#[test]
+fn marks_keep_the_queue_of_a_slow_link_short() {
+    let (without, took) = queue_of(None);
+    let (with, took_limited) = queue_of(NonZeroU64::new(40_000_000_000));
+    assert!(without > 900 << 10, "{without} bytes");
+    assert!(with < without / 4, "{with} of {without} bytes");
+    assert!(took >= ms(27) && took_limited < took * 3 / 2, "{took:?} and {took_limited:?}");
+}

@@ -1,0 +1,127 @@
+//! A link that takes no packets: a ring in shared memory whose reader stands still, or serves
+//! others. It is not like a window that is used up: nothing leaves, so only the timer can end it.
+
+use super::*;
+use roxe_sim::LinkState;
+
+/// `retry_cnt` 7 with code 14: eight waits of 67 ms, of which the third is twice and the others 250
+/// ms long.
+const PROMISED: Duration = Duration::from_nanos(2 * (4096 << 14) + 2 * (4096 << 14) + 5 * 250_000_000);
+
+fn pair() -> (Pair, Mr) {
+    let mut p = Pair::new(Setup { retry_cnt: 7, timeout: 14, rnr_retry: 7, ..Setup::default() });
+    let mr = blank(&mut p, B, 64 << 10);
+    (p, mr)
+}
+
+/// A pair that has 16 WRITEs to send, after A's link took the packets of the first `sent` of them.
+fn held_up(sent: u64) -> Pair {
+    let (mut p, remote) = pair();
+    let local = filled(&mut p, A, 64 << 10);
+    drop_if(&mut p, A, |_, _| true);
+    for id in 1..=16 {
+        if id == sent + 1 {
+            p.transmit(A);
+            p.end(A).link = LinkState::Full;
+        }
+        post(&mut p, A, id, write_to(remote), &[local.all()]);
+    }
+    p
+}
+
+fn failed() -> Vec<(u64, WcStatus)> {
+    [each(1..=1, WcStatus::RetryExcErr), each(2..=16, WcStatus::WrFlushErr)].concat()
+}
+
+// clause: TIMER-LINK-FULL
+#[test]
+fn a_link_that_is_never_emptied_ends_in_retry_exc_after_the_time_that_the_attributes_promise() {
+    for sent in [0, 1, 15] {
+        let mut p = held_up(sent);
+        p.run();
+        assert_eq!(sends(&mut p, A), failed(), "{sent} sent");
+        assert_eq!(p.elapsed(), PROMISED, "{sent} sent");
+        p.assert_settled();
+    }
+}
+
+// clause: TIMER-LINK-FULL
+#[test]
+fn a_link_that_is_emptied_in_time_loses_nothing() {
+    for sent in [0, 1, 15] {
+        let mut p = held_up(sent);
+        p.run_for(ms(1000));
+        assert_eq!(sends(&mut p, A), []);
+        p.end(A).link = LinkState::Open;
+        drop_if(&mut p, A, |_, _| false);
+        p.run();
+        assert_eq!(sends(&mut p, A), each(1..=16, WcStatus::Success), "{sent} sent");
+        p.assert_settled();
+    }
+}
+
+// clause: TIMER-LINK-FULL
+#[test]
+fn waiting_for_a_turn_in_a_link_that_others_use_costs_no_retry() {
+    let mut p = held_up(0);
+    p.end(A).link = LinkState::Shared;
+    p.run_for(ms(60_000));
+    assert_eq!(sends(&mut p, A), []);
+    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 0);
+    // Who has packets under way that nobody answers fails all the same.
+    let mut p = held_up(1);
+    p.end(A).link = LinkState::Shared;
+    p.run_for(ms(100));
+    assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 1);
+    p.end(A).link = LinkState::Full;
+    p.run();
+    assert_eq!(sends(&mut p, A), failed());
+}
+
+// clause: TIMER-LINK-FULL
+#[test]
+fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
+    let (mut p, remote) = pair();
+    recv(&mut p, B, 1, &[]);
+    // The first packet is lost, and the second is answered by a NAK, which comes when the link is
+    // full.
+    drop_nth(&mut p, A, 0);
+    post(&mut p, A, 1, write_to(remote), &[]);
+    post(&mut p, A, 2, write_to(remote), &[]);
+    p.transmit(A);
+    p.end(A).link = LinkState::Full;
+    p.run();
+    assert_eq!(sends(&mut p, A), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+    let mut p = Pair::new(Setup { retry_cnt: 7, timeout: 14, rnr_retry: 7, min_rnr_timer: 12, ..Setup::default() });
+    post(&mut p, A, 1, SendOp::Send, &[]);
+    p.transmit(A);
+    p.end(A).link = LinkState::Full;
+    p.run();
+    assert_eq!(sends(&mut p, A), [(1, WcStatus::RetryExcErr)]);
+}
+
+// clause: TIMER-LINK-FULL
+#[test]
+fn an_answer_that_waits_for_the_link_does_not_keep_the_timer_from_running() {
+    let (mut p, remote) = pair();
+    let mine = blank(&mut p, A, 8);
+    post(&mut p, B, 1, write_to(mine), &[]);
+    p.transmit(B);
+    p.end(A).link = LinkState::Full;
+    post(&mut p, A, 2, write_to(remote), &[]);
+    p.run();
+    assert_eq!(sends(&mut p, A), [(2, WcStatus::RetryExcErr)]);
+    assert_eq!(sends(&mut p, B), [(1, WcStatus::RetryExcErr)]);
+}
+
+// clause: TIMER-LINK-FULL, STATE-SQD
+#[test]
+fn draining_a_send_queue_behind_a_full_link_ends_in_an_error() {
+    let mut p = held_up(1);
+    let end = p.end(A);
+    let attr = QpAttr { state: QpState::Sqd, ..*end.qp.attr() };
+    assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::STATE), Ok(()));
+    p.run();
+    assert_eq!(sends(&mut p, A), failed());
+    assert_eq!(p.end(A).qp.state(), QpState::Err);
+}

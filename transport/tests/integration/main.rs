@@ -1,0 +1,233 @@
+//! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
+//!
+//! Lives here: helpers that make the scripts short. The world they run in is `roxe-sim`. One file
+//! per subject: `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE,
+//! FLUSH), `loss`, `link_full` (a link that takes no packets), `rnr`, `refusals` (NAKs and their
+//! statuses), `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against
+//! forged packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram`
+//! (UD), `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),
+//! `migration` (of paths), `congestion`, `pacing` (rates of programs and paths), `cost` (of loss),
+//! `faults` (rules and notes), `shrink` (of failing runs), `simulation` (random work), `clauses`
+//! (what the others leave unproved).
+
+mod clauses;
+mod completer;
+mod congestion;
+mod cost;
+mod datagram;
+mod faults;
+mod link_full;
+mod local;
+mod loss;
+mod migration;
+mod nonposted;
+mod outgoing;
+mod pacing;
+mod ranges;
+mod raw;
+mod refusals;
+mod reliable;
+mod requester;
+mod responder;
+mod rnr;
+mod shrink;
+mod simulation;
+mod states;
+mod tags;
+mod unreliable;
+mod xrc;
+
+use core::time::Duration;
+use roxe_sim::pair::Pair;
+use roxe_sim::setup::{QKEY, Setup, av, qpn};
+use roxe_sim::wire::{LOST, Peer};
+use roxe_sim::{Mr, Rng};
+use roxe_transport::fault::Rules;
+use roxe_transport::qp::PostError;
+use roxe_transport::qp::{AttrMask, ModifyError, QpAttr, QpState};
+use roxe_transport::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcStatus};
+use roxe_wire::{Bth, Header, ImmDt, Kind, Packet, Pkey, Psn, Request, Response, SendTail};
+
+use Peer::{A, B};
+
+/// A request of an unreliable connection.
+fn uc(request: Request) -> Kind {
+    Kind::UcRequest(request.try_into().expect("UC has it"))
+}
+
+/// Every right.
+fn all_access() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+/// Registers `len` random bytes of `who`, with every right.
+fn filled(pair: &mut Pair, who: Peer, len: u32) -> Mr {
+    let memory = &mut pair.end(who).host.memory;
+    let mr = memory.register(len, all_access());
+    Rng::new(u64::from(mr.key) << 1 | who as u64).fill(memory.bytes_mut(mr));
+    mr
+}
+
+/// Registers `len` zero bytes of `who`, with every right.
+fn blank(pair: &mut Pair, who: Peer, len: u32) -> Mr {
+    pair.end(who).host.memory.register(len, all_access())
+}
+
+/// A copy of the bytes of `mr`.
+fn bytes(pair: &Pair, who: Peer, mr: Mr) -> Vec<u8> {
+    pair.ends[who.index()].host.memory.bytes(mr).to_vec()
+}
+
+/// Posts a signaled request.
+fn post(pair: &mut Pair, who: Peer, wr_id: u64, op: SendOp, sges: &[Sge]) {
+    assert_eq!(try_post(pair, who, wr_id, op, SendFlags::SIGNALED, sges), Ok(()));
+}
+
+/// Posts a request with these flags.
+fn post_with(pair: &mut Pair, who: Peer, wr_id: u64, op: SendOp, flags: SendFlags, sges: &[Sge]) {
+    assert_eq!(try_post(pair, who, wr_id, op, flags, sges), Ok(()));
+}
+
+/// Posts a request and returns what the queue says.
+fn try_post(
+    pair: &mut Pair,
+    who: Peer,
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    sges: &[Sge],
+) -> Result<(), PostError> {
+    pair.post_send(who, &SendRequest { wr_id, op, flags, data: SendData::Sges(sges), ud: Some(destination(who)) })
+}
+
+/// The peer of `who` as a datagram destination.
+fn destination(who: Peer) -> UdDest {
+    UdDest { av: av(who), qpn: qpn(who.other()), qkey: QKEY }
+}
+
+/// Posts a receive.
+fn recv(pair: &mut Pair, who: Peer, wr_id: u64, sges: &[Sge]) {
+    assert_eq!(pair.post_recv(who, &RecvRequest { wr_id, sges }), Ok(()));
+}
+
+/// Takes all send completions of `who` as (wr_id, status).
+fn sends(pair: &mut Pair, who: Peer) -> Vec<(u64, WcStatus)> {
+    core::iter::from_fn(|| pair.send_done(who)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
+}
+
+/// Takes all receive completions of `who` as (wr_id, status).
+fn recvs(pair: &mut Pair, who: Peer) -> Vec<(u64, WcStatus)> {
+    core::iter::from_fn(|| pair.recv_done(who)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
+}
+
+/// `(first..=last)` all ended with `status`.
+fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcStatus)> {
+    ids.map(|id| (id, status)).collect()
+}
+
+/// Takes the one completion of a receive.
+fn one_recv(pair: &mut Pair, who: Peer) -> Cqe {
+    let cqe = pair.recv_done(who).expect("a receive completed");
+    assert_eq!(pair.recv_done(who), None, "only one receive completed");
+    cqe
+}
+
+/// RDMA WRITE to the start of `mr`.
+fn write_to(mr: Mr) -> SendOp {
+    SendOp::Write { remote_addr: mr.addr, rkey: mr.rkey() }
+}
+
+/// RDMA READ from the start of `mr`.
+fn read_from(mr: Mr) -> SendOp {
+    SendOp::Read { remote_addr: mr.addr, rkey: mr.rkey() }
+}
+
+/// FETCH_ADD on the first word of `mr`.
+fn add_to(mr: Mr, add: u64) -> SendOp {
+    SendOp::FetchAdd { remote_addr: mr.addr, rkey: mr.rkey(), add }
+}
+
+/// Immediate data that spells `value` in network order.
+fn imm(value: u32) -> ImmDt {
+    ImmDt(value.to_be_bytes())
+}
+
+/// What `who` sent so far, as (kind, PSN).
+fn sent(pair: &Pair, who: Peer) -> Vec<(Kind, u32)> {
+    let mine = pair.log.iter().filter(|logged| logged.from == who);
+    mine.map(|logged| (logged.header.kind, logged.header.bth.psn.get())).collect()
+}
+
+/// PSNs of the requests that `who` sent so far.
+fn request_psns(pair: &Pair, who: Peer) -> Vec<u32> {
+    let kinds = sent(pair, who).into_iter();
+    kinds.filter(|(kind, _)| !matches!(kind, Kind::RcResponse(_))).map(|(_, psn)| psn).collect()
+}
+
+/// The responses that `who` sent so far, as (response, PSN).
+fn responses(pair: &Pair, who: Peer) -> Vec<(Response, u32)> {
+    let kinds = sent(pair, who).into_iter();
+    let response = |(kind, psn)| if let Kind::RcResponse(r) = kind { Some((r, psn)) } else { None };
+    kinds.filter_map(response).collect()
+}
+
+/// Rules for packets, as text.
+fn rules(text: &str) -> Rules {
+    text.parse().expect("legal rules")
+}
+
+/// Loses packet number `n` (from 0, from now on) that `from` sends.
+fn drop_nth(pair: &mut Pair, from: Peer, n: u64) {
+    pair.wire.set_rule(from, Box::new(move |count, _| (count == n).then_some(LOST)));
+}
+
+/// Loses everything that `from` sends while `lost` says so.
+fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool + Send + 'static) {
+    pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
+}
+
+/// Asks for `state`, with nothing else in the mask.
+fn go_to(pair: &mut Pair, who: Peer, state: QpState) -> Result<(), ModifyError> {
+    let end = pair.end(who);
+    let attr = QpAttr { state, ..*end.qp.attr() };
+    end.qp.modify(&mut end.host, &attr, AttrMask::STATE)
+}
+
+/// A pair in which only `who` lives: the peer is in RESET, its packets are forged by the test.
+fn alone(who: Peer, setup: Setup) -> Pair {
+    let mut pair = Pair::idle(setup, Rng::new(1));
+    pair.bring_to(who, QpState::Rts);
+    pair
+}
+
+/// A request of the peer of `to`.
+fn request(to: Peer, psn: u32, request: Request) -> Header {
+    Header { bth: bth(to, psn, true), kind: Kind::RcRequest(request) }
+}
+
+/// A response of the peer of `to`.
+fn response(to: Peer, psn: u32, response: Response) -> Header {
+    Header { bth: bth(to, psn, false), kind: Kind::RcResponse(response) }
+}
+
+/// A base header towards `to`.
+fn bth(to: Peer, psn: u32, ack_req: bool) -> Bth {
+    Bth {
+        dest_qpn: qpn(to),
+        psn: Psn::new(psn),
+        pkey: Pkey::DEFAULT,
+        solicited: false,
+        ack_req,
+        mig_req: true,
+        fecn: false,
+        becn: false,
+    }
+}
+
+/// A whole SEND in one packet.
+const SEND_ONLY: Request = Request::SendOnly(SendTail::Plain);
+
+/// Milliseconds.
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}

@@ -1,0 +1,516 @@
+//! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing
+//! else.
+//!
+//! Answers are spelled as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
+//! 100 = 7`.
+
+use super::*;
+use roxe_sim::wire::net_header;
+use roxe_transport::qp::DropReason;
+use roxe_transport::qp::{QpEvents, Service};
+use roxe_wire::{AtomicEth, Ieth, NakCode, NetHeader, Qpn, RKey, Reth, Syndrome};
+
+/// A responder whose peer, with first PSN 100, is played by the test.
+struct Script {
+    p: Pair,
+    /// Remotely accessible bytes.
+    mr: Mr,
+    heard: usize,
+}
+
+impl Script {
+    fn new(setup: Setup) -> Self {
+        let mut p = alone(B, setup);
+        let mr = blank(&mut p, B, 4096);
+        Self { p, mr, heard: 0 }
+    }
+
+    /// Injects a request that asks for an answer, and returns what comes out.
+    fn say(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
+        self.hear(&request(B, psn, req), payload)
+    }
+
+    fn hear(&mut self, header: &Header, payload: &[u8]) -> Vec<String> {
+        self.p.inject(B, header, payload);
+        self.p.transmit(B);
+        self.answers()
+    }
+
+    /// What came out since the last look.
+    fn answers(&mut self) -> Vec<String> {
+        let new = self.p.log[self.heard..].iter().map(spell).collect();
+        self.heard = self.p.log.len();
+        new
+    }
+
+    fn reth(&self, offset: u64, dma_len: u32) -> Reth {
+        Reth { va: self.mr.addr + offset, rkey: self.mr.rkey(), dma_len }
+    }
+
+    fn add(&self, swap_or_add: u64) -> Request {
+        Request::FetchAdd(AtomicEth { va: self.mr.addr, rkey: self.mr.rkey(), swap_or_add, compare: 0 })
+    }
+
+    fn state(&self) -> QpState {
+        self.p.ends[1].qp.state()
+    }
+
+    fn last_drop(&self) -> Option<DropReason> {
+        self.p.ends[1].dropped.0
+    }
+}
+
+fn spell(logged: &roxe_sim::Logged) -> String {
+    let psn = logged.header.bth.psn;
+    match logged.header.kind {
+        Kind::RcResponse(Response::Ack(aeth)) => match aeth.syndrome {
+            Syndrome::Ack { .. } => format!("ack {psn} msn {}", aeth.msn.get()),
+            Syndrome::RnrNak { .. } => format!("rnr {psn}"),
+            Syndrome::Nak(code) => format!("nak {code:?} {psn}"),
+            Syndrome::Reserved(_) => panic!("reserved syndrome sent"),
+        },
+        Kind::RcResponse(Response::ReadFirst(aeth)) => format!("first {psn} msn {}", aeth.msn.get()),
+        Kind::RcResponse(Response::ReadMiddle) => format!("middle {psn}"),
+        Kind::RcResponse(Response::ReadLast(aeth)) => format!("last {psn} msn {}", aeth.msn.get()),
+        Kind::RcResponse(Response::ReadOnly(aeth)) => format!("only {psn} msn {}", aeth.msn.get()),
+        Kind::RcResponse(Response::AtomicAck(aeth, value)) => {
+            format!("atomic {psn} msn {} = {}", aeth.msn.get(), value.0)
+        }
+        kind => panic!("a responder sent {kind:?}"),
+    }
+}
+
+const WRITE_LAST: Request = Request::WriteLast(None);
+
+fn send_last() -> Request {
+    Request::SendLast(SendTail::Plain)
+}
+
+// clause: ACK-AFTER-DEED
+#[test]
+fn a_send_is_acknowledged_after_it_is_placed() {
+    let mut s = Script::new(Setup::default());
+    let mr = s.mr;
+    recv(&mut s.p, B, 1, &[mr.all()]);
+    assert_eq!(s.say(100, SEND_ONLY, b"hello"), ["ack 100 msn 1"]);
+    assert_eq!((one_recv(&mut s.p, B).byte_len, &bytes(&s.p, B, mr)[..6]), (5, &b"hello\0"[..]));
+}
+
+// clause: NAK-UNASKED
+#[test]
+fn only_requested_acknowledgements_and_errors_are_answered() {
+    let mut s = Script::new(Setup::default());
+    let quiet = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
+    let reth = s.reth(0, 4);
+    assert_eq!(s.hear(&quiet(100, Request::WriteOnly(reth, None)), b"abcd"), [""; 0]);
+    assert_eq!(bytes(&s.p, B, s.mr)[..4], *b"abcd");
+    assert_eq!(s.hear(&quiet(102, Request::WriteOnly(reth, None)), b"abcd"), ["nak PsnSequence 101"]);
+    assert_eq!(s.hear(&quiet(101, SEND_ONLY), b""), ["rnr 101"]);
+    assert_eq!(s.hear(&quiet(101, Request::SendMiddle), &[0; 256]), ["nak InvalidRequest 101"]);
+    assert_eq!(s.state(), QpState::Err);
+}
+
+// clause: ACK-ASKED
+#[test]
+fn one_acknowledgement_covers_all_that_came_before_it() {
+    let mut s = Script::new(Setup::default());
+    for psn in 100..105 {
+        let reth = s.reth(0, 0);
+        s.p.inject(B, &request(B, psn, Request::WriteOnly(reth, None)), &[]);
+    }
+    s.p.transmit(B);
+    assert_eq!(s.answers(), ["ack 104 msn 5"]);
+}
+
+// clause: MSN-COUNT
+#[test]
+fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
+    let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
+    assert_eq!(s.say(100, Request::WriteFirst(s.reth(0, 700)), &[1; 256]), ["ack 100 msn 0"]);
+    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]), ["ack 101 msn 0"]);
+    assert_eq!(s.say(102, WRITE_LAST, &[1; 188]), ["ack 102 msn 1"]);
+    assert_eq!(s.say(103, Request::Read(s.reth(0, 700)), &[]), ["first 103 msn 2", "middle 104", "last 105 msn 2"]);
+    assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]).first().map(String::as_str), Some("ack 102 msn 2"));
+}
+
+// clause: SRQ-ORDER
+#[test]
+fn an_empty_shared_queue_is_not_ready() {
+    let mut s = Script::new(Setup { srq: true, ..Setup::default() });
+    let mr = s.mr;
+    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["rnr 100"]);
+    recv(&mut s.p, B, 4, &[mr.all()]);
+    assert_eq!(s.say(100, SEND_ONLY, b"x"), ["ack 100 msn 1"]);
+    assert_eq!(s.say(101, SEND_ONLY, b"x"), ["rnr 101"]);
+    assert_eq!(recvs(&mut s.p, B), each(4..=4, WcStatus::Success));
+}
+
+// clause: GAP-NAK
+#[test]
+fn a_gap_is_reported_once_until_the_missing_packet_comes() {
+    let mut s = Script::new(Setup::default());
+    let write = Request::WriteOnly(s.reth(0, 0), None);
+    assert_eq!(s.say(101, write, &[]), ["nak PsnSequence 100"]);
+    assert_eq!(s.say(102, write, &[]), [""; 0]);
+    assert_eq!(s.say(101, write, &[]), [""; 0]);
+    assert_eq!(s.say(100, write, &[]), ["ack 100 msn 1"]);
+    assert_eq!(s.say(102, write, &[]), ["nak PsnSequence 101"]);
+    assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::OutOfSequence)));
+}
+
+// clause: PSN-WINDOW
+#[test]
+fn the_window_is_half_the_number_space() {
+    let mut s = Script::new(Setup::default());
+    let write = Request::WriteOnly(s.reth(0, 0), None);
+    // The newest PSN that counts as future, and the oldest that counts as past.
+    assert_eq!(s.say(100 + 0x7f_ffff, write, &[]), ["nak PsnSequence 100"]);
+    assert_eq!(s.say(100 + 0x80_0000, write, &[]), ["ack 99 msn 0"]);
+}
+
+// clause: GAP-AFTER-RNR
+#[test]
+fn a_gap_behind_an_rnr_nak_is_no_gap() {
+    let mut s = Script::new(Setup::default());
+    let write = Request::WriteOnly(s.reth(0, 0), None);
+    assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"]);
+    assert_eq!(s.say(101, write, &[]), [""; 0], "the peer is waiting, it knows");
+    assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"], "each attempt is answered");
+    recv(&mut s.p, B, 1, &[]);
+    assert_eq!(s.say(100, SEND_ONLY, &[]), ["ack 100 msn 1"]);
+}
+
+// clause: DUP-SEND-WRITE
+#[test]
+fn a_duplicate_send_or_write_is_acknowledged_and_not_executed() {
+    let mut s = Script::new(Setup::default());
+    let (mr, reth) = (s.mr, s.reth(0, 4));
+    for id in 1..=2 {
+        recv(&mut s.p, B, id, &[mr.sge(100, 100)]);
+    }
+    s.say(100, SEND_ONLY, b"once");
+    s.say(101, Request::WriteOnly(reth, None), b"once");
+    assert_eq!(s.say(100, SEND_ONLY, b"more"), ["ack 101 msn 2"]);
+    assert_eq!(s.say(101, Request::WriteOnly(reth, None), b"more"), ["ack 101 msn 2"]);
+    // Nothing of a duplicate is validated: a wrong key or length changes nothing.
+    let wrong = Reth { rkey: RKey(0), ..reth };
+    assert_eq!(s.say(100, Request::WriteOnly(wrong, None), b"x"), ["ack 101 msn 2"]);
+    assert_eq!(recvs(&mut s.p, B), each(1..=1, WcStatus::Success));
+    assert_eq!((&bytes(&s.p, B, mr)[..4], &bytes(&s.p, B, mr)[100..104]), (&b"once"[..], &b"once"[..]));
+    assert_eq!((s.state(), s.last_drop()), (QpState::Rts, Some(DropReason::DuplicateRequest)));
+}
+
+// clause: DUP-READ, DUP-READ-RANGE
+#[test]
+fn a_duplicate_read_is_read_again_from_where_it_is_asked() {
+    let mut s = Script::new(Setup::default());
+    let whole = Request::Read(s.reth(0, 1000));
+    let answer = ["first 100 msn 1", "middle 101", "middle 102", "last 103 msn 1"];
+    assert_eq!(s.say(100, whole, &[]), answer);
+    assert_eq!(s.say(100, whole, &[]), answer);
+    let tail = Request::Read(s.reth(512, 488));
+    assert_eq!(s.say(102, tail, &[]), ["first 102 msn 1", "last 103 msn 1"]);
+    let last = Request::Read(s.reth(768, 232));
+    assert_eq!(s.say(103, last, &[]), ["only 103 msn 1"]);
+    // The original range is kept however often it was shortened.
+    assert_eq!(s.say(100, whole, &[]), answer);
+    assert_eq!(s.say(104, SEND_ONLY, &[]), ["rnr 104"]);
+}
+
+// clause: DUP-READ-SILENT
+#[test]
+fn a_duplicate_read_that_is_no_part_of_the_original_is_dropped() {
+    let mut s = Script::new(Setup::default());
+    s.say(100, Request::Read(s.reth(1000, 1000)), &[]);
+    let other_key = blank(&mut s.p, B, 4096).rkey();
+    for (psn, reth) in [
+        (100, s.reth(1000, 1001)),
+        (100, s.reth(999, 1000)),
+        (101, s.reth(1000, 744)),
+        (101, s.reth(1256, 745)),
+        (100, Reth { rkey: other_key, ..s.reth(1000, 1000) }),
+        (99, s.reth(1000, 1000)),
+    ] {
+        assert_eq!(s.say(psn, Request::Read(reth), &[]), [""; 0], "{psn} {reth:?}");
+    }
+    assert_eq!(s.state(), QpState::Rts, "a duplicate is never an error");
+}
+
+// clause: DUP-ATOMIC
+#[test]
+fn a_duplicate_atomic_gets_the_old_answer_and_is_not_executed() {
+    let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
+    let word = |s: &Script| s.p.ends[1].host.memory.word(s.mr, 0);
+    assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 1 = 0"]);
+    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
+    assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 2 = 0"]);
+    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 2 = 5"]);
+    assert_eq!(word(&s), 10);
+    // Another kind of request with that PSN is not the duplicate it claims to be.
+    let swap = AtomicEth { va: s.mr.addr, rkey: s.mr.rkey(), swap_or_add: 1, compare: 0 };
+    assert_eq!(s.say(100, Request::CompareSwap(swap), &[]), [""; 0]);
+    // Two more overwrite the oldest; it cannot be answered any more.
+    s.say(102, s.add(1), &[]);
+    assert_eq!(s.say(100, s.add(5), &[]), [""; 0]);
+    assert_eq!(s.say(101, s.add(5), &[]), ["atomic 101 msn 3 = 5"]);
+    assert_eq!(word(&s), 11);
+}
+
+// clause: DUP-ACK-BOUND
+#[test]
+fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
+    let mut s = Script::new(Setup::default());
+    let write = Request::WriteOnly(s.reth(8, 0), None);
+    s.say(100, write, &[]);
+    s.say(101, s.add(5), &[]);
+    s.say(102, write, &[]);
+    // The answer of 101 may be lost: acknowledging 102 would make the peer ask for it,
+    // acknowledging 100 is safe, and so is giving that answer again.
+    let answers = s.say(100, write, &[]);
+    let safe = [vec!["ack 100 msn 3".to_string()], vec!["ack 100 msn 3".into(), "atomic 101 msn 3 = 0".into()]];
+    assert!(safe.contains(&answers), "{answers:?}");
+}
+
+// clause: ACK-BEFORE-READ, ANSWER-ORDER
+#[test]
+fn answers_leave_in_the_order_of_psns() {
+    let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
+    let (read, write) = (Request::Read(s.reth(0, 600)), Request::WriteOnly(s.reth(0, 0), None));
+    for (psn, req) in [(100, write), (101, read), (104, s.add(1)), (105, write)] {
+        s.p.inject(B, &request(B, psn, req), &[]);
+    }
+    s.p.transmit(B);
+    // The acknowledgement asked for at 100 is sent by itself: some requesters do not take a READ
+    // answer for it.
+    let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
+    assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
+}
+
+// clause: CHECK-SEQUENCE
+#[test]
+fn opcodes_out_of_sequence_are_invalid_requests() {
+    let full = [7; 256];
+    let in_send: &[Request] = &[
+        Request::SendFirst,
+        SEND_ONLY,
+        Request::WriteMiddle,
+        WRITE_LAST,
+        Request::WriteFirst(Reth { va: 0, rkey: RKey(0), dma_len: 512 }),
+        Request::WriteOnly(Reth { va: 0, rkey: RKey(0), dma_len: 0 }, None),
+        Request::Read(Reth { va: 0, rkey: RKey(0), dma_len: 0 }),
+    ];
+    let in_write: &[Request] = &[Request::SendFirst, SEND_ONLY, Request::SendMiddle, send_last(), in_send[4]];
+    let in_none: &[Request] = &[Request::SendMiddle, send_last(), Request::WriteMiddle, WRITE_LAST];
+    for (open, wrong) in [(0, in_none), (1, in_send), (2, in_write)] {
+        for req in wrong {
+            let mut s = Script::new(Setup::default());
+            let mr = s.mr;
+            recv(&mut s.p, B, 1, &[mr.all()]);
+            match open {
+                1 => _ = s.say(100, Request::SendFirst, &full),
+                2 => _ = s.say(100, Request::WriteFirst(s.reth(0, 1024)), &full),
+                _ => s.p.ends[1].events = QpEvents::empty(),
+            }
+            let psn = if open == 0 { 100 } else { 101 };
+            let fits = !matches!(req, Request::Read(_) | Request::WriteOnly(..) | Request::SendOnly(_));
+            let answers = s.say(psn, *req, if fits { &full } else { &[] });
+            assert_eq!(answers, [format!("nak InvalidRequest {psn}")], "{req:?} in {open}");
+            assert_eq!(s.state(), QpState::Err);
+        }
+    }
+}
+
+// clause: CHECK-LENGTH, CHECK-DMA-LENGTH
+#[test]
+fn payloads_of_the_wrong_length_are_invalid_requests() {
+    let data = [3; 4096];
+    let cases = |s: &Script| {
+        [
+            // FIRST and MIDDLE carry exactly one MTU.
+            (vec![(Request::SendFirst, 252)], false),
+            (vec![(Request::SendFirst, 256)], true),
+            (vec![(Request::SendFirst, 260)], false),
+            (vec![(Request::SendFirst, 256), (Request::SendMiddle, 252)], false),
+            (vec![(Request::SendFirst, 256), (Request::SendMiddle, 256)], true),
+            // LAST carries at least one byte, ONLY at most one MTU.
+            (vec![(Request::SendFirst, 256), (send_last(), 1)], true),
+            (vec![(Request::SendFirst, 256), (send_last(), 256)], true),
+            (vec![(Request::SendFirst, 256), (send_last(), 257)], false),
+            (vec![(Request::SendFirst, 256), (send_last(), 0)], false),
+            (vec![(SEND_ONLY, 256)], true),
+            (vec![(SEND_ONLY, 257)], false),
+            // A WRITE is exactly as long as its RETH says.
+            (vec![(Request::WriteOnly(s.reth(0, 10), None), 10)], true),
+            (vec![(Request::WriteOnly(s.reth(0, 10), None), 9)], false),
+            (vec![(Request::WriteOnly(s.reth(0, 10), None), 11)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 44)], true),
+            (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 43)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (WRITE_LAST, 45)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 256)), 256), (WRITE_LAST, 0)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 300)), 256), (Request::WriteMiddle, 256)], false),
+            (vec![(Request::WriteFirst(s.reth(0, 255)), 256)], false),
+            (vec![(Request::WriteFirst(s.reth(0, (1 << 31) + 1)), 256)], false),
+            (vec![(Request::Read(s.reth(0, (1 << 31) + 1)), 0)], false),
+        ]
+    };
+    let count = cases(&Script::new(Setup::default())).len();
+    for case in 0..count {
+        let mut s = Script::new(Setup::default());
+        let mr = s.mr;
+        recv(&mut s.p, B, 1, &[mr.all()]);
+        let (packets, good) = cases(&s)[case].clone();
+        for (n, (req, len)) in packets.iter().enumerate() {
+            let last = n + 1 == packets.len();
+            let answers = s.say(100 + n as u32, *req, &data[..*len]);
+            let refused = answers.iter().any(|a| a.starts_with("nak InvalidRequest"));
+            assert_eq!(refused, last && !good, "{req:?} with {len} bytes: {answers:?}");
+        }
+        assert_eq!(s.state(), if good { QpState::Rts } else { QpState::Err }, "{packets:?}");
+    }
+}
+
+// clause: CHECK-KEY
+#[test]
+fn a_refused_first_packet_of_a_write_leaves_memory_alone() {
+    let mut s = Script::new(Setup::default());
+    // The whole range is checked at the first packet, although its own bytes would fit.
+    let answers = s.say(100, Request::WriteFirst(s.reth(3900, 300)), &[9; 256]);
+    assert_eq!(answers, ["nak RemoteAccess 100"]);
+    assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
+}
+
+// clause: CHECK-RD-ATOMIC
+#[test]
+fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
+    let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
+    let read = Request::Read(s.reth(0, 8));
+    for psn in 100..103 {
+        s.p.inject(B, &request(B, psn, read), &[]);
+    }
+    s.p.transmit(B);
+    let answers = s.answers();
+    assert_eq!(answers[..2], ["only 100 msn 2", "only 101 msn 2"]);
+    assert_eq!(answers[2..], ["nak InvalidRequest 102"]);
+}
+
+// clause: NAK-FATAL
+#[test]
+fn a_fatal_refusal_is_told_after_the_answers_before_it_and_is_the_last_word() {
+    let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
+    let read = Request::Read(s.reth(0, 600));
+    s.p.inject(B, &request(B, 100, read), &[]);
+    s.p.inject(B, &request(B, 103, Request::WriteOnly(s.reth(0, 0), None)), &[]);
+    s.p.inject(B, &request(B, 104, WRITE_LAST), &[1]);
+    s.p.inject(B, &request(B, 105, read), &[]);
+    s.p.transmit(B);
+    let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
+    assert_eq!(heads, ["first 100", "middle 101", "last 102", "nak InvalidRequest 104"]);
+    assert_eq!(s.state(), QpState::Err);
+    assert_eq!(s.say(104, read, &[]), [""; 0]);
+    assert!(!s.p.ends[1].qp.has_work());
+}
+
+// clause: TAKE-SERVICE, TAKE-ADDRESS, TAKE-PKEY
+#[test]
+fn strangers_change_nothing() {
+    let mut s = Script::new(Setup::default());
+    let write = Request::WriteOnly(s.reth(0, 4), None);
+    let mut good = request(B, 100, write);
+    let net = net_header(&av(A));
+    let other = std::net::Ipv4Addr::new(10, 0, 0, 9).into();
+
+    for net in [NetHeader { src: other, ..net }, NetHeader { dst: other, ..net }] {
+        s.p.inject_from(B, &net, &good, b"evil");
+        assert_eq!(s.last_drop(), Some(DropReason::Address));
+    }
+    for pkey in [0x7ffe, 0x0001, 0x8001] {
+        good.bth.pkey = Pkey(pkey);
+        assert_eq!(s.hear(&good, b"evil"), [""; 0]);
+        assert_eq!(s.last_drop(), Some(DropReason::Pkey));
+    }
+    good.bth.pkey = Pkey::DEFAULT;
+    let uc = Header { kind: uc(Request::WriteOnly(s.reth(0, 4), None)), ..good };
+    let ud =
+        Header { kind: Kind::Ud { deth: roxe_wire::Deth { qkey: QKEY, src_qpn: Qpn::new(7) }, imm: None }, ..good };
+    for header in [uc, ud] {
+        assert_eq!(s.hear(&header, b"evil"), [""; 0]);
+        assert_eq!(s.last_drop(), Some(DropReason::WrongService));
+    }
+    s.p.transmit(B);
+    assert_eq!(s.answers(), [""; 0]);
+    assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
+    // A limited member of our partition is no stranger.
+    good.bth.pkey = Pkey(0x7fff);
+    assert_eq!(s.hear(&good, b"good"), ["ack 100 msn 1"]);
+    assert_eq!(s.p.ends[1].events, QpEvents::empty());
+}
+
+// clause: TAKE-REQUESTS
+#[test]
+fn requests_are_taken_from_rtr_on_and_not_in_reset_init_or_err() {
+    for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+        let mut p = Pair::idle(Setup::default(), Rng::new(1));
+        p.bring_to(B, state);
+        p.inject(B, &request(B, 100, SEND_ONLY), &[]);
+        p.transmit(B);
+        let expected = usize::from(matches!(state, QpState::Rtr | QpState::Rts));
+        assert_eq!(p.log.len(), expected, "{state:?}");
+    }
+    let mut s = Script::new(Setup::default());
+    assert_eq!(go_to(&mut s.p, B, QpState::Err), Ok(()));
+    assert_eq!(s.say(100, SEND_ONLY, &[]), [""; 0]);
+    assert_eq!(s.last_drop(), Some(DropReason::BadState));
+}
+
+// clause: WC-SOLICITED
+#[test]
+fn a_completion_is_solicited_if_its_last_packet_is() {
+    let mut s = Script::new(Setup::default());
+    let mr = s.mr;
+    for (first, last) in [(true, false), (false, true)] {
+        recv(&mut s.p, B, 1, &[mr.all()]);
+        let psn = s.p.log.iter().filter(|l| l.from == B).count() as u32 * 2 + 100;
+        let header = |psn, solicited, req| {
+            let mut header = request(B, psn, req);
+            header.bth.solicited = solicited;
+            header.bth.ack_req = req == send_last();
+            header
+        };
+        s.hear(&header(psn, first, Request::SendFirst), &[0; 256]);
+        s.hear(&header(psn + 1, last, send_last()), &[0; 1]);
+        assert_eq!(one_recv(&mut s.p, B).solicited, last);
+    }
+}
+
+// clause: WC-SOLICITED
+#[test]
+fn an_error_completion_is_always_solicited() {
+    let mut s = Script::new(Setup::default());
+    recv(&mut s.p, B, 1, &[]);
+    assert_eq!(s.say(100, SEND_ONLY, b"too long"), ["nak InvalidRequest 100"]);
+    assert!(one_recv(&mut s.p, B).solicited);
+}
+
+// clause: INVALIDATE-KEY
+#[test]
+fn a_key_that_was_invalidated_is_told_in_the_completion() {
+    let mut s = Script::new(Setup::default());
+    let mr = s.mr;
+    s.p.end(B).host.memory.make_window(mr);
+    recv(&mut s.p, B, 1, &[]);
+    let tail = SendTail::Invalidate(Ieth(mr.rkey()));
+    assert_eq!(s.say(100, Request::SendOnly(tail), &[]), ["ack 100 msn 1"]);
+    assert_eq!(one_recv(&mut s.p, B).extra, roxe_transport::wr::WcExtra::Invalidated(mr.rkey()));
+    let nak = format!("nak {:?} 101", NakCode::RemoteAccess);
+    assert_eq!(s.say(101, Request::Read(s.reth(0, 1)), &[]), [nak]);
+}
+
+// clause: TAKE-SERVICE
+#[test]
+fn a_responder_of_another_service_ignores_rc() {
+    for service in [Service::Uc, Service::Ud] {
+        let mut p = alone(B, Setup::of(service));
+        p.inject(B, &request(B, 100, SEND_ONLY), &[]);
+        assert_eq!(p.ends[1].dropped.0, Some(DropReason::WrongService));
+    }
+}
