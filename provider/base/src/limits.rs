@@ -139,6 +139,11 @@ pub fn max_inline_data() -> u32 {
     least(MAX_INLINE_DATA, 64)
 }
 
+/// Bytes of inline data of a queue pair that asks for fewer.
+pub fn min_inline_data() -> u32 {
+    if has(Weakness::SLOTS) { 0 } else { MIN_INLINE_DATA }
+}
+
 /// What small cards of the field report, if the card is one.
 fn least(usual: u32, small: u32) -> u32 {
     if has(Weakness::LIMITS) { small } else { usual }

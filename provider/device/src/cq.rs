@@ -5,9 +5,8 @@
 //! channel and the engine.
 
 mod moderation;
-mod slept_on;
-mod state;
-mod weak;
+#[cfg(test)]
+mod tests;
 
 pub use moderation::Moderation;
 
@@ -16,8 +15,8 @@ use crate::context::Context;
 use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
 use crate::sleepers::{Sleeper, sleepers};
-use crate::unpolled::{Entry, Unpolled};
-use moderation::Verdict;
+use crate::weakest::WeakCq;
+use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
 use roxe_base::limits::{self, NUM_COMP_VECTORS};
 use roxe_base::lock::{Mutex, rank};
@@ -31,16 +30,16 @@ use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Cqe;
 use roxe_wire::Qpn;
-use slept_on::{LONG, SleptOn, Watched};
-use state::{Armed, State};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use weak::WeakCq;
+use std::time::Duration;
 
 /// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge
 /// queue that is polled in time stays small, and a queue in steady state allocates nothing.
 const FIRST_ENTRIES: usize = 128;
+/// After so long without a poll the checker looks whether a thread sleeps in front of a queue.
+const LONG: Duration = Duration::from_secs(1);
 
 /// What a completion queue is created with.
 #[derive(Clone, Debug, Default)]
@@ -299,7 +298,7 @@ impl Cq {
     fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
         self.tell_held(state);
         if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
-            state.slept_on = Some(SleptOn::begin(Weak::clone(&self.me) as _));
+            state.slept_on = Some(SleptOn::begin(self));
         }
         if !state.weak.as_mut().is_some_and(|weak| weak.hides()) {
             return state.fires(cqe);
@@ -385,8 +384,267 @@ impl Deadline for Cq {
     }
 }
 
-impl Watched for Cq {
-    fn look(&self) -> Option<Instant> {
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op
+        // after `destroy`.
+        let _ = self.destroy();
+    }
+}
+
+fn check_size(cqe: u32) -> Result<usize, Error> {
+    let most = limits::in_force().max_cqe;
+    let wrong = || Error::invalid(format!("cqe is {cqe}; a completion queue takes 1 to {most} entries"));
+    if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
+}
+
+/// Which entries wake the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Armed {
+    #[default]
+    No,
+    Solicited,
+    Any,
+}
+
+/// The entries of a queue, and which of them wake the program.
+#[derive(Debug, Default)]
+struct State {
+    ring: VecDeque<Cqe>,
+    /// Entries that were ever appended: the number of the next one.
+    appended: u64,
+    /// The number of the oldest entry that is left, or of the next one.
+    polled: u64,
+    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing
+    /// any more.
+    dropped: VecDeque<u64>,
+    /// Entries that had been appended when the last event was raised.
+    announced: u64,
+    /// Timestamp of the entry appended last.
+    newest: u64,
+    capacity: usize,
+    armed: Armed,
+    moderator: Moderator,
+    ignore_overrun: bool,
+    overrun: bool,
+    /// When the program took an entry last; kept while something watches it.
+    polled_at: Instant,
+    /// Looks for threads that sleep although there are entries, while the checker is on.
+    slept_on: Option<Arc<dyn Deadline>>,
+    /// Of the weakest legal card.
+    weak: Option<Box<WeakCq>>,
+}
+
+impl State {
+    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to
+    /// come, or time passes.
+    fn fires(&mut self, cqe: &Cqe) -> Verdict {
+        let counts = match self.armed {
+            Armed::No => false,
+            Armed::Solicited => cqe.solicited,
+            Armed::Any => true,
+        };
+        let verdict = if counts { self.moderator.count(|| Instant(cqe.timestamp)) } else { Verdict::Wait };
+        self.disarm_if(verdict)
+    }
+
+    fn disarm_if(&mut self, verdict: Verdict) -> Verdict {
+        if verdict == Verdict::Announce {
+            self.armed = Armed::No;
+            self.announced = self.appended;
+        }
+        verdict
+    }
+
+    /// Entries that came since the last event, and that nobody has polled.
+    fn missed(&self) -> usize {
+        self.ring.len().saturating_sub(self.known())
+    }
+
+    /// Entries of the ring that the last event stands for.
+    fn known(&self) -> usize {
+        let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
+        usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped
+    }
+
+    /// Whether an entry that came since the last event, and that nobody has polled, fires the event
+    /// that was just armed. The standard does not ask for that.
+    fn fires_for_missed(&mut self) -> Verdict {
+        if self.fires_for_nothing() {
+            return self.disarm_if(Verdict::Announce);
+        }
+        if self.weak.as_ref().is_some_and(|weak| weak.looks_ahead_only()) {
+            return Verdict::Wait;
+        }
+        let known = self.known();
+        let missed = match self.armed {
+            Armed::No => None,
+            Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),
+            Armed::Any => self.ring.get(known),
+        };
+        // With moderation it starts the period, if it is not the last that is waited for.
+        let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
+        self.disarm_if(verdict)
+    }
+
+    /// Whether the event that was just armed is raised although all that came since the last one
+    /// was polled: a card that learns late how far a program has polled does so (`man
+    /// ibv_get_cq_event`).
+    fn fires_for_nothing(&mut self) -> bool {
+        let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
+        self.weak.as_mut().is_some_and(|weak| was_polled && weak.raises_for_nothing())
+    }
+
+    /// Shows the `count` oldest entries of those that are not shown yet: for a program they come
+    /// now.
+    fn show(&mut self, count: usize) -> Verdict {
+        let Some(weak) = &mut self.weak else { return Verdict::Wait };
+        let first = self.ring.len().saturating_sub(weak.hidden);
+        weak.hidden -= count.min(weak.hidden);
+        let shown: Vec<Cqe> = self.ring.iter().skip(first).take(count).copied().collect();
+        let or_before = |before, now| if now == Verdict::Wait { before } else { now };
+        shown.iter().fold(Verdict::Wait, |before, cqe| or_before(before, self.fires(cqe)))
+    }
+
+    fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
+        let n = max.min(self.ring.len());
+        // Mostly one or a few; a drain of the ring pays for putting it together again. An entry is
+        // shown where it lies: taken out first it would be copied twice.
+        for _ in 0..n {
+            self.ring.front().into_iter().for_each(&mut f);
+            self.ring.pop_front();
+        }
+        self.pass(n as u64);
+        n
+    }
+
+    /// The `n` oldest entries have left the ring.
+    fn pass(&mut self, n: u64) {
+        if self.ring.is_empty() {
+            self.polled = self.appended;
+            return;
+        }
+        let before = self.polled;
+        self.polled += n;
+        // Each number that no entry in front of the oldest one has any more is one to skip.
+        while let Some(&number) = self.dropped.front()
+            && number <= self.polled
+        {
+            self.dropped.pop_front();
+            self.polled += u64::from(number >= before);
+        }
+    }
+
+    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others
+    /// stay as they are: queue pairs know their completions by them.
+    fn forget(&mut self, qpn: Qpn, mut forgotten: impl FnMut(&Cqe)) {
+        let mut before = std::mem::take(&mut self.dropped);
+        before.retain(|&number| number >= self.polled);
+        let mut number = self.polled;
+        self.ring.retain(|cqe| {
+            while before.front() == Some(&number) {
+                before.pop_front();
+                self.dropped.push_back(number);
+                number += 1;
+            }
+            let stays = cqe.qpn != qpn;
+            if !stays {
+                self.dropped.push_back(number);
+                forgotten(cqe);
+            }
+            number += 1;
+            stays
+        });
+        self.dropped.append(&mut before);
+        self.pass(0);
+        let left = self.ring.len();
+        self.weak.iter_mut().for_each(|weak| weak.hidden = weak.hidden.min(left));
+    }
+}
+
+/// Where an entry went into a completion queue, and how far that queue has been emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    /// Number of the entry, from 0 in the life of the queue.
+    number: u64,
+    /// Entries taken so far: those with a lower number than this.
+    polled: u64,
+}
+
+/// The completions of one send queue that a program may not have taken yet: their places in the
+/// send queue are still occupied.
+///
+/// A completion queue numbers its entries and knows how many were taken, so nothing has to be done
+/// when a program polls: a queue pair that looks full asks.
+#[derive(Debug, Default)]
+pub(crate) struct Unpolled {
+    /// Mostly it is the only one; here it needs no memory of its own, which would be another cache
+    /// miss for each message of a program with many queue pairs.
+    oldest: Option<u64>,
+    /// The others, oldest first.
+    newer: VecDeque<u64>,
+}
+
+impl Unpolled {
+    /// How many there are. Never more than the send queue has places.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(usize::from(self.oldest.is_some()) + self.newer.len()).unwrap_or(u32::MAX)
+    }
+
+    /// One more was appended.
+    fn note(&mut self, entry: Entry) {
+        self.forget(entry.polled);
+        match self.oldest {
+            None => self.oldest = Some(entry.number),
+            Some(_) => self.newer.push_back(entry.number),
+        }
+    }
+
+    /// Those with a lower number than `polled` were taken.
+    pub(crate) fn forget(&mut self, polled: u64) {
+        while self.oldest.is_some_and(|number| number < polled) {
+            self.oldest = self.newer.pop_front();
+        }
+    }
+
+    /// The send queue starts anew.
+    pub(crate) fn clear(&mut self) {
+        self.oldest = None;
+        self.newer.clear();
+    }
+}
+
+/// Looks once a second after a queue that has completions, while the checker is on, from the first
+/// unpolled one on until it is empty: whether a thread sleeps in front of its channel.
+#[derive(Debug)]
+struct SleptOn {
+    me: Weak<Self>,
+    queue: Weak<Cq>,
+}
+
+impl SleptOn {
+    /// To be kept by the queue.
+    fn begin(queue: &Cq) -> Arc<dyn Deadline> {
+        let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
+        queue.engine().scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&watch.me) as _);
+        watch
+    }
+}
+
+impl Deadline for SleptOn {
+    fn on_deadline(&self, _: Instant) {
+        if let Some(queue) = self.queue.upgrade()
+            && let Some(at) = queue.look_at_sleepers()
+        {
+            queue.engine().scheduler.add_deadline(at, Weak::clone(&self.me) as _);
+        }
+    }
+}
+
+impl Cq {
+    /// Tells the checker of threads that sleep, and returns when to look again; `None` if there is
+    /// nothing left to look after.
+    fn look_at_sleepers(&self) -> Option<Instant> {
         let channel = self.channel.as_ref()?;
         let (now, due) = {
             let mut state = self.state.lock();
@@ -406,333 +664,5 @@ impl Watched for Cq {
             }
         }
         Some(now.after(LONG))
-    }
-
-    fn wait(&self, at: Instant, deadline: Weak<dyn Deadline>) {
-        self.engine().scheduler.add_deadline(at, deadline);
-    }
-}
-
-impl Drop for Cq {
-    fn drop(&mut self) {
-        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op
-        // after `destroy`.
-        let _ = self.destroy();
-    }
-}
-
-fn check_size(cqe: u32) -> Result<usize, Error> {
-    let most = limits::in_force().max_cqe;
-    let wrong = || Error::invalid(format!("cqe is {cqe}; a completion queue takes 1 to {most} entries"));
-    if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use roxe_base::limits::MAX_CQE;
-
-    fn cqe(wr_id: u64) -> Cqe {
-        Cqe { wr_id, ..Cqe::default() }
-    }
-
-    fn solicited(wr_id: u64) -> Cqe {
-        Cqe { solicited: true, ..cqe(wr_id) }
-    }
-
-    /// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins
-    /// then.
-    const LATE: u64 = 1 << 62;
-
-    fn late(wr_id: u64) -> Cqe {
-        Cqe { timestamp: LATE, ..cqe(wr_id) }
-    }
-
-    fn cq(capacity: u32) -> Arc<Cq> {
-        let context = testing::context();
-        let channel = Some(context.create_comp_channel().unwrap());
-        context.create_cq(CqInit { cqe: capacity, channel, user: 77, ..CqInit::default() }).unwrap()
-    }
-
-    fn drain(cq: &Cq) -> Vec<u64> {
-        let mut ids = vec![];
-        cq.poll(usize::MAX, |cqe| ids.push(cqe.wr_id)).unwrap();
-        ids
-    }
-
-    #[test]
-    fn entries_come_out_in_order_and_in_batches() {
-        let cq = cq(10);
-        (0..5).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
-        let mut first = vec![];
-        assert_eq!(cq.poll(2, |cqe| first.push(cqe.wr_id)).unwrap(), 2);
-        assert_eq!(first, [0, 1]);
-        assert_eq!(drain(&cq), [2, 3, 4]);
-        assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
-        assert!(drain(&cq).is_empty());
-    }
-
-    #[test]
-    fn timestamps_never_go_back() {
-        let cq = cq(10);
-        for timestamp in [5, 9, 7, 10] {
-            cq.push(Cqe { timestamp, ..cqe(0) }).unwrap();
-        }
-        let mut times = vec![];
-        cq.poll(10, |cqe| times.push(cqe.timestamp)).unwrap();
-        assert_eq!(times, [5, 9, 9, 10]);
-    }
-
-    // clause: CQ-OVERRUN
-    #[test]
-    fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
-        let cq = cq(2);
-        cq.push(cqe(1)).unwrap();
-        cq.push(cqe(2)).unwrap();
-        assert_eq!(cq.push(cqe(3)), Err(Overrun));
-        assert_eq!(drain(&cq), [1, 2]);
-        assert_eq!(cq.push(cqe(4)), Err(Overrun));
-        let event = cq.context().next_async_event().unwrap();
-        assert_eq!((event.kind, event.user), (AsyncEventKind::CqErr, 77));
-    }
-
-    #[test]
-    fn a_queue_that_ignores_overruns_loses_nothing() {
-        let init = CqInit { cqe: 2, ignore_overrun: true, ..CqInit::default() };
-        let cq = testing::context().create_cq(init).unwrap();
-        (0..1000).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
-        assert_eq!(drain(&cq), (0..1000).collect::<Vec<_>>());
-        assert_eq!(cq.capacity(), 2);
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn arming_fires_once_for_later_entries() {
-        let cq = cq(10);
-        cq.req_notify(false);
-        assert_eq!(cq.push(cqe(2)), Ok(true));
-        assert_eq!(cq.push(cqe(3)), Ok(false));
-        cq.notify();
-        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
-    }
-
-    /// Whether an event is waiting.
-    fn has_event(cq: &Cq) -> bool {
-        testing::is_readable(cq.channel().unwrap().fd())
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn an_unpolled_entry_from_before_arming_fires_at_once() {
-        let cq = cq(10);
-        cq.push(cqe(1)).unwrap();
-        cq.req_notify(true);
-        assert!(!has_event(&cq), "it is not solicited");
-        cq.req_notify(false);
-        assert!(has_event(&cq));
-        cq.channel().unwrap().get_event().unwrap();
-        cq.req_notify(false);
-        assert!(!has_event(&cq), "it was announced");
-        assert_eq!(cq.push(solicited(2)), Ok(true));
-        cq.push(solicited(3)).unwrap();
-        cq.req_notify(true);
-        assert!(has_event(&cq), "only the second was announced");
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn a_polled_entry_from_before_arming_does_not_fire() {
-        let cq = cq(10);
-        cq.push(cqe(1)).unwrap();
-        assert_eq!(drain(&cq), [1]);
-        cq.req_notify(false);
-        assert!(!has_event(&cq));
-        assert_eq!(cq.push(cqe(2)), Ok(true));
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn solicited_arming_waits_for_a_solicited_entry() {
-        let cq = cq(10);
-        cq.req_notify(true);
-        assert_eq!(cq.push(cqe(1)), Ok(false));
-        assert_eq!(cq.push(solicited(2)), Ok(true));
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn arming_for_all_outweighs_arming_for_solicited() {
-        let cq = cq(10);
-        cq.req_notify(true);
-        cq.req_notify(false);
-        cq.req_notify(true);
-        assert_eq!(cq.push(cqe(1)), Ok(true));
-    }
-
-    #[test]
-    fn with_moderation_one_event_stands_for_several_entries() {
-        let cq = cq(100);
-        cq.moderate(Moderation { count: 4, period: u16::MAX });
-        cq.req_notify(false);
-        let fired: Vec<_> = (0..12).filter(|&i| cq.push(late(i)).unwrap()).collect();
-        assert_eq!(fired, [3], "armed once");
-        let solicited = |wr_id| Cqe { solicited: true, ..late(wr_id) };
-        cq.req_notify(true);
-        assert!(!(0..3).any(|i| cq.push(solicited(i)).unwrap()));
-        assert_eq!(cq.push(late(3)), Ok(false), "not solicited");
-        assert_eq!(cq.push(solicited(4)), Ok(true));
-    }
-
-    #[test]
-    fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
-        let cq = cq(100);
-        cq.moderate(Moderation { count: 4, period: 10 });
-        assert_eq!(cq.push(late(1)), Ok(false));
-        cq.req_notify(false);
-        assert!(!has_event(&cq));
-        cq.on_deadline(Instant(LATE + 10_000));
-        assert!(has_event(&cq));
-    }
-
-    #[test]
-    fn the_end_of_a_period_announces_entries_if_armed() {
-        let cq = cq(100);
-        cq.moderate(Moderation { count: 4, period: 10 });
-        cq.req_notify(false);
-        assert_eq!(cq.push(late(1)), Ok(false));
-        cq.on_deadline(Instant(LATE + 10_000));
-        assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
-        assert_eq!(cq.push(late(2)), Ok(false), "not armed again");
-    }
-
-    #[test]
-    fn a_queue_without_channel_never_asks_to_notify() {
-        let cq = testing::context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
-        cq.req_notify(false);
-        assert_eq!(cq.push(cqe(1)), Ok(false));
-    }
-
-    #[test]
-    fn resizing_keeps_entries_or_refuses() {
-        let cq = cq(1000);
-        (0..600).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
-        assert_eq!(cq.resize(599).unwrap_err().errno(), libc::EINVAL);
-        assert_eq!(cq.resize(0).unwrap_err().errno(), libc::EINVAL);
-        assert_eq!(cq.resize(MAX_CQE + 1).unwrap_err().errno(), libc::EINVAL);
-        cq.resize(600).unwrap();
-        assert_eq!(cq.capacity(), 600);
-        assert_eq!(drain(&cq), (0..600).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn sizes_and_vectors_beyond_the_limits_are_refused() {
-        let context = testing::context();
-        for (cqe, comp_vector) in [(0, 0), (MAX_CQE + 1, 0), (1, NUM_COMP_VECTORS)] {
-            let init = CqInit { cqe, comp_vector, ..CqInit::default() };
-            assert_eq!(context.create_cq(init).unwrap_err().errno(), libc::EINVAL);
-        }
-        assert!(context.create_cq(CqInit { cqe: MAX_CQE, ..CqInit::default() }).is_ok());
-    }
-
-    #[test]
-    fn a_destroyed_queue_takes_its_events_along() {
-        let context = testing::context();
-        let channel = context.create_comp_channel().unwrap();
-        let make = |user| {
-            let init = CqInit { cqe: 4, channel: Some(Arc::clone(&channel)), user, ..CqInit::default() };
-            context.create_cq(init).unwrap()
-        };
-        let (gone, stays) = (make(1), make(2));
-        gone.notify();
-        stays.notify();
-        let user = gone.hold();
-        assert_eq!(gone.destroy().unwrap_err().errno(), libc::EBUSY);
-        drop(user);
-        gone.destroy().unwrap();
-        gone.notify();
-        assert_eq!(channel.get_event().unwrap(), 2);
-        assert_eq!(channel.destroy().unwrap_err().errno(), libc::EBUSY);
-        drop(stays);
-        assert!(channel.destroy().is_ok());
-    }
-
-    /// An entry of the queue pair `qpn`.
-    fn cqe_of(qpn: u32) -> Cqe {
-        Cqe { qpn: Qpn::new(qpn), ..Cqe::default() }
-    }
-
-    // clause: SEND-PLACE
-    #[test]
-    fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
-        // Every way in which six entries belong to three queue pairs, again and again, of which one
-        // after the other is reset, while the queue is polled and never runs empty for long.
-        for case in 0..3u32.pow(6) * 4 {
-            let cq = cq(100);
-            let owner = |at: u32| case / 4 / 3u32.pow(at) % 3;
-            let mut unpolled: [Unpolled; 3] = Default::default();
-            let mut waiting = VecDeque::new();
-            for at in 0..24 {
-                cq.push_send(cqe_of(owner(at % 6)), &mut unpolled[owner(at % 6) as usize]).unwrap();
-                waiting.push_back(owner(at % 6));
-                if at % 4 == case % 4 {
-                    let reset = (at / 4) % 3;
-                    cq.forget(Qpn::new(reset), |_| {});
-                    waiting.retain(|&owner| owner != reset);
-                    unpolled[reset as usize].clear();
-                }
-                if at % 5 == 4 {
-                    let n = cq.take(2, |cqe| assert_eq!(waiting.pop_front(), Some(cqe.qpn.get())));
-                    assert!(n == 2 || waiting.is_empty());
-                }
-                for (qpn, unpolled) in (0..).zip(&mut unpolled) {
-                    unpolled.forget(cq.polled());
-                    let left = waiting.iter().filter(|&&owner| owner == qpn).count();
-                    assert_eq!(unpolled.len() as usize, left, "case {case}, queue pair {qpn} after {at}");
-                }
-            }
-        }
-    }
-
-    // clause: CQ-ARM
-    #[test]
-    fn an_entry_that_was_announced_does_not_fire_again_when_another_queue_pair_is_reset() {
-        let cq = cq(10);
-        cq.req_notify(false);
-        cq.push(cqe_of(1)).unwrap();
-        cq.req_notify(false);
-        assert_eq!(cq.push(cqe_of(2)), Ok(true));
-        cq.push(cqe_of(1)).unwrap();
-        cq.forget(Qpn::new(1), |_| {});
-        cq.req_notify(false);
-        assert!(!has_event(&cq), "the entry of queue pair 2 was announced");
-    }
-
-    #[test]
-    fn no_entry_is_lost_between_arming_and_polling() {
-        const ENTRIES: u64 = 20_000;
-        let cq = cq(ENTRIES as u32);
-        let producer = std::thread::spawn({
-            let cq = Arc::clone(&cq);
-            move || {
-                for i in 0..ENTRIES {
-                    if cq.push(cqe(i)).unwrap() {
-                        cq.notify();
-                    }
-                }
-            }
-        });
-        let mut seen = drain(&cq);
-        while (seen.len() as u64) < ENTRIES {
-            cq.req_notify(false);
-            seen.extend(drain(&cq));
-            if (seen.len() as u64) < ENTRIES {
-                // Would wait for ever if an event were lost.
-                cq.channel().unwrap().get_event().unwrap();
-                seen.extend(drain(&cq));
-            }
-        }
-        producer.join().unwrap();
-        assert!(seen.iter().copied().eq(0..ENTRIES));
     }
 }

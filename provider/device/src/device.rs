@@ -3,11 +3,11 @@
 //!
 //! Touches the configuration; the interface is read by the engine's [`Adapter`].
 
+use crate::weakest;
 use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_DM_SIZE};
 use roxe_base::uses::Quotas;
-use roxe_base::weakest::{Weakness, has};
 use roxe_engine::adapter::Adapter;
 use roxe_engine::port::{GidEntry, Netdev, PortAttr};
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl Device {
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
-            atomic_cap: if has(Weakness::ATOMICS) { 1 } else { 2 },
+            atomic_cap: if weakest::splits_atomics() { 1 } else { 2 },
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,

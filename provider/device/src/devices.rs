@@ -6,15 +6,15 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::fork;
 use crate::runtime::{self, KNOWN, known_devices};
-use roxe_base::config::{Config, Stats, config};
+use crate::weakest;
+use roxe_base::config::{Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::standard_error;
-use roxe_base::weakest;
 use roxe_engine::port::Netdev;
 use roxe_engine::stats_file::{legend_of, line};
 use roxe_net::runtime_dir;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as
 /// `roxe0`, `roxe1`, ...
@@ -24,7 +24,7 @@ use std::sync::{Arc, Once};
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;
-    start_weakness(config)?;
+    weakest::start(config)?;
     if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
@@ -39,21 +39,6 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     });
     *known = found.collect();
     Ok(known.clone())
-}
-
-/// Makes the card of this process a weak one, once, if the settings say so. A seed that they do not
-/// name is told.
-fn start_weakness(config: &Config) -> Result<(), Error> {
-    static STARTED: Once = Once::new();
-    let Some(wanted) = config.weakest else { return Ok(()) };
-    let seed = wanted.seed.map_or_else(weakest::draw_seed, Ok).map_err(|e| Error::os("cannot draw a seed", &e))?;
-    STARTED.call_once(|| {
-        if wanted.seed.is_none() {
-            standard_error::write(&format!("roxe: weakest: seed {seed}\n"));
-        }
-        weakest::turn_on(seed, wanted.weaknesses);
-    });
-    Ok(())
 }
 
 /// What [`devices`] would find. Nobody keeps these devices, and they are not to be opened.

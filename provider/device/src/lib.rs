@@ -17,8 +17,9 @@
 //! No file imports one that imports it. An object knows the context or the domain that it belongs
 //! to; the method of these that creates an object is in the file of the object.
 //!
-//! - `event`, `sleepers`, `unpolled`: queues of events with a descriptor; which of them nobody
-//!   reads, and threads that sleep in front of them; which completions nobody has polled
+//! - `event`, `sleepers`: queues of events with a descriptor; which of them nobody reads, and
+//!   threads that sleep in front of them
+//! - `weakest`: the weakest legal card: what queues do for it
 //! - `device`, `context`: a card and one opening of it: memory table, asynchronous
 //!   events, engine; `engine_set`: which engines complete something in one place
 //! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
@@ -35,7 +36,8 @@
 //! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
 //! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
 //! goes by `qp::host` to `cq`. Tag matching is in `srq`, raw packets with flows and RSS in
-//! `qp::{steering, rss}` and `wq`: who reads the path of a packet can skip these.
+//! `qp::steering` and `wq`, the weakest legal card in `weakest`, what runs only for the checker or
+//! that card in `qp::cold`: who reads the path of a packet can skip these.
 //!
 //! # Who runs what
 //!
@@ -91,7 +93,7 @@ mod srq;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod testing;
-mod unpolled;
+pub mod weakest;
 mod wq;
 mod xrcd;
 
@@ -112,7 +114,7 @@ pub use roxe_base::clock::now;
 pub use roxe_base::error::Error;
 pub use roxe_base::privilege::has_capabilities;
 pub use roxe_base::uses::{ObjectId, Use};
-pub use roxe_base::{config, limits, lock, own_threads, profile, ranks, standard_error, weakest};
+pub use roxe_base::{config, limits, lock, own_threads, profile, ranks, standard_error};
 pub use roxe_engine::counter_files::counter_files;
 pub use roxe_engine::counters::Counters;
 pub use roxe_engine::flow_counters::{CounterKind, FlowCounters};

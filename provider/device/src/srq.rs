@@ -8,10 +8,9 @@
 //! of a posted tag comes before that of a message which found it. Touches the context for the limit
 //! event.
 
-use crate::cq::Cq;
+use crate::cq::{Cq, Unpolled};
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
-use crate::unpolled::Unpolled;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS, MAX_XRC_SRQ};

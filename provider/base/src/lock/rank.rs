@@ -75,7 +75,7 @@ crate::ranks! { pub, 10_000.. ;
     Registration,
     /// `mr`: the table of keys, read while bytes are copied, mostly for all packets of a visit.
     Memory,
-    /// `qp::weakly`: the atomics of the weakest legal card.
+    /// `weakest`: the atomics of the weakest legal card.
     CardAtomics,
     /// `dm`: the block of device memory.
     DeviceMemory,

@@ -4,13 +4,9 @@
 //! register its timer, drop the lock, announce completions and events. Who visits are the verbs of
 //! a program ([`super`]) and the engine ([`super::queue_pair`]).
 
-use super::credits::Credits;
-use super::failure::{self, Circumstances};
-use super::history::{Entry, History};
-use super::host::QpHost;
-use super::host_state::QpHostState;
-use super::init::QpInit;
-use super::resources::QpResources;
+use super::failure::{self, Circumstances, Entry, History};
+use super::host::{QpHost, QpHostState};
+use super::resources::{QpInit, QpResources};
 use crate::event::AsyncEventKind;
 use crate::pd::Pd;
 use crate::srq::XrcQueues;
@@ -20,17 +16,20 @@ use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_check::explain::explains;
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
+use roxe_engine::flow_control::Key;
 use roxe_engine::poll_policy::DelayedAck;
 use roxe_engine::queue_pair::{QueuePair, VisitOutcome};
 use roxe_engine::tx::{TxCache, TxPath};
 use roxe_memory::guard::SharedBytes;
 use roxe_net::raw::FrameSender;
+use roxe_net::rcvbuf_cost::charge_of;
+use roxe_net::slot::Slot;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cm::Route;
 use roxe_transport::cx::TxState;
 use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCounts};
 use roxe_transport::time::Instant;
-use roxe_wire::{Header, NetHeader, Qpn};
+use roxe_wire::{Gid, Header, Kind, NetHeader, Packet, Qpn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -68,7 +67,7 @@ pub(super) struct Inner {
     pub(super) coalesces: bool,
     /// Destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
-    /// It sends as always: it is not cut off, and not of the weakest legal card.
+    /// It sends as always: it is not cut off, and nothing changes what the card does.
     pub(super) is_usual: bool,
 }
 
@@ -243,7 +242,7 @@ impl QpCore {
     /// Sends everything that may be sent, in the order of the state machine.
     pub(super) fn transmit(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, tx, frames, is_usual: true, .. } = inner else {
-            return self.transmit_weakly(inner, now);
+            return self.transmit_watched(inner, now);
         };
         if !machine.has_work() {
             return VisitOutcome::default();
@@ -386,3 +385,39 @@ const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::PATH_MIG, AsyncEventKind::PathMig),
     (QpEvents::PATH_MIG_ERR, AsyncEventKind::PathMigErr),
 ];
+
+/// Credit for datagrams that were taken out of the socket, summed up as long as they have one
+/// sender: senders on this host wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Credits {
+    creditor: Option<(Qpn, Gid)>,
+    bytes: u32,
+}
+
+impl Credits {
+    /// One more datagram has left the socket.
+    pub(super) fn add(&mut self, qp: &QpResources, creditor: Option<Qpn>, dst: Gid, packet: &Packet<'_>) {
+        let Some(from) = creditor else { return };
+        if self.creditor != Some((from, dst)) {
+            self.return_all(qp);
+            self.creditor = Some((from, dst));
+        }
+        self.bytes += charge_of(&packet.header.kind, packet.payload.len());
+    }
+
+    /// Notes what is owed; the engine sends it.
+    pub(super) fn return_all(&mut self, qp: &QpResources) {
+        if let Some((from, dst)) = self.creditor.take() {
+            qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// The queue pair that sent a packet, if it is of a service without acknowledgements.
+pub(super) fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
+    match packet.header.kind {
+        Kind::Ud { deth, .. } => Some(deth.src_qpn),
+        Kind::UcRequest(_) => Some(machine.attr().dest_qpn),
+        _ => None,
+    }
+}

@@ -1,21 +1,26 @@
 //! What a queue pair's state machine reaches of this process: memory, completion queues, shared
-//! receives, flow control.
+//! receives, flow control; and what these surroundings remember from visit to visit.
 //!
 //! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C
 //! programs by their own locks, which are all further in.
 
-use super::host_state::{QpHostState, pool, stall};
+use super::failure::{Failed, History};
 use super::resources::QpResources;
+use super::watch::Watch;
+use crate::cq::{Cq, Unpolled};
 use crate::srq::Srq;
+use crate::weakest::WeakQp;
 use roxe_base::instruments;
 use roxe_check::{Event, tell};
-use roxe_engine::flow_control::{Key, Pool};
-use roxe_engine::queue_pair::VisitOutcome;
+use roxe_engine::engine::Engine;
+use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
+use roxe_engine::queue_pair::{Met, VisitOutcome};
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
 use roxe_memory::region::{PdId, Reach};
 use roxe_memory::regions::Regions;
 use roxe_memory::table::MemoryTable;
+use roxe_net::probe::Probe;
 use roxe_net::rcvbuf_cost;
 use roxe_transport::cx::{
     AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
@@ -26,6 +31,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{Qpn, RKey, Request};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The surroundings of one queue pair during one visit.
 #[derive(Debug)]
@@ -284,14 +290,14 @@ impl Memory for QpHost<'_> {
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
         if instruments::any() {
-            self.settle_watched(rkey, va);
+            self.store_watched(rkey, va);
         }
         let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));
         done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
-        self.settle_weakly(Side::Recv);
+        self.settle(Side::Recv);
         let (va, len) = range.unwrap_or_default();
         let done = self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access));
         done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
@@ -423,5 +429,101 @@ impl FlowControl for QpHost<'_> {
 impl Host for QpHost<'_> {
     fn now(&self) -> Instant {
         self.now
+    }
+}
+
+/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it
+/// has completed.
+#[derive(Debug, Default)]
+pub(super) struct QpHostState {
+    /// The window used last.
+    pub(super) flow: Option<Arc<Flow>>,
+    /// The window it waits for room in.
+    pub(super) waits_for: Option<Key>,
+    /// When to stop waiting for credits, or for what others have under way.
+    pub(super) stalls_at: Option<Instant>,
+    /// It has waited, and it is its turn.
+    pub(super) has_turn: bool,
+    /// Completions of sends that nobody has polled.
+    pub(super) unpolled: Unpolled,
+    /// What happened to it last.
+    pub(super) history: History,
+    /// What failed first, while nobody has said why.
+    pub(super) failed: Option<Box<Failed>>,
+    /// True if a failure was explained since the last reset.
+    pub(super) is_explained: bool,
+    /// True if the program moved the queue pair to ERR.
+    pub(super) ended_by_program: bool,
+    /// The network was asked about the peer by it, when an acknowledgement was overdue.
+    pub(super) probe: Option<Box<Probe>>,
+    /// For the checker.
+    pub(super) watch: Watch,
+    /// Losses and failures.
+    pub(super) met: Met,
+    /// Of the weakest legal card.
+    pub(super) weak: Option<Box<WeakQp>>,
+}
+
+impl QpHostState {
+    /// Opens the window if credits seem to be lost, or nothing comes back.
+    pub(super) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
+        if self.stalls_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let pool = pool(service);
+        // It keeps its place among those who wait.
+        self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
+        if let Some(flow) = &self.flow {
+            match pool {
+                Pool::Stream => flow.open_stream_if_stalled(now),
+                Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
+                Pool::Datagrams => {}
+            }
+            engine.flows().wake(flow);
+        }
+    }
+
+    /// Places of a send queue that are free when its state machine has `room`. One whose completion
+    /// still lies in `cq` is taken: a program that posts until the queue is full never overruns its
+    /// completion queue.
+    // clause: SEND-PLACE
+    pub(super) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
+        if room <= self.unpolled.len() {
+            self.unpolled.forget(cq.polled());
+        }
+        room.saturating_sub(self.unpolled.len())
+    }
+
+    /// The queue pair was reset.
+    pub(super) fn reset(&mut self) {
+        self.unpolled.clear();
+        self.failed = None;
+        self.probe = None;
+        (self.is_explained, self.ended_by_program) = (false, false);
+        self.history.reset();
+        self.watch = Watch::default();
+        self.weak.iter_mut().for_each(|weak| weak.reset());
+    }
+
+    /// The window towards `key`.
+    #[inline]
+    fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
+        if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
+            self.flow = None;
+        }
+        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+    }
+}
+
+/// Which window the packets of a service need.
+const fn pool(service: Service) -> Pool {
+    if service.is_reliable() { Pool::Stream } else { Pool::Datagrams }
+}
+
+/// How long to wait for room without a sign of life.
+const fn stall(pool: Pool) -> Duration {
+    match pool {
+        Pool::Stream => STREAM_STALL,
+        Pool::Datagrams => STALL,
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! Touches the state machine under the lock, and what a visit reaches ([`super::host`]).
 
-use super::core::{Inner, QpCore};
-use super::credits::{Credits, sender_of};
+use super::core::{Credits, Inner, QpCore, sender_of};
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
@@ -159,7 +158,7 @@ impl QueuePair for QpCore {
 
     fn settle_memory(&self) {
         if let Some(weak) = &mut self.inner.lock().state.weak {
-            weak.settle();
+            weak.settle_all();
         }
     }
 

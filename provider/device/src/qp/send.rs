@@ -8,7 +8,6 @@ use super::verbs::Qp;
 use roxe_base::clock;
 use roxe_base::instruments;
 use roxe_base::lock::{MutexGuard, rank};
-use roxe_base::weakest::{Weakness, has};
 use roxe_check::explain::because;
 use roxe_check::{Event, is_checking, tell};
 use roxe_engine::queue_pair::VisitOutcome;
@@ -59,15 +58,14 @@ impl SendGuard<'_> {
     #[cold]
     #[inline(never)]
     fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let full = self.slots().is_some_and(|free| free == 0);
-        let posted = if full { Err(PostError::QueueFull) } else { self.queue_send(srqn, request) };
+        let posted = if self.card_room() == 0 { Err(PostError::QueueFull) } else { self.queue_send(srqn, request) };
         let resources = &self.core.resources;
         if let (Ok(()), Some(inner)) = (posted, &mut self.inner) {
             if is_checking() {
                 inner.state.watch.posted_send(resources.lists(), request, resources.signals_all);
             }
             if let Some(weak) = &mut inner.state.weak {
-                weak.slots.posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
+                weak.posted(resources.signals_all || request.flags.contains(SendFlags::SIGNALED));
             }
         }
         tell(|| Event::of_posted_send(resources.id, request, &posted));
@@ -91,17 +89,20 @@ impl SendGuard<'_> {
 
     /// Requests that the queue still takes.
     pub fn room(&mut self) -> u32 {
-        let slots = self.slots().unwrap_or(u32::MAX);
+        let card_room = self.card_room();
         let Some(inner) = self.inner.as_mut() else { return 0 };
         let room = inner.machine.send_room();
-        inner.state.free_sends(room, &self.core.resources.send_cq).min(slots)
+        inner.state.free_sends(room, &self.core.resources.send_cq).min(card_room)
     }
 
-    /// Places that are free as a card counts them, on the weakest legal one.
-    fn slots(&mut self) -> Option<u32> {
-        let state = &mut self.inner.as_mut()?.state;
-        let weak = state.weak.as_mut().filter(|_| has(Weakness::SLOTS))?;
-        Some(weak.slots.free(&mut state.unpolled, &self.core.resources.send_cq))
+    /// Places that are free as a card counts them.
+    fn card_room(&mut self) -> u32 {
+        let Some(state) = self.inner.as_mut().map(|inner| &mut inner.state) else { return u32::MAX };
+        let Some(weak) = &mut state.weak else { return u32::MAX };
+        weak.free_sends(|| {
+            state.unpolled.forget(self.core.resources.send_cq.polled());
+            state.unpolled.len()
+        })
     }
 
     /// Takes back what this guard has pushed, as if it had never been posted.
@@ -110,7 +111,7 @@ impl SendGuard<'_> {
         if let Some(inner) = &mut self.inner {
             inner.machine.take_back_sends(pushed);
             inner.state.watch.take_back(pushed);
-            inner.state.weak.iter_mut().for_each(|weak| weak.slots.take_back(pushed));
+            inner.state.weak.iter_mut().for_each(|weak| weak.take_back(pushed));
             tell(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });
         }
     }

@@ -3,19 +3,17 @@
 //! Touches the state machine under the lock, and the engine.
 
 use super::core::{Inner, QpCore};
-use super::init::{QpInit, check_init};
-use super::rss::Rss;
-use super::steering::{Flow, FlowInit, FlowUses};
+use super::resources::{QpInit, check_init};
+use super::steering::{Flow, FlowInit, FlowUses, Rss};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
 use crate::srq::{Srq, XrcQueues};
-use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use};
-use roxe_base::weakest::{Weakness, has};
+use roxe_base::{clock, instruments};
 use roxe_check::explain::because;
 use roxe_check::{Event, Made, Pair, Tracked, is_checking, is_on, tell};
 use roxe_engine::engine::Engine;
@@ -57,7 +55,7 @@ impl Pd {
     /// EADDRINUSE if another user has the port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // A program that relies on more than it asked for hears of it.
-        let least = if is_checking() || has(Weakness::SLOTS) { 0 } else { limits::MIN_INLINE_DATA };
+        let least = if is_checking() { 0 } else { limits::min_inline_data() };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
             Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
@@ -102,7 +100,13 @@ impl Qp {
         };
         let core = engine.register_qp(init.service, make)?;
         [&init.send_cq, &init.recv_cq].into_iter().for_each(|cq| cq.serve_by(&engine));
-        core.begin(frames, init.caps.max_send_wr);
+        {
+            let mut inner = core.inner.lock();
+            inner.frames = frames;
+            if instruments::any() {
+                core.begin_watched(&mut inner, init.caps.max_send_wr);
+            }
+        }
         let flows = FlowUses::default();
         let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))

@@ -28,7 +28,7 @@ impl World {
 
     fn byte(&self, at: u64) -> u8 {
         let mut byte = [0];
-        guard::read(self.pages.addr() + at, guard::own_cells(&mut byte)).unwrap();
+        guard::read(self.pages.addr() + at, own_cells(&mut byte)).unwrap();
         byte[0]
     }
 
@@ -168,5 +168,25 @@ fn what_waits_is_bounded() {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
         world.placement.take_in(Side::Recv, &parts);
         assert!(world.placement.waiting <= MOST);
+    }
+}
+
+#[test]
+fn a_program_that_polls_gets_what_is_there_before_long() {
+    for seed in 0..100 {
+        let mut weak = WeakCq::new(seed, 0, Weakness::COMPLETIONS);
+        let (mut held, mut in_vain, mut was_in_vain) = (0, 0, false);
+        for _ in 0..1000 {
+            held += 1;
+            weak.hides();
+            let (taken, shown) = weak.poll(16, held);
+            weak.hidden -= shown;
+            assert!(taken <= held - weak.hidden);
+            held -= taken;
+            in_vain = if taken == 0 { in_vain + 1 } else { 0 };
+            was_in_vain |= taken == 0;
+            assert!(in_vain <= MOST_IN_VAIN && held < 200, "{in_vain} in vain, {held} held");
+        }
+        assert!(was_in_vain);
     }
 }

@@ -1,22 +1,30 @@
-//! What a queue pair's surroundings tell the checker, and those who explain.
+//! What a queue pair's surroundings do out of line: what they tell the checker, and those who
+//! explain; and what happens in place of the usual way if something watches or changes what the
+//! card does (the checker, the weakest legal card).
 //!
-//! Each function is called only if there is something to tell, and stands out of line: nothing of
-//! it may take registers from the path of every packet. Reads the program's memory by its keys.
+//! Each function is called only if there is something to tell or to change, and stands out of line:
+//! nothing of it may take registers from the path of every packet. Reads the program's memory by
+//! its keys.
 
-use super::core::QpCore;
-use super::failure::{self, Asked};
-use super::history::Entry;
+use super::core::{Inner, QpCore};
+use super::failure::{self, Asked, Entry};
 use super::host::QpHost;
 use crate::mr::note_use;
+use crate::weakest::{self, WeakQp};
+use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_check::explain::explains;
-use roxe_check::{Event, is_on, tell};
-use roxe_engine::queue_pair::VisitOutcome;
+use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{AtomicOp, MemError, Side};
+use roxe_transport::cx::{AtomicOp, MemError, RxPayload, Side};
+use roxe_transport::qp::EarlyPackets;
+use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 impl QpHost<'_> {
     /// A local list could not be used.
@@ -180,6 +188,105 @@ impl QpHost<'_> {
         }
         tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
     }
+
+    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) if something watches or changes
+    /// that; `None`: it is to be done as always.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn scatter_watched(
+        &mut self,
+        side: Side,
+        sges: &[Sge],
+        offset: u32,
+        data: RxPayload<'_>,
+    ) -> Option<Result<(), MemError>> {
+        if is_checking() {
+            self.note_scatter(side, sges, offset);
+        }
+        let shared = self.shared_domain(side);
+        self.delay(side, data, |this| {
+            this.look(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
+        })
+    }
+
+    /// As [`QpHost::scatter_watched`] for what a peer writes.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn write_watched(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Option<Result<(), MemError>> {
+        let len = data.len();
+        if is_checking() {
+            self.note_write(rkey, va, len as u64);
+        }
+        self.delay(Side::Recv, data, |this| {
+            let place = this.look(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
+            Ok(vec![(place, 0..len)])
+        })
+    }
+
+    /// On the weakest legal card, takes payload in if `find` has a place for all of it.
+    fn delay(
+        &mut self,
+        side: Side,
+        data: RxPayload<'_>,
+        find: impl FnOnce(&mut Self) -> Result<Vec<(u64, Range<usize>)>, MemError>,
+    ) -> Option<Result<(), MemError>> {
+        self.state.weak.as_ref().filter(|weak| weak.delays_payload() && !data.is_empty())?;
+        let bytes = match data {
+            RxPayload::Bytes(bytes) => Some(bytes.to_vec()),
+            RxPayload::Shared { at, len } => {
+                let mut bytes = vec![0; len];
+                let arrived = self.arrived(at, len).ok();
+                arrived.and_then(|arrived| arrived.copy_to(&mut bytes).ok()).map(|()| bytes)
+            }
+        };
+        let found = bytes.and_then(|bytes| Some((bytes, find(self).ok()?)));
+        let taken = self.state.weak.as_mut()?.take_in(side, found, (self.qp.engine(), self.now));
+        taken.then_some(Ok(()))
+    }
+
+    /// An atomic of a peer: everything before it is in memory first (IBA §9.5).
+    #[cold]
+    #[inline(never)]
+    pub(super) fn atomic_watched(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Option<Result<u64, MemError>> {
+        self.settle(Side::Recv);
+        if !weakest::splits_atomics() && !is_checking() {
+            return None;
+        }
+        let done = self.look(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
+        if let (Ok(found), true) = (done, is_checking()) {
+            self.note_atomic(rkey, va, op, found);
+        }
+        Some(done)
+    }
+
+    /// A peer changes 8 bytes behind everything that it has written before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store_watched(&mut self, rkey: RKey, va: u64) {
+        if is_checking() {
+            self.note_write(rkey, va, 8);
+        }
+        self.settle(Side::Recv);
+    }
+
+    /// Everything of `side` is in memory from now on.
+    pub(super) fn settle(&mut self, side: Side) {
+        if let Some(weak) = &mut self.state.weak {
+            weak.settle(side);
+        }
+    }
+
+    /// A request ends.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn complete_watched(&mut self, side: Side, cqe: Cqe) {
+        if is_on() {
+            self.note_completion(side, cqe);
+        }
+        if let Some(weak) = &mut self.state.weak {
+            weak.completed(side, &cqe);
+        }
+    }
 }
 
 impl QpCore {
@@ -195,6 +302,49 @@ impl QpCore {
         failure::note_early(&self.resources, machine);
         if is_on() && machine.lacks_receive(host, net, packet) {
             tell(|| Event::MessageWaits { qp: self.resources.id });
+        }
+    }
+
+    /// A queue pair that is new, with `depth` places for sends, may be one of the weakest legal
+    /// card.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {
+        let me: Weak<dyn Deadline> = Arc::downgrade(self) as _;
+        if let Some(weak) = WeakQp::of_new(me, self.ordinal, depth) {
+            inner.is_usual = false;
+            if weak.loses_early_messages() {
+                inner.early = EarlyPackets::none();
+            }
+            inner.state.weak = Some(weak);
+        }
+    }
+
+    /// As `transmit` where that is not the usual one.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn transmit_watched(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+        let Inner { machine, state, is_cut_off: false, .. } = inner else { return VisitOutcome::default() };
+        let Some(weak) = state.weak.as_mut().filter(|_| machine.has_work()) else { return VisitOutcome::default() };
+        if !weak.lets_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
+            return VisitOutcome::default();
+        }
+        inner.is_usual = true;
+        let report = self.transmit(inner, now);
+        inner.is_usual = false;
+        report
+    }
+}
+
+impl Deadline for QpCore {
+    /// What waits on the weakest legal card has waited.
+    fn on_deadline(&self, _: Instant) {
+        let (mut inner, now) = (self.inner.lock(), clock::now());
+        if let Inner { state, is_cut_off: false, .. } = &mut *inner
+            && let Some(weak) = &mut state.weak
+        {
+            weak.on_deadline(self.engine(), now);
+            self.end_visit(inner, VisitOutcome::default(), now);
         }
     }
 }
