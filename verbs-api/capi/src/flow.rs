@@ -117,14 +117,13 @@ impl Specs {
                 Ok(())
             }
             _ if kind & INNER != 0 || REFUSED.contains(&kind) => Err(EOPNOTSUPP),
-            _ => self.add_headers(FORMATS.iter().find(|format| format.kind == kind).ok_or(EINVAL)?, bytes),
+            _ => {
+                let format = FORMATS.iter().find(|format| format.kind == kind).ok_or(EINVAL)?;
+                let spec = bytes.get(..format.size).ok_or(EINVAL)?;
+                self.has_headers = true;
+                self.require(format, spec).map_err(|Contradiction| EINVAL)
+            }
         }
-    }
-
-    fn add_headers(&mut self, format: &Format, bytes: &[u8]) -> Result<()> {
-        let spec = bytes.get(..format.size).ok_or(EINVAL)?;
-        self.has_headers = true;
-        self.require(format, spec).map_err(|Contradiction| EINVAL)
     }
 
     fn require(&mut self, format: &Format, spec: &[u8]) -> core::result::Result<(), Contradiction> {

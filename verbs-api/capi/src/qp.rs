@@ -18,7 +18,7 @@ use crate::{garbage, qp_ex, rate, tsan, wq, wr_batch};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, HashFields, Qp, QpAttr, QpInit, RxHash, TOEPLITZ_KEY_LEN};
-use roxe_transport::qp::{MigState, QpCaps, QpConfig, QpState, RateLimit, Service};
+use roxe_transport::qp::{MigState, QpCaps, QpState, RateLimit, Service};
 use roxe_transport::wr::Av;
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::sync::Arc;
@@ -257,17 +257,13 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
         unsafe {
             attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&made.caps)) });
-            init.write(creation(&*handle, &made));
+            let own = &*handle;
+            init.write(copy_fields!(ibv_qp_init_attr from own { qp_context, send_cq, recv_cq, srq, qp_type } with {
+                cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
+            }));
             (&raw mut (*handle).state).write(now.state as c_int);
         }
         Ok(())
-    })
-}
-
-/// What a QP was created with.
-fn creation(qp: &ibv_qp, made: &QpConfig) -> ibv_qp_init_attr {
-    copy_fields!(ibv_qp_init_attr from qp { qp_context, send_cq, recv_cq, srq, qp_type } with {
-        cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
     })
 }
 
@@ -323,6 +319,7 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *cons
 pub(crate) const QP_PD: u32 = 1;
 pub(crate) const QP_XRCD: u32 = 1 << 1;
 const QP_CREATE_FLAGS: u32 = 1 << 2;
+const QP_IND_TABLE: u32 = 1 << 4;
 const QP_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 /// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
@@ -347,7 +344,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
         if extended.qp_type == XRC_RECV && extended.comp_mask & QP_XRCD != 0 {
             return create_target(handle, extended);
         }
-        if is_hash_qp(extended) {
+        if extended.comp_mask & QP_IND_TABLE != 0 {
             return create_hash_qp(extended);
         }
         check_extended(extended)?;
@@ -359,17 +356,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
 
 /// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and
 /// hash are needed, creation flags may be given.
-const MASK_HASH_QP: u32 = 1 | 1 << 4 | 1 << 5;
-
-const MASK_CREATE_FLAGS: u32 = 1 << 2;
+const MASK_HASH_QP: u32 = QP_PD | QP_IND_TABLE | 1 << 5;
 
 /// `IBV_QPT_RAW_PACKET`.
 const RAW_PACKET: c_int = 8;
-
-/// Whether `init` asks for a hash queue pair: its extended part has the table.
-fn is_hash_qp(init: &ibv_qp_init_attr_ex) -> bool {
-    init.comp_mask & 1 << 4 != 0
-}
 
 /// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device
 /// does not hash.
@@ -389,10 +379,10 @@ fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
 
 /// `man ibv_create_qp_ex`: a queue pair that spreads frames over the queues of a table.
 fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
-    if init.comp_mask & !MASK_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
+    if init.comp_mask & !QP_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
         return Err(EINVAL);
     }
-    if init.comp_mask & MASK_CREATE_FLAGS != 0 && init.create_flags != 0 {
+    if init.comp_mask & QP_CREATE_FLAGS != 0 && init.create_flags != 0 {
         return Err(EOPNOTSUPP);
     }
     let table = &Object::<ibv_rwq_ind_table>::live(init.rwq_ind_tbl)?.inner;

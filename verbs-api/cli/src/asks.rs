@@ -4,8 +4,8 @@
 //!
 //! Reads files and touches nothing.
 
-use crate::elf::Elf;
 use crate::program;
+use crate::program::Elf;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;

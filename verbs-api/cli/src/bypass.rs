@@ -15,7 +15,7 @@
 
 use crate::asks::{self, Asks};
 use crate::unused::{self, Opened};
-use crate::{bundled, program};
+use crate::{library, program};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use roxe_base::exit::process_end;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// What a libibverbs is called, whatever stands behind it.
 const VERBS: &str = "libibverbs";
 /// What ours is called where it is.
-const OURS: &str = bundled::LIBRARY;
+const OURS: &str = library::LIBRARY;
 /// The name that programs ask the loader for.
 const ASKED_FOR: &str = "libibverbs.so.1";
 /// The shortest pause between two looks, and the longest. In between it is a part of the time so

@@ -1,6 +1,6 @@
 //! `roxe config`: every `ROXE_*` variable, from the provider's own table and from this program's.
 
-use crate::table::Table;
+use crate::output::Table;
 use roxe_provider::config::{Knob, check, settings, variable};
 use serde_json::{Value, json};
 use std::error::Error;

@@ -1,7 +1,8 @@
-//! `roxe devices`: what programs will find; and `--netdev`, for the subcommands that open devices.
+//! `roxe devices`: what programs will find; `roxe counters`: what devices count; and `--netdev`,
+//! for the subcommands that open devices.
 
 use crate::library::own_program;
-use crate::table::Table;
+use crate::output::Table;
 use roxe::{Context, Device};
 use roxe_provider::config::variable;
 use serde_json::{Value, json};
@@ -99,4 +100,11 @@ impl<'d> Facts<'d> {
             "gids": gids.collect::<Value>(),
         })
     }
+}
+
+/// `roxe counters`: prints what devices count.
+pub(crate) fn counters() -> Result<(), Box<dyn Error>> {
+    let mut table = Table::new(["COUNTER", "COUNTS"]);
+    roxe_provider::Counters::legend().into_iter().for_each(|(name, words)| table.row([name.to_owned(), words]));
+    Ok(write!(stdout(), "{table}")?)
 }

@@ -4,7 +4,7 @@
 //! device, binds port 4791 for a moment, and tries a user namespace in a child process.
 
 use crate::devices::Netdev;
-use crate::table::Table;
+use crate::output::Table;
 use crate::view::ViewError;
 use crate::{library, private_dir, view};
 use nix::unistd::geteuid;

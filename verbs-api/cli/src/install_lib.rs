@@ -3,8 +3,8 @@
 //!
 //! Touches that folder.
 
-use crate::bundled::{LIBRARY, SHIM};
 use crate::library::{self, BARE_LINKS, LINKS};
+use crate::library::{LIBRARY, SHIM};
 use crate::private_dir::{place, place_link};
 use std::error::Error;
 use std::fs;

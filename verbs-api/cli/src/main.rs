@@ -5,8 +5,8 @@
 //! wrong as an error whose text says what happened, to what, and what to do.
 //!
 //! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
-//!   find; `bundled.rs`, the libraries that this program carries; `program.rs`, what may be wrong
-//!   with the program, `elf.rs`, its file; `private_dir.rs`, files that only this user can write;
+//!   find, and the libraries that this program carries; `program.rs`, what may be wrong with the
+//!   program, and its file; `private_dir.rs`, files that only this user can write;
 //!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
 //!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
 //!   `unused.rs`, those that load it and open no device;
@@ -16,33 +16,31 @@
 //! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
 //!   without `roxe run`
 //! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`, `roxe doctor`: `devices.rs`,
-//!   `config.rs`, `rules.rs`, `counters.rs`, `doctor.rs`; `table.rs`
+//!   `config.rs`, `rules.rs`, `doctor.rs`
 //! - `roxe generate-docs`: `manual.rs`
 //! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
 //! - `roxe dump`: `dump.rs`
 //! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
 //!   `roxe replay`: `replay.rs`
 //! - `child.rs`: processes of `demo`, `drill` and the like that end with them
-//! - `output.rs`: lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go away
+//! - `output.rs`: tables; lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go
+//!   away
 //! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
 //! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; `token.rs`, what a controller has
 //!   to show; what they do: the package `roxe-peer`
 #![forbid(unsafe_code)]
 
 mod asks;
-mod bundled;
 mod bypass;
 mod check_peer;
 mod checkers;
 mod child;
 mod config;
-mod counters;
 mod demo;
 mod devices;
 mod doctor;
 mod drill;
 mod dump;
-mod elf;
 mod env;
 mod fuzz;
 mod install_lib;
@@ -59,7 +57,6 @@ mod rules;
 mod run;
 mod stats;
 mod status;
-mod table;
 mod token;
 mod top;
 mod unused;
@@ -193,7 +190,7 @@ fn main() -> ExitCode {
         Command::Config(args) => finish("config", config::run(&args)),
         Command::Rules(args) => finish("rules", rules::run(&args)),
         Command::GenerateDocs(args) => finish("generate-docs", manual::run(&args, &Cli::command())),
-        Command::Counters => finish("counters", counters::run()),
+        Command::Counters => finish("counters", devices::counters()),
         Command::Top(args) => finish("top", top::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),

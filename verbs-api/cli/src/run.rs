@@ -7,7 +7,7 @@
 //! its signals and its exit status are its own. Touches the environment, and through other modules
 //! the file system; no device.
 
-use crate::bundled::SHIM;
+use crate::library::SHIM;
 use crate::library::{self, LINKS, LibraryError};
 use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn the_socket_shim_is_preloaded_from_beside_the_library() {
         let folder = scratch("shim");
-        let library = folder.join(crate::bundled::LIBRARY);
+        let library = folder.join(library::LIBRARY);
         let args = |rsocket| Options { rsocket, ..Options::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
         let links = folder.join("links");

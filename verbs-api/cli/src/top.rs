@@ -1,8 +1,8 @@
 //! `roxe top`: what the queue pairs of running programs do, as a table that is drawn anew every
 //! second. Asks the processes ([`crate::status`]); nothing of theirs is changed.
 
+use crate::output::Table;
 use crate::status::{Process, Qp, known};
-use crate::table::Table;
 use roxe_provider::legend_of;
 use serde_json::{Value, json};
 use std::error::Error;

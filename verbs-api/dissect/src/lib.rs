@@ -9,22 +9,17 @@
 mod analysis;
 mod event;
 mod fields;
-mod flow;
 pub mod ladder;
-mod other;
 mod page;
-mod pairing;
 mod reader;
 mod requests;
 mod words;
 
-pub use analysis::{Analysis, Finding, Message, Outcome};
+pub use analysis::{Analysis, Finding, Flow, FlowKey, Message, Outcome};
 pub use event::{Cause, Event, Tone};
 pub use fields::{Section, sections};
-pub use flow::{Flow, FlowKey};
-pub use other::{Other, Others};
 pub use page::{Counts, page};
-pub use reader::{Captured, Integrity, Item, items};
+pub use reader::{Captured, Integrity, Item, Other, Others, items};
 pub use words::words;
 
 #[cfg(test)]

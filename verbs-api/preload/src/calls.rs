@@ -4,6 +4,20 @@
 //! with it. Streams of the C library (`fdopen`) do not come by here, so they do not work on
 //! rsockets.
 
+use crate::config::{AF_IB, options};
+use crate::rdma::{Rdma, rdma};
+use crate::real::{domain, real};
+use crate::table::{FdKind, Stage};
+use crate::{epoll, errno, fail, fork, rdma, table};
+use core::arch::naked_asm;
+use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
+use core::slice;
+use libc::{
+    F_DUPFD, F_DUPFD_CLOEXEC, F_SETFL, MSG_DONTWAIT, MSG_WAITFORONE, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK,
+    SOCK_STREAM, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+use std::os::fd::RawFd;
+
 /// Functions that differ in their arguments only: `name / rsocket function as its number is found
 /// (arguments) -> result`, and behind `uses` the event that a call uses up.
 macro_rules! forwarded {
@@ -45,17 +59,8 @@ macro_rules! fortified {
     };
 }
 
-mod control;
-mod data;
-mod events;
-mod open;
+// Behind the macro, which it uses.
 mod wait;
-
-use crate::fork;
-use crate::rdma::{Rdma, rdma};
-use crate::table::{self, FdKind};
-use core::ffi::c_int;
-use std::os::fd::RawFd;
 
 /// The rsocket behind `fd`, with the functions for it.
 fn behind(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
@@ -70,4 +75,511 @@ fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
         FdKind::Rsocket(number) => Some((rdma()?, number)),
         FdKind::Fork(_) => fork::move_over(fd),
     }
+}
+
+/// `man 2 socket`. Hands on where the caller goes on, because the RDMA library's own sockets are
+/// none of our business.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov rcx, [rsp]", "jmp {f}", f = sym socket_for);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x3, x30", "b {f}", f = sym socket_for);
+}
+
+extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
+    let ordinary = || {
+        // SAFETY: numbers only.
+        unsafe { (real().socket)(domain, kind, protocol) }
+    };
+    let sort = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if rdma::is_caller(caller) || !options().want(domain, sort, protocol) {
+        return ordinary();
+    }
+    if options().fork_safe && sort == SOCK_STREAM && domain != AF_IB {
+        let fd = ordinary();
+        table::stage(fd, Stage::Fresh);
+        return fd;
+    }
+    let Some(rdma) = rdma() else { return ordinary() };
+    let number = rdma.create(domain, sort, protocol);
+    if number < 0 { ordinary() } else { behind_new(rdma, number, domain, kind) }
+}
+
+/// A kernel socket whose number the program gets for this rsocket. `kind` has the flags that the
+/// program asked for.
+fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
+    let domain = if domain == AF_IB { libc::AF_INET } else { domain };
+    // SAFETY: numbers only.
+    let fd = unsafe { (real().socket)(domain, kind, 0) };
+    let why = if fd < 0 {
+        errno()
+    } else if !table::open(fd, number) {
+        libc::EMFILE
+    } else {
+        let flags = if kind & SOCK_NONBLOCK == 0 { 0 } else { O_NONBLOCK };
+        // SAFETY: numbers only.
+        unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) };
+        return fd;
+    };
+    // SAFETY: numbers only; what failed must not be left behind.
+    unsafe {
+        rdma.rclose(number);
+        if fd >= 0 {
+            (real().close)(fd);
+        }
+    }
+    fail(why)
+}
+
+/// `man 2 bind`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let Some((rdma, number)) = behind(fd) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().bind)(fd, address, len) };
+    };
+    // SAFETY: the caller's own arguments.
+    let status = unsafe { rdma.rbind(number, address, len) };
+    if status == 0 {
+        // SAFETY: an address that was just bound to has this many bytes.
+        table::bound(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
+    }
+    status
+}
+
+/// `man 2 listen`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: numbers only.
+    unsafe {
+        match (table::fd_kind(fd), behind(fd)) {
+            (_, Some((rdma, number))) => rdma.rlisten(number, backlog),
+            (FdKind::Fork(Stage::Fresh), _) => {
+                let status = (real().listen)(fd, backlog);
+                if status == 0 {
+                    table::stage(fd, Stage::Listening);
+                }
+                status
+            }
+            _ => (real().listen)(fd, backlog),
+        }
+    }
+}
+
+/// `man 2 accept`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's own arguments.
+    unsafe { accept4(fd, address, len, 0) }
+}
+
+/// `man 2 accept4`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    if let Some((rdma, listener)) = behind(fd) {
+        // SAFETY: the caller's own arguments.
+        let number = unsafe { rdma.raccept(listener, address, len) };
+        epoll::used(fd, libc::POLLIN);
+        return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
+    }
+    // SAFETY: the caller's own arguments.
+    let new = unsafe { (real().accept4)(fd, address, len, flags) };
+    if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
+        table::stage(new, Stage::Accepted);
+    }
+    new
+}
+
+/// `man 2 connect`. When nobody at that address speaks RDMA, the number becomes an ordinary socket.
+/// A connection that the program does not wait for has no second try: it fails where the program
+/// looks for its outcome.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if let Some((rdma, number)) = behind(fd) {
+        // SAFETY: the caller's own arguments.
+        let status = unsafe { rdma.rconnect(number, address, len) };
+        epoll::used(fd, libc::POLLOUT);
+        if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
+            return status;
+        }
+        fall_back(rdma, fd, number);
+    }
+    let first = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
+    // SAFETY: the caller's own arguments.
+    let status = unsafe { (real().connect)(fd, address, len) };
+    if first && (status == 0 || errno() == libc::EINPROGRESS) {
+        table::stage(fd, Stage::Connected);
+    }
+    status
+}
+
+/// From now on `fd` is its kernel socket, which has the options and flags already.
+fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
+    let bound = table::give_up(number);
+    epoll::hand_over(fd);
+    // SAFETY: numbers, and an address with its length.
+    unsafe {
+        rdma.rclose(number);
+        if !bound.is_empty() {
+            (real().bind)(fd, bound.as_ptr().cast(), bound.len() as socklen_t);
+        }
+    }
+}
+
+forwarded! {
+    getpeername / rgetpeername by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname / rgetsockname by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+}
+
+forwarded! {
+    recv / rrecv by behind_data (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    recvfrom / rrecvfrom by behind_data
+        (buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t,
+        uses libc::POLLIN;
+    recvmsg / rrecvmsg by behind_data (message: *mut msghdr, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    read / rread by behind_data (buf: *mut c_void, len: size_t) -> ssize_t, uses libc::POLLIN;
+    readv / rreadv by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLIN;
+    send / rsend by behind_data (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLOUT;
+    write / rwrite by behind_data (buf: *const c_void, len: size_t) -> ssize_t, uses libc::POLLOUT;
+    writev / rwritev by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLOUT;
+}
+
+fortified! {
+    __read_chk = read(fd: c_int, buf: *mut c_void, len: size_t; room) -> ssize_t, if |room| len <= room;
+    __recv_chk = recv(fd: c_int, buf: *mut c_void, len: size_t; room, flags: c_int) -> ssize_t, if |room| len <= room;
+    __recvfrom_chk = recvfrom(
+        fd: c_int, buf: *mut c_void, len: size_t; room, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t
+    ) -> ssize_t, if |room| len <= room;
+}
+
+/// `man 2 sendto`. A stream does not look at the address, as on Linux; `rsendto` says EISCONN.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    let Some((rdma, number)) = behind_data(fd) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendto)(fd, buf, len, flags, to, to_len) };
+    };
+    // SAFETY: the caller's own arguments.
+    let mut done = unsafe { rdma.rsendto(number, buf, len, flags, to, to_len) };
+    if done < 0 && !to.is_null() && is_stream(fd) {
+        // SAFETY: the caller's own arguments.
+        done = unsafe { rdma.rsend(number, buf, len, flags) };
+    }
+    epoll::used(fd, libc::POLLOUT);
+    done
+}
+
+/// `man 2 sendmsg`. A stream does not look at the address, as on Linux; `rsendmsg` says EISCONN.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let Some((rdma, number)) = behind_data(fd) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendmsg)(fd, message, flags) };
+    };
+    // SAFETY: the caller's own arguments.
+    let mut done = unsafe { rdma.rsendmsg(number, message, flags) };
+    // SAFETY: NULL, or the caller's structure.
+    let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
+    if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
+        let nameless = msghdr { msg_name: core::ptr::null_mut(), msg_namelen: 0, ..*message };
+        // SAFETY: the caller's own message but for its name.
+        done = unsafe { rdma.rsendmsg(number, &raw const nameless, flags) };
+    }
+    epoll::used(fd, libc::POLLOUT);
+    done
+}
+
+/// True if this number, whose kernel socket is of the type that the program asked for, is a stream.
+fn is_stream(fd: c_int) -> bool {
+    let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
+    // SAFETY: an integer and its size, which outlive the call.
+    let rc = unsafe { (real().getsockopt)(fd, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len) };
+    rc == 0 && kind == SOCK_STREAM
+}
+
+/// `man 2 recvmmsg`. From rsockets one after the other, without a look at `timeout`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if behind_data(fd).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().recvmmsg)(fd, messages, count, flags, timeout) };
+    }
+    one_by_one(messages, count, |message, at| {
+        let wait = if at > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
+        // SAFETY: an entry of the caller's array.
+        unsafe { recvmsg(fd, message, flags & !MSG_WAITFORONE | wait) }
+    })
+}
+
+/// `man 2 sendmmsg`. To rsockets one after the other.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if behind_data(fd).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendmmsg)(fd, messages, count, flags) };
+    }
+    one_by_one(messages, count, |message, _| {
+        // SAFETY: an entry of the caller's array.
+        unsafe { sendmsg(fd, message, flags) }
+    })
+}
+
+/// Runs `pass` on each message of an array until it fails, and says how many passed: -1 when the
+/// first one failed.
+fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
+    for at in 0..count as usize {
+        // SAFETY: the caller's array has `count` entries.
+        let entry = unsafe { messages.add(at) };
+        // SAFETY: the caller's array has `count` entries.
+        let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
+        if done < 0 {
+            return if at == 0 { -1 } else { at as c_int };
+        }
+        // SAFETY: the caller's array has `count` entries.
+        unsafe { (*entry).msg_len = done as c_uint };
+    }
+    count as c_int
+}
+
+/// `man 2 sendfile`. To rsockets through a buffer.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    if behind_data(out).is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { (real().sendfile)(out, file, offset, count) };
+    }
+    // SAFETY: NULL, or the caller's variable.
+    let start = match unsafe { offset.as_ref() } {
+        Some(start) => *start,
+        // SAFETY: numbers only.
+        None => unsafe { libc::lseek(file, 0, libc::SEEK_CUR) },
+    };
+    if start < 0 {
+        return -1;
+    }
+    let (done, failed) = copy(out, file, start, count);
+    // SAFETY: numbers, or the caller's variable.
+    unsafe {
+        match offset.as_mut() {
+            Some(offset) => *offset = start + done as off_t,
+            None => _ = libc::lseek(file, start + done as off_t, libc::SEEK_SET),
+        }
+    }
+    if failed && done == 0 { -1 } else { done as ssize_t }
+}
+
+/// `sendfile` under its other name: on systems of 64 bits they are one function.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe { sendfile(out, file, offset, count) }
+}
+
+/// Sends `count` bytes of a file, or as many as there are. Returns how many, and whether a call
+/// failed then.
+fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
+    let mut buffer = vec![0u8; count.min(1 << 16)];
+    let mut done = 0;
+    while done < count {
+        let want = buffer.len().min(count - done);
+        // SAFETY: a buffer of at least `want` bytes.
+        let got = unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), want, start + done as off_t) };
+        let Ok(got) = usize::try_from(got) else { return (done, true) };
+        if got == 0 {
+            break;
+        }
+        // SAFETY: `got` bytes of the buffer were filled.
+        let sent = unsafe { write(out, buffer.as_ptr().cast(), got) };
+        let Ok(sent) = usize::try_from(sent) else { return (done, true) };
+        done += sent;
+        if sent < got {
+            break;
+        }
+    }
+    (done, false)
+}
+
+forwarded! {
+    shutdown / rshutdown by behind (how: c_int) -> c_int;
+}
+
+/// `man 2 close`. The rsocket ends with the last number for it.
+#[unsafe(no_mangle)]
+extern "C" fn close(fd: c_int) -> c_int {
+    let special = table::fd_kind(fd) != FdKind::Plain || epoll::in_use();
+    let last = if special && table::is_ours() { forget(fd) } else { None };
+    // SAFETY: numbers only.
+    let status = unsafe { (real().close)(fd) };
+    end(last).unwrap_or(status)
+}
+
+/// `fd` stands for nothing any more. Returns the rsocket that has no number now.
+fn forget(fd: c_int) -> Option<c_int> {
+    epoll::closed(fd);
+    table::forget(fd)
+}
+
+/// Closes an rsocket that no number is left for.
+fn end(last: Option<c_int>) -> Option<c_int> {
+    let (number, rdma) = (last?, rdma()?);
+    // SAFETY: numbers only.
+    Some(unsafe { rdma.rclose(number) })
+}
+
+/// `man 2 dup`.
+#[unsafe(no_mangle)]
+extern "C" fn dup(old: c_int) -> c_int {
+    fcntl(old, F_DUPFD, 0)
+}
+
+/// `man 2 dup2`.
+#[unsafe(no_mangle)]
+extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: numbers only.
+    copied(old, new, || unsafe { (real().dup2)(old, new) })
+}
+
+/// `man 2 dup3`.
+#[unsafe(no_mangle)]
+extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: numbers only.
+    copied(old, new, || unsafe { (real().dup3)(old, new, flags) })
+}
+
+/// `copy` makes `new` another number for `old`, whatever it was before.
+fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    fork::move_over(old);
+    let done = copy();
+    if done < 0 || old == new || !table::is_ours() {
+        return done;
+    }
+    let last = forget(new);
+    share(old, new);
+    end(last);
+    done
+}
+
+/// `new` is a copy of `old` in the kernel; now also here. Numbers too high for the table are left
+/// alone.
+fn share(old: c_int, new: c_int) {
+    match table::fd_kind(old) {
+        FdKind::Plain => {}
+        FdKind::Rsocket(number) => _ = table::open(new, number),
+        FdKind::Fork(stage) => table::stage(new, stage),
+    }
+}
+
+/// `man 2 fcntl`. The argument is in a register whether or not the command has one.
+#[unsafe(no_mangle)]
+extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
+    let copies = matches!(command, F_DUPFD | F_DUPFD_CLOEXEC);
+    if copies && table::is_ours() {
+        fork::move_over(fd);
+    }
+    if command == F_SETFL && set_nonblocking(fd, arg as c_int & O_NONBLOCK != 0) < 0 {
+        return -1;
+    }
+    // SAFETY: the caller's own arguments.
+    let status = unsafe { (real().fcntl)(fd, command, arg) };
+    if copies && status >= 0 && table::is_ours() {
+        share(fd, status);
+    }
+    status
+}
+
+/// `fcntl` under its other name: on systems of 64 bits they are one function.
+#[unsafe(no_mangle)]
+extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
+    fcntl(fd, command, arg)
+}
+
+/// Whether calls on the rsocket behind `fd`, if there is one, return at once; -1 when it refuses.
+fn set_nonblocking(fd: c_int, on: bool) -> c_int {
+    let flags = if on { O_NONBLOCK } else { 0 };
+    // SAFETY: numbers only.
+    behind(fd).map_or(0, |(rdma, number)| unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) })
+}
+
+/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket answers
+/// everything else.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    if let Some((rdma, number)) = behind(fd) {
+        if request == libc::FIONBIO as c_ulong {
+            // SAFETY: this request has a variable.
+            if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
+                return -1;
+            }
+        } else if request == libc::FIONREAD as c_ulong {
+            let mut bytes = vec![0u8; 1 << 16];
+            let look = libc::MSG_PEEK | MSG_DONTWAIT;
+            // SAFETY: a buffer and its size; this request has a variable.
+            unsafe {
+                let ready = rdma.rrecv(number, bytes.as_mut_ptr().cast(), bytes.len(), look);
+                *arg.cast::<c_int>() = ready.max(0) as c_int;
+            }
+            return 0;
+        }
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { (real().ioctl)(fd, request, arg) }
+}
+
+/// `man 2 setsockopt`. What an rsocket does not know of TCP and IP is advice for the network, and
+/// is only remembered.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    // SAFETY: the caller's own arguments, here and below.
+    let plain = || unsafe { (real().setsockopt)(fd, level, name, value, len) };
+    let Some((rdma, number)) = behind(fd) else { return plain() };
+    // SAFETY: the caller's own arguments, here and below.
+    let status = unsafe { rdma.rsetsockopt(number, level, name, value, len) };
+    let why = errno();
+    let remembered = plain();
+    let advice = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
+    match status {
+        0 => 0,
+        _ if advice && is_unknown(why) => remembered,
+        _ => fail(why),
+    }
+}
+
+/// `man 2 getsockopt`. What an rsocket does not know is answered by the kernel socket.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if let Some((rdma, number)) = behind(fd) {
+        // SAFETY: the caller's own arguments.
+        let status = unsafe { rdma.rgetsockopt(number, level, name, value, len) };
+        if status == 0 || !is_unknown(errno()) {
+            return status;
+        }
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { (real().getsockopt)(fd, level, name, value, len) }
+}
+
+/// Whether an rsocket refused an option because it has no such option.
+fn is_unknown(why: c_int) -> bool {
+    matches!(why, libc::EOPNOTSUPP | libc::ENOPROTOOPT)
 }

@@ -19,9 +19,8 @@
 //!
 //! `/etc/rdma/rsocket/preload_config` says which programs and sockets it is for; see [`config`].
 //!
-//! - a call, under the name that it has in libc: `calls/`: `open.rs` up to a connection, `data.rs`
-//!   bytes, `wait.rs` poll and select, `events.rs` epoll, `control.rs` flags, options, copies and
-//!   the end
+//! - a call, under the name that it has in libc: `calls.rs`; those that wait for several:
+//!   `calls/wait.rs`
 //! - what a number of the program stands for: `table.rs`
 //! - libc's own functions; those of `librdmacm.so.1`: `real.rs`; `rdma.rs`
 //! - epoll sets with rsockets in them; servers that fork: `epoll.rs`; `fork.rs`

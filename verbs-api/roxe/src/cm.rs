@@ -48,18 +48,13 @@
 //! nothing, once more. The crate `roxe-tokio` does so for tokio, and its `examples/tokio_echo.rs`
 //! is a whole server of this kind.
 
-mod channel;
 mod connection;
 mod event;
-mod failure;
 mod id;
 
-pub(crate) use failure::failure_text;
-
-pub use channel::EventChannel;
 pub use connection::{Connection, Incoming, Listener, Outgoing};
 pub use event::{CmEvent, UdPeer};
-pub use id::CmId;
+pub use id::{CmId, EventChannel};
 pub use roxe_provider::cm::{
     Address, ConnParam, Ece, EventKind as CmEventKind, IbAddress, IdOption, JoinFlags, Path, PortSpace, UdParam,
 };

@@ -85,18 +85,14 @@ pub mod cm;
 mod cq;
 mod device;
 mod dm;
-mod dmabuf_mr;
 mod endpoint;
 mod error;
 mod lock;
 mod mr;
 mod mw;
-mod null_mr;
 mod pd;
 mod qp;
-mod qp_builder;
 mod srq;
-mod window_binding;
 mod wr;
 mod xrc;
 
@@ -104,8 +100,7 @@ pub use cq::{CompletionChannel, CompletionQueue, WorkCompletion};
 pub use device::{
     AhAttr, AsyncEvent, AsyncEventKind, Context, Device, DeviceAttr, DeviceList, GidEntry, PortAttr, devices,
 };
-pub use dm::{DeviceMemory, DeviceMemoryRegion};
-pub use dmabuf_mr::DmaBufRegion;
+pub use dm::{DeviceMemory, DeviceMemoryRegion, DmaBufRegion, NullRegion};
 pub use endpoint::{Endpoint, RemoteAddr};
 pub use error::{
     ArgumentError, EnvironmentError, Error, FailedCompletion, FailedConnection, PeerError, Refusal, RefusedRequest,
@@ -113,16 +108,13 @@ pub use error::{
 };
 pub use mr::{MemoryRegion, Sge};
 pub use mw::{MemoryWindow, WindowKind};
-pub use null_mr::NullRegion;
 pub use pd::{AddressHandle, ProtectionDomain};
-pub use qp::{AlternatePath, QueuePair};
-pub use qp_builder::QueuePairBuilder;
+pub use qp::{AlternatePath, QueuePair, QueuePairBuilder};
 pub use roxe_transport::qp::{AttrMask, MigState, PostError, QpAttr, QpState, Service};
 pub use roxe_transport::wr::{Access, WcOpcode, WcStatus};
 pub use roxe_wire::{Gid, LKey, PathMtu, Pkey, Psn, Qkey, Qpn, RKey};
 pub use srq::{SharedReceiveQueue, SrqNumber};
-pub use window_binding::WindowBinding;
-pub use wr::WorkRequest;
+pub use wr::{WindowBinding, WorkRequest};
 pub use xrc::XrcDomain;
 
 use std::sync::atomic::{AtomicU64, Ordering};

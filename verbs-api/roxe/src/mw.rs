@@ -4,13 +4,14 @@
 
 use crate::mr::bounds;
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, WindowBinding, WorkRequest};
-use roxe_provider as provider;
 use roxe_transport::wr::Bind;
 use roxe_wire::{LKey, RKey};
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+use roxe_provider as provider;
 
 /// Who may use a [`MemoryWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,8 +3,8 @@
 //!
 //! Touches no device: `qp.rs` posts them.
 
-use crate::{AddressHandle, RemoteAddr, Sge, SrqNumber, WindowBinding};
-use roxe_transport::wr::{self, SendData, SendFlags, SendOp, UdDest};
+use crate::{Access, AddressHandle, RemoteAddr, Sge, SrqNumber};
+use roxe_transport::wr::{self, Bind, SendData, SendFlags, SendOp, UdDest};
 use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 
 /// One request for the send queue.
@@ -81,7 +81,7 @@ impl<'a> WorkRequest<'a> {
     /// Sends nothing; starts when every earlier request of the queue is complete, and later ones
     /// start when it is done. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
-        let wr::Bind { rkey, lkey, access, addr, length } = binding.0;
+        let Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
@@ -208,6 +208,24 @@ impl<'a> WorkRequest<'a> {
             SendOp::AtomicWrite { .. } => "an ATOMIC WRITE",
             SendOp::Flush { .. } => "a FLUSH",
         }
+    }
+}
+
+/// A part of a region as a window shows it to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBinding(pub(crate) Bind);
+
+impl WindowBinding {
+    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with
+    /// a SEND on the same queue pair, which starts later anyway.
+    pub const fn remote(&self) -> RemoteAddr {
+        let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
+        RemoteAddr { addr, rkey: self.0.rkey }
+    }
+
+    /// The key of the window while it is open.
+    pub const fn rkey(&self) -> RKey {
+        self.0.rkey
     }
 }
 

@@ -38,17 +38,14 @@
 //! - from numbers to sockets, which are opened, accepted and closed by them; what one can do, of
 //!   either kind: `table.rs`; `socket.rs`
 //! - what is said on the wire, when something may be sent, what a message of the peer means: no
-//!   I/O, no clock: `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `outgoing.rs`, `incoming.rs`,
-//!   `datagram.rs`
-//! - streams: from a connection to bytes: `stream/`; `mod.rs` first, then `opening.rs`, `open.rs`,
-//!   `listening.rs`, `transfer.rs`
+//!   I/O, no clock: `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `datagram.rs`
+//! - streams: from a connection to bytes: `stream/`; `mod.rs` first, then `open.rs`
 //! - datagrams: `datagram/`
 //! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`, `epoll.rs`; events of
 //!   completion queues: `completions.rs`
 //! - the one background thread, which exists as long as somebody listens, has a datagram socket or
-//!   asked for keepalives: `service.rs`; for streams `stream/service.rs`
-//! - what programs and administrators set: `options.rs` in `stream/` and `datagram/`,
-//!   `stream/settings.rs`; `config.rs`
+//!   asked for keepalives: `service.rs`
+//! - what programs and administrators set: `stream/options.rs`, `stream/settings.rs`; `config.rs`
 //! - system calls that need `unsafe`; nothing else has any: `sys.rs`
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.

@@ -120,6 +120,7 @@ impl Target {
                     }
                     next += 2;
                 }
+                "const" if matches!(word(next).as_deref(), Some("fn" | "unsafe")) => {}
                 "fn" | "struct" | "enum" | "trait" | "const" | "static" | "type" | "union" | "macro_rules" => {
                     next += usize::from(mark(next) == '!');
                     if let (true, Some(name)) = (has_items, word(next)) {

@@ -6,8 +6,8 @@
 //! namespace.
 
 use crate::asks::{self, CACHE, FOLDERS};
-use crate::elf::Elf;
 use crate::program;
+use crate::program::Elf;
 use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -5,7 +5,7 @@ use super::state::{Run, SharedQueue, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
-use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, Handle, NewQp, Piece, Terms, Work};
+use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, NewQp, Piece, Terms, Work};
 use std::time::Duration;
 
 /// How often the far side is asked while something is waited for.
@@ -435,17 +435,12 @@ impl Run<'_> {
         self.pass(time)?;
         let new = self.target.connection_events()?;
         self.world.connection_events.extend(new);
-        let is_it = |event: &&ConnectionEvent| belongs(event, id);
+        let is_it = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
         match self.world.connection_events.iter().find(is_it) {
             None => Ok(()),
             Some(event) => Err(differs(format!("no event of {name}"), event.name.clone())),
         }
     }
-}
-
-/// Whether an event is about an identifier, or a request for it.
-fn belongs(event: &ConnectionEvent, id: Handle) -> bool {
-    event.listener.map_or(event.id == id, |listener| listener == id)
 }
 
 /// Entries of the completion queue of a shared queue of XRC.

@@ -1,18 +1,50 @@
-//! Ids: one end of a connection, or a listener, or a datagram service or its client.
+//! Ids: one end of a connection, or a listener, or a datagram service or its client; the channels
+//! on which they report.
 //!
 //! Touches the provider's ids.
 
-use crate::cm::{Address, ConnParam, Ece, EventChannel, IdOption, JoinFlags, Path, PortSpace};
+use crate::cm::{Address, ConnParam, Ece, IdOption, JoinFlags, Path, PortSpace};
 use crate::lock::IdNames;
 use crate::{
     AsyncEventKind, AttrMask, Context, Device, EnvironmentError, Error, Gid, ObjectId, QpAttr, QpState, Service,
 };
-use roxe_provider as provider;
 use roxe_provider::cm;
 use roxe_provider::lock::Mutex;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order.
+/// Clones are the same channel.
+#[derive(Clone, Debug)]
+pub struct EventChannel(pub(crate) Arc<cm::Channel>);
+
+impl EventChannel {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// [`Error::Resources`] if the process has no descriptor left.
+    pub fn create() -> Result<Self, Error> {
+        Ok(Self(cm::Channel::create()?))
+    }
+}
+
+/// Readable while events are pending.
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// For event loops that want a number; it is open as long as a clone of the channel lives.
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd()
+    }
+}
+
+use roxe_provider as provider;
 
 /// One end of a connection to be: what `rdma_cm_id` is in C. Clones are the same id.
 ///

@@ -5,19 +5,18 @@
 //! its own, and from then on datagrams go from queue pair to queue pair. The background thread
 //! reads the UDP socket; datagrams that came that way wait in the same line as the others.
 
-mod options;
 mod port;
 
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::config::Config;
-use crate::errno::{self, os};
-use crate::lock;
-use crate::proto::datagram::{self, MAX_DATAGRAM, MAX_HEADER, UdpHeader};
-use crate::service::{self, Wish};
+use crate::errno::os;
+use crate::proto::datagram;
+use crate::proto::datagram::{MAX_DATAGRAM, MAX_HEADER, UdpHeader};
+use crate::service::Wish;
 use crate::stream::{Drain, Fill, RecvMode};
-use crate::sys;
-use crate::wait::{self, Source, Waker, Watchers};
-use port::{Arrived, Depth, Port};
+use crate::wait::{Source, Waker, Watchers};
+use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, errno, lock, service, sys, wait};
+use port::{Arrived, Depth, MOST, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
 use socket2::{Domain, Socket, Type};
@@ -375,4 +374,52 @@ impl Source for Datagram {
     fn unwatch(&self, waker: &Waker) {
         self.inner.lock().watchers.remove(waker);
     }
+}
+
+impl Datagram {
+    pub(crate) fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+        if level != SOL_RDMA {
+            sys::set_option(self.fd(), level, name, value)?;
+        }
+        let number = value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+        let mut inner = self.inner.lock();
+        let in_use = !inner.ports.is_empty();
+        let settings = &mut inner.settings;
+        match (level, name, number) {
+            // Memory that is in use stays as it is.
+            (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF, _) if in_use => {}
+            (libc::SOL_SOCKET, libc::SO_RCVBUF, Some(bytes)) => settings.sizes.recv_buffer = bytes.saturating_mul(2),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(bytes)) => settings.sizes.send_buffer = bytes.saturating_mul(2),
+            (SOL_RDMA, _, None) => return Err(os(libc::EINVAL)),
+            (SOL_RDMA, _, _) if in_use => return Err(os(libc::EINVAL)),
+            (SOL_RDMA, _, Some(value)) => set_rdma(settings, name, value)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn option(&self, level: i32, name: i32, room: usize) -> io::Result<Vec<u8>> {
+        let settings = self.inner.lock().settings;
+        let value = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => settings.sizes.recv_buffer,
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => settings.sizes.send_buffer,
+            (SOL_RDMA, RDMA_SQSIZE) => settings.sizes.send_queue.into(),
+            (SOL_RDMA, RDMA_RQSIZE) => settings.sizes.recv_queue.into(),
+            (SOL_RDMA, RDMA_INLINE) => settings.inline,
+            (SOL_RDMA, _) => return Err(os(libc::ENOTSUP)),
+            _ => return sys::option(self.fd(), level, name, room),
+        };
+        Ok(value.to_ne_bytes().to_vec())
+    }
+}
+
+fn set_rdma(settings: &mut Config, name: i32, value: u32) -> io::Result<()> {
+    let queue = value.min(MOST) as u16;
+    match name {
+        RDMA_SQSIZE => settings.sizes.send_queue = queue,
+        RDMA_RQSIZE => settings.sizes.recv_queue = queue,
+        RDMA_INLINE => settings.inline = value,
+        _ => return Err(os(libc::ENOTSUP)),
+    }
+    Ok(())
 }

@@ -3,9 +3,9 @@
 //!
 //! A stream has three parts. `conn.rs` is what both sides tell each other while they connect: where
 //! the receive buffer lies and how much may be sent. `message.rs` is the 32-bit message that goes
-//! as immediate data with every WRITE. `stream.rs` puts the two directions together: `outgoing.rs`
-//! knows where the next byte goes and whether it may, `incoming.rs` knows what has arrived and when
-//! to give back what the program has read.
+//! as immediate data with every WRITE. `stream.rs` has the two directions: the outgoing
+//! one knows where the next byte goes and whether it may, the incoming one what has arrived and
+//! when to give back what the program has read.
 //!
 //! Datagrams need only headers: `datagram.rs`.
 
@@ -13,9 +13,7 @@
 pub(crate) mod check;
 pub(crate) mod conn;
 pub(crate) mod datagram;
-pub(crate) mod incoming;
 pub(crate) mod message;
-pub(crate) mod outgoing;
 pub(crate) mod stream;
 
 /// The peer broke the protocol; the connection cannot go on.

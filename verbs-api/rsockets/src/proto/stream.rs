@@ -3,9 +3,9 @@
 
 use super::Violation;
 use super::conn::{ConnData, IOMAP_LEN, Iomap, TARGET_LEN, Target};
-use super::incoming::{Grant, Incoming};
 use super::message::{Control, Message};
-use super::outgoing::Outgoing;
+use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Places in the send queue for messages about the connection; data never takes them, so that both
 /// sides can always tell each other that there is room again.
@@ -301,6 +301,457 @@ impl Stream {
     /// Where `offset` of the peer's mappings is, and how many bytes follow there.
     pub(crate) fn mapped(&self, offset: u64) -> Option<Target> {
         self.iomaps.iter().flatten().find_map(|iomap| iomap.at(offset))
+    }
+}
+
+/// One direction of a stream, as its receiver sees it. The buffer is a ring of two halves that are
+/// given to the peer in turns; the peer fills a half to its end before it begins the next.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// Bytes of half the buffer.
+    half: u32,
+    /// Messages that may be under way or unread.
+    credits: u16,
+    /// Lengths of messages that are not read to their end.
+    unread: VecDeque<u32>,
+    /// Place of the first unread byte.
+    at: u32,
+    /// Bytes that the peer may still write.
+    open: u64,
+    /// Bytes read that were not given to the peer again.
+    spare: u32,
+    /// Which half is the next to be given.
+    next_half: u32,
+    /// Messages read, modulo 2^16, and at which number the peer is told of it.
+    read: u16,
+    tell_at: u16,
+}
+
+/// What the peer is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// Up to which number it may send messages.
+    pub(crate) up_to: u16,
+    /// Offset of the half of the buffer that is free again; `None` if neither is.
+    pub(crate) half: Option<u32>,
+}
+
+impl Incoming {
+    /// A buffer of two halves, the first of which the peer knows, and `credits` messages that it
+    /// may send.
+    pub(crate) const fn new(half: u32, credits: u16) -> Self {
+        Self {
+            half,
+            credits,
+            unread: VecDeque::new(),
+            at: 0,
+            open: half as u64,
+            spare: half,
+            next_half: 1,
+            read: 0,
+            tell_at: credits >> 1,
+        }
+    }
+
+    /// `len` more bytes have arrived.
+    ///
+    /// # Errors
+    /// The peer had no room for them, or no credit.
+    // clause: RSOCK-OVERRUN
+    pub(crate) fn arrived(&mut self, len: u32) -> Result<(), Violation> {
+        self.open = self.open.checked_sub(u64::from(len)).ok_or(Violation)?;
+        if self.unread.len() >= usize::from(self.credits) {
+            return Err(Violation);
+        }
+        match len {
+            0 => self.message_read(),
+            _ => self.unread.push_back(len),
+        }
+        Ok(())
+    }
+
+    /// A message that took a credit has been dealt with.
+    const fn message_read(&mut self) {
+        self.read = self.read.wrapping_add(1);
+    }
+
+    /// Whether something is there to read.
+    pub(crate) fn has_data(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Where the next unread bytes stand, at most `max`, behind the first `skip`. Empty if there
+    /// are none.
+    pub(crate) fn peek(&self, skip: u32, max: usize) -> Range<u32> {
+        let unread: u64 = self.unread.iter().map(|len| u64::from(*len)).sum();
+        let start = (u64::from(self.at) + u64::from(skip)) % u64::from(2 * self.half);
+        let left = unread.saturating_sub(u64::from(skip)).min(u64::from(2 * self.half) - start);
+        // Both are less than twice the half, which is a `u32`.
+        let len = left.min(max as u64) as u32;
+        start as u32..start as u32 + len
+    }
+
+    /// The program has read `len` of the unread bytes.
+    pub(crate) fn consume(&mut self, len: u32) {
+        self.at = ((u64::from(self.at) + u64::from(len)) % u64::from(2 * self.half)) as u32;
+        self.spare += len;
+        let mut left = len;
+        while let Some(first) = self.unread.front_mut() {
+            if *first > left {
+                *first -= left;
+                break;
+            }
+            left -= *first;
+            self.unread.pop_front();
+            self.message_read();
+        }
+    }
+
+    /// What the peer is to be told now: as soon as half the buffer was read, or half its credits
+    /// are used.
+    // clause: RSOCK-GRANT
+    const fn wants_grant(&self) -> bool {
+        self.spare >= self.half || self.read.wrapping_sub(self.tell_at) < 1 << 15
+    }
+
+    /// The answer to [`wants_grant`](Self::wants_grant), which is then settled.
+    pub(crate) fn grant(&mut self) -> Grant {
+        self.tell_at = self.read.wrapping_add(self.credits >> 1);
+        let half = (self.spare >= self.half).then(|| {
+            self.spare -= self.half;
+            self.open += u64::from(self.half);
+            let offset = self.next_half * self.half;
+            self.next_half ^= 1;
+            offset
+        });
+        Grant { up_to: self.read.wrapping_add(self.credits), half }
+    }
+}
+
+/// The send buffer must have as much room before the next write starts, so that a slow peer does
+/// not make for tiny ones.
+const LOW_WATER: u32 = 2048;
+
+/// A write that may leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    /// Where it goes; `len` is its length.
+    pub(crate) to: Target,
+    /// Where its bytes stand in the send buffer until it is complete: two parts where the buffer
+    /// ends in between. Both empty for bytes that are copied while posting.
+    pub(crate) parts: [Range<u32>; 2],
+}
+
+impl Write {
+    /// Bytes of the send buffer that it holds.
+    pub(crate) fn held(&self) -> u32 {
+        self.parts.iter().map(|part| part.end - part.start).sum()
+    }
+}
+
+/// One direction of a stream, as its sender sees it.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// Places in the send queue that data may take.
+    slots: u32,
+    all_slots: u32,
+    /// Messages sent, and how many may be, both modulo 2^16.
+    sent: u16,
+    allowed: u16,
+    /// The rest of the part of the peer's buffer that is being filled.
+    target: Target,
+    /// Which entry of the list of targets comes next.
+    next_target: usize,
+    /// The peer said that it may have written the list.
+    targets_written: bool,
+    buffer: Ring,
+}
+
+/// The send buffer: bytes leave it in the order in which they came.
+#[derive(Debug)]
+struct Ring {
+    len: u32,
+    head: u32,
+    free: u32,
+}
+
+impl Outgoing {
+    /// `slots` of the send queue, a send buffer of `buffer` bytes, and what the peer allows at
+    /// first.
+    pub(crate) const fn new(slots: u16, buffer: u32, credits: u16, first: Target) -> Self {
+        let slots = slots as u32;
+        Self {
+            slots,
+            all_slots: slots,
+            sent: 0,
+            allowed: credits,
+            target: first,
+            next_target: 1,
+            targets_written: false,
+            buffer: Ring { len: buffer, head: 0, free: buffer },
+        }
+    }
+
+    /// How many bytes the next write may have, none if it may not leave yet.
+    // clause: RSOCK-CREDITS
+    pub(crate) fn room(&self) -> u32 {
+        if self.may_message() { self.target.len.min(self.buffer.free) } else { 0 }
+    }
+
+    /// Whether a message that takes a credit may leave.
+    pub(crate) fn may_message(&self) -> bool {
+        self.sent != self.allowed && self.may_write()
+    }
+
+    /// Whether a WRITE that takes no credit may leave: one into a mapping.
+    pub(crate) fn may_write(&self) -> bool {
+        // A buffer smaller than the usual mark waits until it is empty.
+        self.slots > 0 && self.buffer.free >= self.buffer.len.min(LOW_WATER)
+    }
+
+    /// Free bytes of the send buffer.
+    pub(crate) const fn buffer_room(&self) -> u32 {
+        self.buffer.free
+    }
+
+    /// The next `len` bytes, at most [`room`](Self::room), into the peer's buffer. `buffered` if
+    /// they wait in the send buffer.
+    pub(crate) fn data(&mut self, len: u32, buffered: bool) -> Write {
+        let len = len.min(self.target.len);
+        let to = Target { len, ..self.target };
+        self.target.addr = self.target.addr.wrapping_add(u64::from(len));
+        self.target.len -= len;
+        self.sent = self.sent.wrapping_add(1);
+        self.write(to, buffered)
+    }
+
+    /// A message that takes a credit and holds nothing of the send buffer.
+    pub(crate) const fn message(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+        self.slots = self.slots.saturating_sub(1);
+    }
+
+    /// A WRITE that takes no credit, because the peer does not notice: one into a mapping. The
+    /// caller asks [`may_write`](Self::may_write) before.
+    pub(crate) fn write(&mut self, to: Target, buffered: bool) -> Write {
+        self.slots = self.slots.saturating_sub(1);
+        let parts = if buffered { self.buffer.take(to.len) } else { [0..0, 0..0] };
+        Write { to, parts }
+    }
+
+    /// A write or message is complete and gives back what it held.
+    pub(crate) fn done(&mut self, held: u32) {
+        self.slots = (self.slots + 1).min(self.all_slots);
+        self.buffer.free = self.buffer.free.saturating_add(held).min(self.buffer.len);
+    }
+
+    /// Whether everything that left is complete.
+    pub(crate) const fn is_done(&self) -> bool {
+        self.slots == self.all_slots
+    }
+
+    /// The peer allows messages up to this number, and may have written the list of targets before
+    /// it said so.
+    pub(crate) const fn allow(&mut self, up_to: u16) {
+        self.allowed = up_to;
+        self.targets_written = true;
+    }
+
+    /// The entry of the list of targets to look at, if the part before is full and the peer has
+    /// spoken since the last look.
+    // clause: RSOCK-TARGET-ORDER
+    pub(crate) fn wants_target(&mut self) -> Option<usize> {
+        (self.target.len == 0 && std::mem::take(&mut self.targets_written)).then_some(self.next_target)
+    }
+
+    /// What stood in that entry. An empty one was not written yet.
+    pub(crate) fn set_target(&mut self, target: Target) {
+        if target.len > 0 {
+            self.target = target;
+            self.next_target = (self.next_target + 1) % super::conn::TARGETS;
+        }
+    }
+}
+
+impl Ring {
+    fn take(&mut self, len: u32) -> [Range<u32>; 2] {
+        let first = len.min(self.len - self.head);
+        let parts = [self.head..self.head + first, 0..len - first];
+        self.head = if first < len { len - first } else { (self.head + first) % self.len };
+        self.free = self.free.saturating_sub(len);
+        parts
+    }
+}
+
+#[cfg(test)]
+mod direction_tests {
+    use super::*;
+
+    // clause: RSOCK-GRANT
+    #[test]
+    fn the_second_half_is_given_at_once_and_then_each_as_it_was_read() {
+        let mut inc = Incoming::new(100, 16);
+        assert!(inc.wants_grant());
+        assert_eq!(inc.grant(), Grant { up_to: 16, half: Some(100) });
+        assert!(!inc.wants_grant());
+        inc.arrived(60).unwrap();
+        inc.arrived(40).unwrap();
+        inc.consume(99);
+        assert!(!inc.wants_grant());
+        inc.consume(1);
+        assert!(inc.wants_grant());
+        assert_eq!(inc.grant(), Grant { up_to: 18, half: Some(0) });
+        inc.arrived(100).unwrap();
+        inc.consume(100);
+        assert_eq!(inc.grant(), Grant { up_to: 19, half: Some(100) });
+    }
+
+    // clause: RSOCK-GRANT
+    #[test]
+    fn credits_are_given_back_when_half_of_them_are_used() {
+        let mut inc = Incoming::new(1 << 20, 16);
+        inc.grant();
+        for _ in 0..7 {
+            inc.arrived(1).unwrap();
+            inc.consume(1);
+            assert!(!inc.wants_grant());
+        }
+        inc.arrived(1).unwrap();
+        assert!(!inc.wants_grant(), "an unread message holds its credit");
+        inc.consume(1);
+        assert!(inc.wants_grant());
+        assert_eq!(inc.grant(), Grant { up_to: 24, half: None });
+        for _ in 0..100_000u32 {
+            inc.arrived(1).unwrap();
+            inc.consume(1);
+            if inc.wants_grant() {
+                inc.grant();
+            }
+        }
+    }
+
+    #[test]
+    fn reading_goes_round_the_buffer_in_pieces() {
+        let mut inc = Incoming::new(50, 16);
+        inc.grant();
+        inc.arrived(50).unwrap();
+        inc.arrived(30).unwrap();
+        assert_eq!(inc.peek(0, 1000), 0..80);
+        assert_eq!(inc.peek(60, 5), 60..65);
+        assert_eq!(inc.peek(80, 5), 80..80);
+        inc.consume(70);
+        inc.grant();
+        inc.arrived(20).unwrap();
+        inc.arrived(25).unwrap();
+        assert_eq!(inc.peek(0, 1000), 70..100);
+        assert_eq!(inc.peek(30, 1000), 0..25);
+        inc.consume(30);
+        assert_eq!(inc.peek(0, 10), 0..10);
+        inc.consume(25);
+        assert!(!inc.has_data());
+        assert_eq!(inc.peek(0, 10), 25..25);
+    }
+
+    // clause: RSOCK-OVERRUN
+    #[test]
+    fn a_peer_that_writes_more_than_it_was_given_is_refused() {
+        let mut inc = Incoming::new(50, 4);
+        assert_eq!(inc.arrived(51), Err(Violation));
+        let mut inc = Incoming::new(50, 4);
+        for _ in 0..4 {
+            inc.arrived(1).unwrap();
+        }
+        assert_eq!(inc.arrived(1), Err(Violation));
+    }
+
+    #[test]
+    fn an_empty_message_takes_a_credit_and_is_no_end() {
+        let mut inc = Incoming::new(50, 2);
+        inc.grant();
+        inc.arrived(0).unwrap();
+        assert!(!inc.has_data());
+        assert_eq!(inc.grant(), Grant { up_to: 3, half: None });
+    }
+
+    fn target(addr: u64, len: u32) -> Target {
+        Target { addr, rkey: 5, len }
+    }
+
+    // clause: RSOCK-CREDITS
+    #[test]
+    fn a_credit_a_slot_a_target_and_buffer_are_needed() {
+        let mut out = Outgoing::new(3, 4096, 2, target(0x100, 9000));
+        assert_eq!(out.room(), 4096);
+        assert_eq!(out.data(2048, true), Write { to: target(0x100, 2048), parts: [0..2048, 0..0] });
+        assert_eq!(out.room(), 2048);
+        assert_eq!(out.data(10, false), Write { to: target(0x900, 10), parts: [0..0, 0..0] });
+        assert_eq!(out.room(), 0, "no credit");
+        out.allow(5);
+        assert_eq!(out.room(), 2048);
+        out.data(1, true);
+        assert_eq!(out.room(), 0, "no slot");
+        out.done(2048);
+        assert_eq!(out.room(), 4095);
+        assert!(!out.is_done());
+        out.done(0);
+        out.done(1);
+        assert!(out.is_done());
+    }
+
+    // clause: RSOCK-CREDITS
+    #[test]
+    fn credits_count_around_the_end_of_sixteen_bits() {
+        let mut out = Outgoing::new(8, 4096, 0, target(0, 1 << 20));
+        for _ in 0..70_000u32 {
+            let next = out.sent.wrapping_add(1);
+            assert_eq!(out.room(), 0);
+            out.allow(next);
+            out.data(1, false);
+            out.done(0);
+        }
+    }
+
+    // clause: RSOCK-TARGET-ORDER
+    #[test]
+    fn targets_are_filled_to_their_end_and_taken_in_turns() {
+        let mut out = Outgoing::new(8, 8192, 100, target(0x100, 3));
+        assert_eq!(out.wants_target(), None, "the first is there from the start");
+        out.data(3, false);
+        assert_eq!(out.room(), 0);
+        assert_eq!(out.wants_target(), None, "the peer has not spoken");
+        out.allow(100);
+        assert_eq!(out.wants_target(), Some(1));
+        out.set_target(Target::default());
+        assert_eq!(out.wants_target(), None, "nothing new since the look");
+        out.allow(101);
+        assert_eq!(out.wants_target(), Some(1));
+        out.set_target(target(0x900, 7));
+        assert_eq!(out.data(7, false).to, target(0x900, 7));
+        out.allow(102);
+        assert_eq!(out.wants_target(), Some(0));
+    }
+
+    #[test]
+    fn the_send_buffer_goes_round() {
+        let mut out = Outgoing::new(8, 5000, 100, target(0, 1 << 20));
+        assert_eq!(out.data(3000, true).parts, [0..3000, 0..0]);
+        out.done(3000);
+        let write = out.data(2500, true);
+        assert_eq!(write.parts, [3000..5000, 0..500]);
+        assert_eq!(write.held(), 2500);
+        assert_eq!(out.room(), 2500);
+        assert_eq!(out.data(2500, true).parts, [500..3000, 0..0]);
+        assert_eq!(out.room(), 0);
+    }
+
+    #[test]
+    fn a_small_buffer_works_all_the_same() {
+        let mut out = Outgoing::new(8, 100, 100, target(0, 1 << 20));
+        assert_eq!(out.room(), 100);
+        out.data(60, true);
+        assert_eq!(out.room(), 0);
+        out.done(60);
+        assert_eq!(out.room(), 100);
     }
 }
 

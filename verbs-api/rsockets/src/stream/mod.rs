@@ -1,34 +1,28 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
-//! A [`Stream`] goes through the phases of a connection (`opening.rs`, `listening.rs`);
-//! once it is [`open::Open`] it moves bytes (`transfer.rs`); the background thread looks after it
-//! (`service.rs`). Everything of a stream is behind one lock that nobody holds while waiting.
-//! Besides, one thread at a time sends, and one receives, so that the bytes of a call stay
-//! together.
+//! A [`Stream`] goes through the phases of a connection, as a client or out of a listener; once it
+//! is [`open::Open`] it moves bytes; the background thread looks after it. Everything of a stream
+//! is behind one lock that nobody holds while waiting. Besides, one thread at a time sends, and one
+//! receives, so that the bytes of a call stay together.
 
 mod cursor;
 mod endpoint;
-mod iomap;
-mod listening;
 mod open;
-mod opening;
 mod options;
-mod path;
-mod service;
 mod settings;
-mod transfer;
 
-pub(crate) use cursor::{Drain, Fill};
-pub(crate) use transfer::RecvMode;
-
-use crate::errno::{self, os};
-use crate::lock;
+use crate::errno::os;
+use crate::proto::conn::ConnData;
 use crate::proto::stream::Link;
-use crate::wait::{self, Source, Waker, Watchers};
-use open::Open;
-use opening::Opening;
-use roxe::cm::{CmId, EventChannel, IdOption, PortSpace};
-use roxe_provider::lock::{Mutex, MutexGuard};
+use crate::service::Wish;
+use crate::wait::{Source, Waker, Watchers};
+use crate::{errno, lock, service, wait};
+pub(crate) use cursor::{Drain, Fill};
+use endpoint::Endpoint;
+use open::{Open, Opening};
+use roxe::cm::{CmEvent, CmId, ConnParam, EventChannel, IdOption, PortSpace};
+use roxe::{MemoryRegion, ProtectionDomain};
+use roxe_provider::lock::{Mutex, MutexGuard, Rank};
 use settings::Settings;
 use std::collections::VecDeque;
 use std::io;
@@ -223,7 +217,7 @@ impl Stream {
         inner.phase = Phase::Closed;
         inner.watchers.wake();
         drop(inner);
-        crate::service::wake();
+        service::wake();
     }
 
     /// Ends directions, and tells the peer where it is to know.
@@ -358,5 +352,262 @@ impl Source for Stream {
 
     fn unwatch(&self, waker: &Waker) {
         self.inner.lock().watchers.remove(waker);
+    }
+}
+
+/// Connections that may wait for `accept`, whatever the program asks for: as the system limits it.
+const MOST_BACKLOG: usize = 4096;
+
+impl Stream {
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        let backlog = usize::try_from(backlog).unwrap_or(0).clamp(1, MOST_BACKLOG);
+        let mut inner = self.inner.lock();
+        match &mut inner.phase {
+            Phase::Idle(id) => {
+                // The manager holds those that come in while the own queue is full.
+                id.listen(backlog as u32).map_err(errno::of)?;
+                inner.phase = Phase::Listening(Listening { id: id.clone(), backlog, accepted: VecDeque::new() });
+            }
+            Phase::Listening(listening) => listening.backlog = backlog,
+            _ => return Err(os(libc::EINVAL)),
+        }
+        Ok(())
+    }
+
+    /// The next connection; waits for it if `wait`.
+    ///
+    /// # Errors
+    /// EINVAL if it does not listen, EAGAIN.
+    pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
+        wait::retry(self, wait, libc::POLLIN, || self.next_accepted())
+    }
+
+    fn next_accepted(&self) -> io::Result<Option<Self>> {
+        let mut inner = self.inner.lock();
+        let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
+        let was_full = !listening.has_room();
+        let next = listening.accepted.pop_front();
+        drop(inner);
+        if was_full {
+            service::wake();
+        }
+        Ok(next)
+    }
+
+    /// Takes the requests that have come, and accepts them.
+    fn take_requests(&self) {
+        let mut inner = self.inner.lock();
+        let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
+        while listening.has_room()
+            && let Some(mut event) = self.channel.try_next()
+        {
+            if let Some(id) = event.take_request()
+                // Who cannot be served is refused: the id is dropped.
+                && let Ok(accepted) = admit(id, &event, settings)
+            {
+                listening.accepted.push_back(accepted);
+                watchers.wake();
+            }
+        }
+    }
+}
+
+/// Accepts the request that `event` brought.
+fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
+    let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
+    let channel = EventChannel::create().map_err(errno::of)?;
+    id.migrate(&channel).map_err(errno::of)?;
+    let endpoint = Endpoint::build(&id, settings.sizes(), settings.inline)?;
+    let terms = event.param().cloned().unwrap_or_default();
+    let private_data = endpoint.conn_data().encode().to_vec();
+    id.accept(&ConnParam { private_data, ..terms }).map_err(errno::of)?;
+    let open = Box::new(Open::new(id, endpoint, peer, settings.inline, false));
+    Ok(Stream::in_phase(channel, Phase::Open(open), settings.clone()))
+}
+
+/// How a call receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecvMode {
+    pub(crate) wait: bool,
+    pub(crate) peek: bool,
+    /// Returns when the room is full, not as soon as something is there.
+    pub(crate) all: bool,
+}
+
+impl Stream {
+    /// Sends all of `data`; what may leave now if not to `wait`.
+    pub(crate) fn send(&self, data: &mut Drain<'_>, wait: bool) -> io::Result<usize> {
+        self.send_with(data, wait, |open, data| {
+            open.send(data);
+            true
+        })
+    }
+
+    /// Writes `data` to what the peer has mapped from `offset` on.
+    pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
+        self.send_with(data, wait, |open, data| {
+            let offset = offset.wrapping_add(data.moved() as u64);
+            open.write_mapped(data, offset)
+        })
+    }
+
+    /// Lets `step` take from `data` until it is empty or `step` says that it has taken what it can.
+    fn send_with(
+        &self,
+        data: &mut Drain<'_>,
+        wait: bool,
+        mut step: impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+    ) -> io::Result<usize> {
+        let _turn = turn(&self.send_turn, wait)?;
+        let done = wait::retry(self, wait, libc::POLLOUT, || Ok(self.send_now(data, &mut step)?.then_some(())));
+        moved(data.moved(), done)
+    }
+
+    /// One attempt, and a second one after a look at what has happened. True if the call is done.
+    fn send_now(
+        &self,
+        data: &mut Drain<'_>,
+        step: &mut impl FnMut(&mut Open, &mut Drain<'_>) -> bool,
+    ) -> io::Result<bool> {
+        let mut inner = self.inner.lock();
+        for look in [false, true] {
+            if look {
+                inner.progress(&self.channel);
+            }
+            let Some(open) = inner.writable()? else { continue };
+            if (!step(open, data) && look) || data.is_done() {
+                return Ok(true);
+            }
+        }
+        // The connection may have ended on the way.
+        inner.writable().map(|_| false)
+    }
+
+    /// Receives what is there, or waits for it.
+    pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
+        let _turn = turn(&self.recv_turn, mode.wait)?;
+        if room.is_done() {
+            return Ok(0);
+        }
+        let done = wait::retry(self, mode.wait, libc::POLLIN, || Ok(self.recv_now(room, mode)?.then_some(())));
+        moved(room.moved(), done)
+    }
+
+    /// One attempt, after a look if nothing is there. True if the call is done.
+    fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
+        let mut inner = self.inner.lock();
+        for look in [false, true] {
+            if look {
+                inner.progress(&self.channel);
+            }
+            let Some(open) = inner.readable()? else { continue };
+            open.recv(room, mode.peek);
+            if room.is_done() || room.moved() > 0 && (!mode.all || mode.peek) {
+                return Ok(true);
+            }
+        }
+        inner.ended()
+    }
+
+    /// The domain of an open connection.
+    pub(crate) fn protection_domain(&self) -> io::Result<ProtectionDomain> {
+        match &self.current().phase {
+            Phase::Open(open) => Ok(open.endpoint.pd.clone()),
+            _ => Err(os(libc::EINVAL)),
+        }
+    }
+
+    pub(crate) fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
+        let mut inner = self.current();
+        let open = inner.open().ok_or_else(|| os(libc::EINVAL))?;
+        let room = open.stream.mappable();
+        open.maps.add(region, shared, offset, room)
+    }
+
+    pub(crate) fn iounmap(&self, addr: usize, len: usize) -> io::Result<()> {
+        let mut inner = self.current();
+        inner.open().ok_or_else(|| os(libc::EINVAL))?.maps.remove(addr, len)
+    }
+}
+
+/// What a call returns that has moved `count` bytes and ended so: a failure only counts if nothing
+/// was moved before.
+fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
+    if count == 0 { done.map(|()| 0) } else { Ok(count) }
+}
+
+/// Whose turn it is to send, or to receive.
+fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
+    if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
+}
+
+impl Inner {
+    /// The connection to send on; `None` while it is not established.
+    ///
+    /// # Errors
+    /// ENOTCONN, EPIPE if the program has ended its sending, ECONNRESET if the peer has ended
+    /// everything.
+    fn writable(&mut self) -> io::Result<Option<&mut Open>> {
+        let error = std::mem::take(&mut self.error);
+        match &mut self.phase {
+            Phase::Opening(_) => Ok(None),
+            Phase::Open(open) if open.stream.shut_by_us() => Err(os(libc::EPIPE)),
+            Phase::Open(open) if open.stream.is_shut() => Err(os(libc::ECONNRESET)),
+            Phase::Open(open) => Ok(open.established.then_some(open)),
+            Phase::Closed => Err(os(libc::EBADF)),
+            _ if error != 0 => Err(os(error)),
+            _ => Err(os(libc::ENOTCONN)),
+        }
+    }
+
+    /// The connection to receive on; `None` while there is none yet.
+    fn readable(&mut self) -> io::Result<Option<&mut Open>> {
+        match &mut self.phase {
+            Phase::Opening(_) => Ok(None),
+            Phase::Open(open) => Ok(Some(open)),
+            Phase::Closed => Err(os(libc::EBADF)),
+            _ if self.error != 0 => Err(os(std::mem::take(&mut self.error))),
+            _ => Err(os(libc::ENOTCONN)),
+        }
+    }
+
+    /// True if nothing more will come.
+    ///
+    /// # Errors
+    /// ECONNRESET, once, if it broke.
+    fn ended(&mut self) -> io::Result<bool> {
+        match &self.phase {
+            Phase::Open(open) if !open.stream.at_end() => Ok(false),
+            Phase::Open(_) => match std::mem::take(&mut self.error) {
+                0 => Ok(true),
+                error => Err(os(error)),
+            },
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Stream {
+    /// On what and until when the background thread sleeps for it, if it has to look after it.
+    pub(crate) fn wants_service(&self) -> Option<Wish> {
+        let inner = self.inner.lock();
+        match &inner.phase {
+            Phase::Closed => None,
+            Phase::Listening(listening) => Some((listening.has_room().then(|| self.fd()), inner.next_probe)),
+            _ => inner.next_probe.map(|due| (None, Some(due))),
+        }
+    }
+
+    /// Looks after it: takes requests, asks a silent peer for a sign of life.
+    pub(crate) fn serve(&self, now: Instant) {
+        self.take_requests();
+        let mut inner = self.inner.lock();
+        if inner.next_probe.is_some_and(|due| due <= now) {
+            inner.next_probe = now.checked_add(inner.settings.keep_idle);
+            if let Phase::Open(open) = &mut inner.phase {
+                open.stream.keep_alive();
+            }
+            inner.progress(&self.channel);
+        }
     }
 }
