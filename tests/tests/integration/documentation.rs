@@ -3,6 +3,7 @@
 use roxe_check::Rule;
 use roxe_provider::config::KNOBS;
 use roxe_provider::profile::{PROFILES, Profile};
+use std::path::{Path, PathBuf};
 
 const PAGE: &str = include_str!("../../../docs/knobs.md");
 
@@ -42,7 +43,7 @@ fn the_table_of_cards_is_the_one_in_the_code() {
 /// A front page is read; a manual is looked up in.
 #[test]
 fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     assert!(readme.lines().count() <= 150);
     let long: Vec<&str> = readme.lines().filter(|line| line.chars().count() > 100).collect();
@@ -87,7 +88,7 @@ fn the_table_of_counters_is_the_one_in_the_code() {
 /// The packages hold the folder `docs`, and a published crate nothing but its own folder.
 #[test]
 fn pages_named_by_help_exist_in_the_manual() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut named = 0;
     for file in std::fs::read_dir(root.join("verbs-api/cli/src")).unwrap().map(|entry| entry.unwrap().path()) {
         let text = std::fs::read_to_string(&file).unwrap_or_default();
@@ -97,4 +98,54 @@ fn pages_named_by_help_exist_in_the_manual() {
         }
     }
     assert!(named > 0);
+}
+
+#[test]
+fn paths_named_by_the_architecture_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (mut folder, mut is_block) = (root.to_owned(), false);
+    let (mut named, mut missing) = (0, Vec::new());
+    for (number, line) in (1..).zip(include_str!("../../../docs/ARCHITECTURE.md").lines()) {
+        is_block ^= line.starts_with("```");
+        let texts: Vec<&str> = if is_block { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
+        for path in texts.iter().flat_map(|text| text.split_whitespace()).filter(|word| is_path(word)) {
+            let path = path.trim_end_matches([',', ';', ':', '.', ')']);
+            // The folder of the last full path is that of the relative paths behind it.
+            let start = path.split('{').next().filter(|start| !start.is_empty());
+            if let Some(place) = start.and_then(|start| find_path(root, None, start)) {
+                folder = if place.is_dir() { place } else { place.parent().unwrap().to_owned() };
+            }
+            let paths = expand_braces(path);
+            named += paths.len();
+            let is_missing = |path: &String| find_path(root, Some(&folder), path).is_none();
+            missing.extend(paths.iter().filter(|path| is_missing(path)).map(|path| format!("line {number}: {path}")));
+        }
+    }
+    assert!(named > 200, "the test finds only {named} paths in the page");
+    assert!(missing.is_empty(), "{} of {named} paths do not exist:\n{}", missing.len(), missing.join("\n"));
+}
+
+/// Returns true if a word of the page looks like a path of this repository, braces included.
+fn is_path(word: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-./{},;:)".contains(&byte);
+    word.bytes().all(fits) && !word.starts_with('/') && (word.contains('/') || word.contains(".rs"))
+}
+
+/// Expands braces as a shell does.
+fn expand_braces(path: &str) -> Vec<String> {
+    let Some((start, rest)) = path.split_once('{') else { return vec![path.to_owned()] };
+    let (choices, end) = rest.split_once('}').expect("every brace is closed");
+    choices.split(',').flat_map(|choice| expand_braces(&format!("{start}{choice}{end}"))).collect()
+}
+
+/// Returns the existing file or folder of a path, which may lack `.rs`. The path begins at the
+/// root, or with the folder of a crate and leaves out `src`, or continues `folder`.
+fn find_path(root: &Path, folder: Option<&PathBuf>, path: &str) -> Option<PathBuf> {
+    let exists = |path: &str| {
+        let (name, rest) = path.split_once('/').unwrap_or((path, ""));
+        let crates = ["", "provider", "verbs-api"].map(|group| root.join(group).join(name).join("src").join(rest));
+        let mut places = [root.join(path)].into_iter().chain(crates).chain(folder.map(|folder| folder.join(path)));
+        places.find(|place| place.exists())
+    };
+    exists(path).or_else(|| exists(&format!("{path}.rs")))
 }
