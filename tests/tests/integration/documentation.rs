@@ -138,8 +138,8 @@ fn expand_braces(path: &str) -> Vec<String> {
     choices.split(',').flat_map(|choice| expand_braces(&format!("{start}{choice}{end}"))).collect()
 }
 
-/// Returns the existing file or folder of a path, which may lack `.rs`. It begins at the root, or
-/// with the folder of a crate and leaves out `src`, or continues `folder`.
+/// Returns the existing file or folder of a path, which may lack `.rs`. The path begins at the
+/// root, or with the folder of a crate and leaves out `src`, or continues `folder`.
 fn find_path(root: &Path, folder: Option<&PathBuf>, path: &str) -> Option<PathBuf> {
     let exists = |path: &str| {
         let (name, rest) = path.split_once('/').unwrap_or((path, ""));

@@ -26,6 +26,21 @@ fn the_list_is_the_folder() {
     assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
 }
 
+/// The pages that say how many cases there are. Runs of the past, as in docs/transcripts.md, keep
+/// the number of their day.
+#[test]
+fn pages_say_how_many_cases_the_catalogue_has() {
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    let count = scripts.iter().map(|script| script.cases().len()).sum::<usize>();
+    let readme = include_str!("../../../../README.md");
+    assert!(
+        readme.contains(&format!(" {count} cases, reported by clause")),
+        "README.md: the catalogue has {count} cases"
+    );
+    let manual = include_str!("../../../../docs/drill.md");
+    assert!(manual.contains(&format!("all {count} cases pass")), "docs/drill.md: the catalogue has {count} cases");
+}
+
 #[test]
 fn every_script_cites_clauses_that_exist() {
     let clauses = include_str!("../../../../tests/clauses.txt");
