@@ -249,7 +249,7 @@ mod tests {
         let descriptors = carry(&offer.descriptors(ours.doorbell()));
         let inbound = Inbound::accept(shm::SMALL, descriptors, theirs.doorbell(), |_| Ok(())).unwrap();
         let here = std::net::Ipv4Addr::LOCALHOST.into();
-        let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false };
+        let heading = Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64 };
         offer.writer.slot(&heading, bytes.len()).unwrap().put(&bytes).unwrap();
         offer.writer.publish();
         let check = |record: Record<'_>| {

@@ -140,7 +140,6 @@ mod tests {
             src_port: ROCE_PORT,
             traffic_class: 0x68,
             hop_limit: 63,
-            sealed: true,
             by_ring: false,
         };
         for frame in [

@@ -54,9 +54,7 @@ pub struct RxMeta {
     pub traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit.
     pub hop_limit: u8,
-    /// Whether the ICRCs are filled in. Through shared memory packets need none.
-    pub sealed: bool,
-    /// Whether they came through shared memory, where nobody waits for credits.
+    /// Whether they came through shared memory: without an ICRC, and without credits to return.
     pub by_ring: bool,
 }
 
@@ -73,7 +71,6 @@ impl RxMeta {
             src_port: ROCE_PORT,
             traffic_class: 0,
             hop_limit: HOP_LIMIT,
-            sealed: true,
             by_ring: false,
         }
     }

@@ -210,7 +210,6 @@ mod tests {
             src_port,
             traffic_class: 0,
             hop_limit: 64,
-            sealed: true,
             by_ring: false,
         }
     }

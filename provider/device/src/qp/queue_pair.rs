@@ -39,13 +39,13 @@ impl QueuePair for QpCore {
         let taken = self.take_in((run.bytes.len(), None), now, |machine, host, early| {
             let mut credits = Credits::default();
             let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
-            if run.meta.sealed {
+            if !run.meta.by_ring {
                 tools.ident.begin_run(&net);
             }
             for (index, bytes) in run.packets() {
                 net.ident = index;
                 // clause: ICRC-WRONG
-                if run.meta.sealed && !tools.ident.verify(bytes, index) {
+                if !run.meta.by_ring && !tools.ident.verify(bytes, index) {
                     self.engine().counters().icrc_errors.add(1);
                     continue;
                 }

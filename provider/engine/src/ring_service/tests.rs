@@ -21,7 +21,7 @@ const LONG: usize = 4112;
 
 fn heading() -> Heading {
     let here = Ipv4Addr::LOCALHOST.into();
-    Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64, sealed: false }
+    Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64 }
 }
 
 /// An engine of its own that uses rings, and sleeps unless it is woken.

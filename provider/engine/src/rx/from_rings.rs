@@ -121,9 +121,7 @@ impl Engine {
     /// was done.
     fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let Record { meta, bytes, .. } = record;
-        let Some(copies) = buf.get_mut(..meta.len).filter(|_| !meta.sealed) else {
-            return false;
-        };
+        let Some(copies) = buf.get_mut(..meta.len) else { return false };
         let mut to = None;
         for (index, copy) in copies.chunks_mut(meta.segment).enumerate() {
             let head = copy.len().min(HEAD);

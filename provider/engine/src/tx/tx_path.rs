@@ -491,5 +491,5 @@ impl TxBatch for TxPath<'_> {
 /// What a ring is told of packets along `av`.
 fn heading(av: &Av) -> Heading {
     let hop_limit = hop_limit(av.hop_limit);
-    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit, sealed: false }
+    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit }
 }

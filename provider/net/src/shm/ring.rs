@@ -86,8 +86,6 @@ pub struct Heading {
     pub traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit, as it would leave.
     pub hop_limit: u8,
-    /// Whether the ICRCs are filled in.
-    pub sealed: bool,
 }
 
 /// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the
@@ -114,14 +112,13 @@ struct RecordHeader {
     joined: u8,
     traffic_class: u8,
     hop_limit: u8,
-    sealed: bool,
     goes_on: bool,
 }
 
 impl RecordHeader {
     #[inline]
     fn to_word(self) -> u64 {
-        let flags = u8::from(self.sealed) | u8::from(self.goes_on) << 1;
+        let flags = u8::from(self.goes_on) << 1;
         let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
         u64::from_ne_bytes([
             len[0],
@@ -141,15 +138,7 @@ impl RecordHeader {
         let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
         let is_run = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
         let is_sane = is_run && (joined == 1 || joined > 1 && len == segment);
-        is_sane.then_some(Self {
-            len,
-            segment,
-            joined,
-            traffic_class,
-            hop_limit,
-            sealed: flags & 1 != 0,
-            goes_on: flags & 2 != 0,
-        })
+        is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, goes_on: flags & 2 != 0 })
     }
 
     /// Where the packets begin in the record.
@@ -300,10 +289,8 @@ impl Writer {
     /// Hands the record that is being built to the reader.
     pub fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let Open {
-            heading: Heading { src, dst, traffic_class, hop_limit, sealed }, goes_on, segment, len, joined, ..
-        } = open;
-        let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, goes_on };
+        let Open { heading: Heading { src, dst, traffic_class, hop_limit }, goes_on, segment, len, joined, .. } = open;
+        let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on };
         let end = header.start() + len;
         if !goes_on {
             self.staged[HEADER_LEN..HEADER_LEN + ADDRESSES].copy_from_slice([src.0, dst.0].as_flattened());
@@ -472,8 +459,8 @@ impl Reader {
         let (src, dst) = self.addresses(head, header.goes_on);
         let bytes = self.memory.view(head + header.start() as u64, header.len).ok_or(Broken)?;
         bytes.prefetch(STAGED);
-        let RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, .. } = header;
-        let meta = RxMeta { segment, traffic_class, hop_limit, sealed, by_ring: true, ..RxMeta::alone(len, src, dst) };
+        let RecordHeader { len, segment, joined, traffic_class, hop_limit, .. } = header;
+        let meta = RxMeta { segment, traffic_class, hop_limit, by_ring: true, ..RxMeta::alone(len, src, dst) };
         let _shown = Shown { reader: self, end: head + header.extent() };
         take(Record { meta, bytes, joined });
         Ok(true)
@@ -541,15 +528,7 @@ impl Writer {
 
     /// Puts a valid header on every line: whoever reads to the end of such a ring begins again.
     pub fn put_header_on_every_line(&self) {
-        let header = RecordHeader {
-            len: 16,
-            segment: 16,
-            joined: 1,
-            traffic_class: 0,
-            hop_limit: 64,
-            sealed: false,
-            goes_on: true,
-        };
+        let header = RecordHeader { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, goes_on: true };
         assert_eq!(header.extent(), LINE);
         for line in 0..self.memory.size() / LINE {
             self.memory.header(line * LINE).store(header.to_word(), Ordering::Release);

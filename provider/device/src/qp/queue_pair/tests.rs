@@ -64,19 +64,9 @@ fn datagram(to: Qpn) -> (RxMeta, Vec<u8>) {
     header.emit(4, &mut bytes[..covered]).unwrap().copy_from_slice(b"data");
     let len = bytes.len();
     let (src, dst, src_port) = (loopback, loopback, 50_000);
-    let (sealed, by_ring) = (true, false);
-    let meta = RxMeta {
-        len,
-        segment: len,
-        first_index: 0,
-        src,
-        dst,
-        src_port,
-        traffic_class: 0,
-        hop_limit: 64,
-        sealed,
-        by_ring,
-    };
+    let by_ring = false;
+    let meta =
+        RxMeta { len, segment: len, first_index: 0, src, dst, src_port, traffic_class: 0, hop_limit: 64, by_ring };
     icrc::seal(&header_of(&meta, 0), &mut bytes);
     (meta, bytes)
 }

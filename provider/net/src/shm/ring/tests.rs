@@ -19,7 +19,7 @@ fn ring() -> (Writer, Reader) {
 
 fn heading(last: u8) -> Heading {
     let dst = Ipv4Addr::new(127, 0, 0, last).into();
-    Heading { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63, sealed: false }
+    Heading { src: Ipv4Addr::LOCALHOST.into(), dst, traffic_class: 0x68, hop_limit: 63 }
 }
 
 fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
@@ -67,7 +67,7 @@ fn a_header_is_accepted_exactly_if_it_describes_a_run() {
         for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
             for joined in [0, 1, 2, u8::MAX] {
                 let ([l0, l1], [s0, s1]) = (len.to_ne_bytes(), segment.to_ne_bytes());
-                // The lowest two bits of the flags mean something.
+                // The second bit of the flags means something.
                 let flags = joined ^ l0;
                 let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
                 let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
@@ -75,7 +75,7 @@ fn a_header_is_accepted_exactly_if_it_describes_a_run() {
                 let header = RecordHeader::parse(word);
                 assert_eq!(header.is_some(), is_mark, "{word:#x}");
                 let Some(header) = header else { continue };
-                let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 3, 0xff]);
+                let known = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0xff]);
                 assert_eq!(header.to_word(), word & known);
                 let end = (header.start() + header.len) as u64;
                 assert!((end..end + LINE).contains(&header.extent()) && header.extent().is_multiple_of(LINE));
@@ -97,11 +97,8 @@ fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
     assert_eq!((last.len, last.segment, last.first_index), (60, 60, 0));
     assert_eq!((last.src, last.dst), (heading(2).src, heading(2).dst));
     assert_eq!((last.traffic_class, last.hop_limit, last.src_port), (0x68, 63, ROCE_PORT));
-    assert!(last.by_ring && !last.sealed);
+    assert!(last.by_ring);
     assert_eq!(take_one(&reader), None);
-    put(&mut writer, &Heading { sealed: true, ..heading(2) }, 60, 0);
-    writer.publish();
-    assert!(take_one(&reader).unwrap().0.sealed);
 }
 
 #[test]
@@ -252,7 +249,7 @@ fn telling(seed: u32) -> RecordHeader {
     let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
     let [traffic_class, hop_limit] = sum(len, segment, joined, goes_on);
-    RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed: goes_on, goes_on }
+    RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on }
 }
 
 fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
@@ -297,9 +294,10 @@ fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
             let take = |Record { meta, bytes, joined }: Record<'_>| seen = Some((meta, bytes.len(), joined));
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
-            let RxMeta { len, segment, src, dst, traffic_class, hop_limit, sealed, .. } = meta;
-            assert_eq!([traffic_class, hop_limit], sum(len, segment, joined, sealed), "parts of several headers");
-            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, sealed, goes_on: sealed };
+            let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
+            let fits = |goes_on: &bool| [traffic_class, hop_limit] == sum(len, segment, joined, *goes_on);
+            let goes_on = [false, true].into_iter().find(fits).expect("parts of one header");
+            let header = RecordHeader { len, segment, joined, traffic_class, hop_limit, goes_on };
             assert_eq!((shown, reader.read_so_far() - before), (len, header.extent()));
             let is_same_way = way.replace((src, dst)).is_none_or(|way| way == (src, dst));
             assert!(is_same_way || !header.goes_on, "the addresses were read again");
@@ -351,15 +349,7 @@ fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
 /// Writes a header as no writer of ours does.
 #[test]
 fn a_broken_writer_is_noticed() {
-    let good = RecordHeader {
-        len: 200,
-        segment: 100,
-        joined: 1,
-        traffic_class: 0,
-        hop_limit: 1,
-        sealed: true,
-        goes_on: false,
-    };
+    let good = RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, goes_on: false };
     assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
     for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
         let (writer, reader) = ring();
