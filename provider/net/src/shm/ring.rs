@@ -15,7 +15,7 @@
 //!
 //! Either side may be broken and change any byte at any time. What is read out of shared memory is
 //! read once and checked: a writer that is broken ([`Broken`]) is not read from any more. What is
-//! written there ([`TxRoom`](roxe_transport::cx::TxRoom)) is never looked at again: a reader that
+//! written there ([`TxRoom`]) is never looked at again: a reader that
 //! is broken spoils what it will read.
 //!
 //! Sleeping: the reader sets `Asleep`, then looks for a header again; the writer stores the header,

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the [`CmId`](crate::cm::CmId)s that were made on it announce their events, in order.
+/// Where the [`CmId`]s that were made on it announce their events, in order.
 /// Clones are the same channel.
 #[derive(Clone, Debug)]
 pub struct EventChannel(pub(crate) Arc<cm::Channel>);
