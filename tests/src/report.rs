@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,7 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     let filters: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let chosen = checks.into_iter().filter(|c| filters.is_empty() || filters.iter().any(|f| c.name.contains(*f)));
     let (waiting, alone): (Vec<Check>, Vec<Check>) = chosen.partition(|check| check.waits);
+    limit_checks();
     let (is_over, fail_fast) = (AtomicBool::new(false), std::env::args().any(|word| word == FAIL_FAST));
     let judge = |check: &Check| {
         if is_over.load(Ordering::Relaxed) {
@@ -122,22 +123,35 @@ fn write_junit(cases: &[Case<'_>]) -> io::Result<()> {
     fs::write(folder.join(format!("{suite}.xml")), junit::document(&[junit::suite(&suite, cases, None)]))
 }
 
-/// Runs a check and says how it ended, in one piece, and after how many seconds. Ends the process
-/// if it takes longer than [`LIMIT`].
-fn tell(check: &Check) -> (Verdict, f32) {
-    let start = Instant::now();
-    let (is_done, done) = mpsc::channel::<()>();
-    let verdict = thread::scope(|scope| {
-        scope.spawn(move || {
-            if done.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                println!("FAILED   {}: not done after {LIMIT:?}\n         repeat: {}", check.name, repeat(&check.name));
+/// The checks that run, and since when.
+static RUNNING: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
+
+/// Ends the process when a check has taken longer than [`LIMIT`]. A thread of its own that
+/// allocates nothing while it looks, as some checks count that.
+fn limit_checks() {
+    let running = || RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = Arc::new(Barrier::new(2));
+    let starts = Arc::clone(&started);
+    thread::spawn(move || {
+        starts.wait();
+        loop {
+            thread::sleep(Duration::from_secs(1));
+            if let Some((name, _)) = running().iter().find(|(_, since)| since.elapsed() > LIMIT) {
+                println!("FAILED   {name}: not done after {LIMIT:?}\n         repeat: {}", repeat(name));
                 std::process::exit(1);
             }
-        });
-        let verdict = (check.run)();
-        drop(is_done);
-        verdict
+        }
     });
+    started.wait();
+}
+
+/// Runs a check and says how it ended, in one piece, and after how many seconds.
+fn tell(check: &Check) -> (Verdict, f32) {
+    let start = Instant::now();
+    let running = || RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    running().push((check.name.clone(), start));
+    let verdict = (check.run)();
+    running().retain(|(name, _)| *name != check.name);
     let (name, seconds) = (&check.name, start.elapsed().as_secs_f32());
     match &verdict {
         Verdict::Passed => println!("ok       {name} ({seconds:.1} s)"),
