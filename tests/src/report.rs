@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -89,11 +89,11 @@ pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
         if is_over.load(Ordering::Relaxed) {
             return None;
         }
-        let (verdict, seconds) = tell(check);
-        if fail_fast && matches!(verdict, Verdict::Failed(_)) {
+        let ended = tell(check);
+        if fail_fast && matches!(ended, (Verdict::Failed(_), _)) {
             is_over.store(true, Ordering::Relaxed);
         }
-        Some((verdict, seconds))
+        Some(ended)
     };
     let mut verdicts: Vec<_> = alone.iter().map(judge).collect();
     verdicts.extend(lanes::run(&waiting, LANES, judge));
@@ -126,10 +126,13 @@ fn write_junit(cases: &[Case<'_>]) -> io::Result<()> {
 /// The checks that run, and since when.
 static RUNNING: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
 
+fn running() -> MutexGuard<'static, Vec<(String, Instant)>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Ends the process when a check has taken longer than [`LIMIT`]. A thread of its own that
 /// allocates nothing while it looks, as some checks count that.
 fn limit_checks() {
-    let running = || RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     let started = Arc::new(Barrier::new(2));
     let starts = Arc::clone(&started);
     thread::spawn(move || {
@@ -148,7 +151,6 @@ fn limit_checks() {
 /// Runs a check and says how it ended, in one piece, and after how many seconds.
 fn tell(check: &Check) -> (Verdict, f32) {
     let start = Instant::now();
-    let running = || RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running().push((check.name.clone(), start));
     let verdict = (check.run)();
     running().retain(|(name, _)| *name != check.name);

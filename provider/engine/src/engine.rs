@@ -145,7 +145,7 @@ impl Engine {
             scheduler,
             links: Links::default(),
             flows,
-            // Who records or spoils packets sees those of the wire.
+            // Captures and fault rules are about packets on the wire.
             rings: Rings::new(config.rings && interceptor.is_none(), rings),
             interceptor,
             started: AtomicBool::new(false),

@@ -133,12 +133,12 @@ impl Replies {
     #[inline]
     pub(crate) fn on_expected(&mut self, e_psn: Psn) -> bool {
         let Some(nak) = &mut self.nak else { return false };
-        let asks = nak.dropped.is_some_and(|psn| !psn.is_before(e_psn));
-        (nak.psn, nak.syndrome) = (e_psn, Syndrome::Nak(NakCode::PsnSequence));
-        if !asks {
+        if nak.dropped.is_none_or(|psn| psn.is_before(e_psn)) {
             self.nak = None;
+            return false;
         }
-        asks
+        (nak.psn, nak.syndrome) = (e_psn, Syndrome::Nak(NakCode::PsnSequence));
+        true
     }
 
     pub(crate) fn refuse(&mut self, psn: Psn, answer: Answer, fatal: bool, rnr_timer: u8) {

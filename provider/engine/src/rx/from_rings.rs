@@ -84,9 +84,7 @@ impl Engine {
         if record.joined > 1 {
             return self.take_joined(record, buf, state, now);
         }
-        // As over the socket, which is what a sealed packet was sealed for.
-        let meta = RxMeta { src_port: state.source_ports.local_port(), ..record.meta };
-        let bytes = record.bytes;
+        let Record { meta, bytes, .. } = &record;
         self.counters().received_by_ring.add_alone(meta.packets());
         if meta.segment >= LONG && self.take_long(&record, buf, state, now) {
             return;
@@ -94,7 +92,7 @@ impl Engine {
         if let Some(copy) = buf.get_mut(..meta.len)
             && bytes.copy_to(copy).is_ok()
         {
-            self.dispatch(state, &meta, copy, Way::Ring, now);
+            self.dispatch(state, meta, copy, Way::Ring, now);
         }
     }
 
