@@ -449,7 +449,7 @@ fn parse_names(text: &str) -> Option<Vec<String>> {
     names.iter().all(|name| !name.is_empty()).then_some(names)
 }
 
-/// What devices are called (`ROXE_DEVICE_NAME`): a text, and the number of the first.
+/// The names of devices (`ROXE_DEVICE_NAME`): a stem, and the number of the first device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceName {
     stem: String,
@@ -485,7 +485,7 @@ impl DeviceName {
         format!("{}{}", self.stem, self.first.saturating_add(index))
     }
 
-    /// Whether a device of ours could be called so.
+    /// Returns true if `name` is the stem and a number.
     pub fn matches(&self, name: &str) -> bool {
         let number = name.strip_prefix(&*self.stem).unwrap_or_default();
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())

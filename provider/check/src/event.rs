@@ -1,8 +1,8 @@
-//! What a program does with verbs, and what comes of it, as facts that rules look at; and what they
-//! are about: objects as they were made, and packets that were not taken.
+//! The facts that rules look at: verbs that a program calls, and their results; objects as they
+//! were made; packets that were dropped.
 //!
-//! Who reports them decides nothing: each is told where it happens, in the order in which it
-//! happens to one object. Pure data.
+//! Each fact is reported where it happens, without a judgement, and those of one object in their
+//! order. Pure data.
 
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
@@ -435,24 +435,24 @@ pub struct Arrived {
     pub expected: Psn,
 }
 
-/// What was made.
+/// An object that a verb has made, as it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
     /// A context: a device was opened.
     Context,
     /// A protection domain.
     Pd {
-        /// What it belongs to.
+        /// The context that it belongs to.
         context: ObjectId,
     },
     /// A completion channel.
     Channel {
-        /// What it belongs to.
+        /// The context that it belongs to.
         context: ObjectId,
     },
     /// A completion queue.
     Cq {
-        /// What it belongs to.
+        /// The context that it belongs to.
         context: ObjectId,
         /// Where its events go.
         channel: Option<ObjectId>,

@@ -58,7 +58,7 @@ struct Entry {
     av: usize,
     /// The process that shall get it: a run is steered as a whole by its first packet.
     owner: Slot,
-    /// Where it comes from, for a interceptor.
+    /// Where it comes from, for an interceptor.
     note: PacketNote,
     /// The part of it that was summed up when it was copied.
     summed: Option<Summed>,

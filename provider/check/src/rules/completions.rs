@@ -281,7 +281,7 @@ fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report
 }
 
 /// `completion-of-the-dead`. This card takes completions away with their queue pair; others leave
-/// them in the queue, and the program finds a number that nobody has any more.
+/// them in the queue, and the program polls the number of a queue pair that is gone.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     /// Completions that nobody polled, by queue pair: of sends, and of receives.
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polls_behind_a_completion_of_a_dead_queue_pair_is_reported_once() {
+    fn poll_behind_completion_of_destroyed_qp_is_reported_once() {
         let (mut card, [dead, alive]) = card_with_two_pairs();
         assert_eq!(card.tell(Event::Destroyed(dead)), []);
         assert_eq!(card.poll(alive, 1), [Rule::CompletionOfTheDead]);

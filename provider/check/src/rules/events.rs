@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_queue_pair_is_news_unless_the_program_ended_it_or_met_an_error_of_it() {
+    fn unread_qp_error_is_reported_unless_the_program_knows_of_it() {
         let mut card = Card::new();
         let [unknown, met, moved] = [(); 3].map(|()| card.qp());
         let qpn = roxe_wire::Qpn::new(2);

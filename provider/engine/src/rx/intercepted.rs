@@ -1,4 +1,4 @@
-//! Packets on their way into an engine with a interceptor: judged, recorded as they came, then
+//! Packets on their way into an engine with an interceptor: judged, recorded as they came, then
 //! spoiled where a rule says so.
 
 use crate::engine::Engine;

@@ -1,7 +1,7 @@
-//! Packets on their way out of an engine with a interceptor: judged, recorded as they leave, and
+//! Packets on their way out of an engine with an interceptor: judged, recorded as they leave, and
 //! spoiled where a rule says so.
 //!
-//! Packets that no rule touches go in runs, as without a interceptor; each of the others goes
+//! Packets that no rule touches go in runs, as without an interceptor; each of the others goes
 //! alone.
 
 use super::{Batch, find_link, header, send};

@@ -158,7 +158,7 @@ mod unused_rights {
     }
 
     #[test]
-    fn a_region_that_stays_is_looked_at_when_the_program_ends_unless_it_is_a_librarys() {
+    fn region_at_exit_is_judged_unless_a_library_made_it() {
         let mut card = Card::new();
         card.mr(5, 4096, 64, Access::LOCAL_WRITE);
         assert_eq!(card.tell(Event::Exit), [Rule::Leak]);

@@ -37,7 +37,7 @@ mod buffers {
     }
 
     #[test]
-    fn a_read_into_bytes_that_are_being_sent_is_reported_and_one_beside_them_is_not() {
+    fn read_into_bytes_being_sent_is_reported_and_beside_them_not() {
         let (mut card, qp) = card();
         assert_eq!(post(&mut card, qp, 1, 4096, "write"), []);
         assert_eq!(post(&mut card, qp, 2, 4096 + 64, "read"), []);
