@@ -353,9 +353,9 @@ pub fn installed(program: &str) -> bool {
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-/// The variable that asks for the weakest card (docs/weakest.md), if the command line does with
-/// `--weakest=SEED`: for programs that rely on more than verbs promise, without the weaknesses in
-/// `left_out` (each `,-NAME`).
+/// The variable that asks for the weakest card (docs/explanation/weakest.md), if the command line
+/// does with `--weakest=SEED`: for programs that rely on more than verbs promise, without the
+/// weaknesses in `left_out` (each `,-NAME`).
 pub fn weakest(left_out: &str) -> Option<(&'static str, String)> {
     let seed = std::env::args().find_map(|arg| arg.strip_prefix("--weakest=").map(str::to_owned))?;
     Some(("ROXE_WEAKEST", seed + left_out))

@@ -1,8 +1,8 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
-//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/knobs.md print), the parsed
-//! `Config`, and what devices are called. Nothing else in the crate reads the environment. Touches
-//! only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
+//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/reference/environment.md print),
+//! the parsed `Config`, and what devices are called. Nothing else in the crate reads the
+//! environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
 
 use crate::privilege::is_privileged_start;
 use crate::profile::{self, Profile};

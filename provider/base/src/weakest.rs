@@ -14,8 +14,8 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 bitflags! {
-    /// What a card may do, and the usual ones do not. `ROXE_WEAKEST` and docs/weakest.md have the
-    /// names in small letters.
+    /// What a card may do, and the usual ones do not. `ROXE_WEAKEST` and
+    /// docs/explanation/weakest.md have the names in small letters.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Weakness: u16 {
         /// The device takes no more than a small card does.

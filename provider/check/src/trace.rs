@@ -1,5 +1,5 @@
 //! The trace: what queue pairs do over time, for a viewer of Chrome's Trace Event format
-//! (docs/trace.md).
+//! (docs/how-to/trace.md).
 //!
 //! ```text
 //! device, capi  tell(|| Event)       -> Tracks: a track for each queue pair -> Lines -> file

@@ -5,7 +5,7 @@ use roxe_provider::config::KNOBS;
 use roxe_provider::profile::{PROFILES, Profile};
 use std::path::{Path, PathBuf};
 
-const PAGE: &str = include_str!("../../../docs/knobs.md");
+const PAGE: &str = include_str!("../../../docs/reference/environment.md");
 
 #[test]
 fn the_table_of_knobs_is_the_one_in_the_code() {
@@ -16,7 +16,7 @@ fn the_table_of_knobs_is_the_one_in_the_code() {
 
 #[test]
 fn the_table_of_cards_is_the_one_in_the_code() {
-    let page = include_str!("../../../docs/profiles.md");
+    let page = include_str!("../../../docs/reference/profiles.md");
     let number = |limit: Option<u32>| limit.map_or_else(|| "?".to_owned(), |limit| limit.to_string());
     let wanted = PROFILES.iter().map(|card| {
         let Profile { name, vendor_id, vendor_part_id, source, .. } = card;
@@ -40,6 +40,21 @@ fn the_table_of_cards_is_the_one_in_the_code() {
     assert_eq!(rows, wanted.collect::<Vec<_>>());
 }
 
+/// Returns the pages of the manual.
+fn pages(root: &Path) -> Vec<PathBuf> {
+    let (mut pages, mut folders) = (Vec::new(), vec![root.join("docs")]);
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages
+}
+
 /// A front page is read; a manual is looked up in.
 #[test]
 fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
@@ -48,8 +63,7 @@ fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
     assert!(readme.lines().count() <= 150);
     let long: Vec<&str> = readme.lines().filter(|line| line.chars().count() > 100).collect();
     assert!(long.is_empty(), "{long:?}");
-    let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    for page in pages.chain([root.join("README.md")]).filter(|page| page.extension().is_some_and(|e| e == "md")) {
+    for page in pages(root).into_iter().chain([root.join("README.md"), root.join("SECURITY.md")]) {
         let text = std::fs::read_to_string(&page).unwrap();
         for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
             let is_here = target.is_empty() || page.parent().unwrap().join(target).exists();
@@ -61,7 +75,7 @@ fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
 /// Who meets a report looks its rule up in the manual.
 #[test]
 fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
-    let page = include_str!("../../../docs/checker.md");
+    let page = include_str!("../../../docs/reference/checker.md");
     let rows: Vec<Vec<&str>> = page
         .lines()
         .filter(|line| line.starts_with("| `"))
@@ -77,7 +91,7 @@ fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
 
 #[test]
 fn the_table_of_counters_is_the_one_in_the_code() {
-    let page = include_str!("../../../docs/metrics.md");
+    let page = include_str!("../../../docs/reference/metrics.md");
     let legend = roxe_provider::Counters::legend();
     let wanted: Vec<String> = legend.iter().map(|(name, words)| format!("| `{name}` | {words} |")).collect();
     let (_, table) = page.split_once("| counter | counts |\n|---|---|\n").expect("the page has the table");
@@ -105,7 +119,7 @@ fn paths_named_by_the_architecture_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let (mut folder, mut is_block) = (root.to_owned(), false);
     let (mut named, mut missing) = (0, Vec::new());
-    for (number, line) in (1..).zip(include_str!("../../../docs/ARCHITECTURE.md").lines()) {
+    for (number, line) in (1..).zip(include_str!("../../../docs/internals/architecture.md").lines()) {
         is_block ^= line.starts_with("```");
         let texts: Vec<&str> = if is_block { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
         for path in texts.iter().flat_map(|text| text.split_whitespace()).filter(|word| is_path(word)) {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Has the crates in their order, and the files with unsafe code.
-const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
+const ARCHITECTURE: &str = "docs/internals/architecture.md";
 const COMMENT_COLUMNS: usize = 100;
 /// Texts by their path from the root of the workspace.
 type Files = BTreeMap<PathBuf, String>;

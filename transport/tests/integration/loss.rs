@@ -187,7 +187,7 @@ fn progress_refills_the_retry_counter() {
     assert_eq!(p.timeouts[0], 5);
 }
 
-/// The table of docs/decisions.md.
+/// The table of docs/explanation/decisions.md.
 // clause: TIMER-RANGE
 #[test]
 fn timeout_14_gives_a_silent_peer_as_long_as_the_manual_says() {

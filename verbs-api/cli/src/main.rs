@@ -141,7 +141,7 @@ enum Command {
     /// Do by verbs what a controller on another host says: the agent beside a card under test.
     ///
     /// Uses the libibverbs of this host, whatever card that has; under `roxe run`, roxe's. Prints
-    /// where it listens and the token that a controller has to show (docs/peer.md).
+    /// where it listens and the token that a controller has to show (docs/reference/peer.md).
     Peer(peer::Args),
     /// Check by verbs whether this host's card and another one understand each other.
     ///

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAMES")]
     pub(crate) netdev: Option<String>,
     /// Take on the vendor, the part number and the limits of a card: cx3, cx5, cx6, cx6lx, qedr or
-    /// rxe (docs/profiles.md).
+    /// rxe (docs/reference/profiles.md).
     #[arg(long, value_name = "CARD")]
     profile: Option<String>,
     /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules;
@@ -41,7 +41,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Write a time line of the queue pairs to this file, for ui.perfetto.dev or chrome://tracing
-    /// (docs/trace.md). Processes share it; %p in its name stands for the process id.
+    /// (docs/how-to/trace.md). Processes share it; %p in its name stands for the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print what every device counted when the program ends, and what each counter counts
@@ -55,7 +55,7 @@ pub(crate) struct Options {
     explain: bool,
     /// Report misuse of verbs: errors and warnings, `all` for advice too, or RULES between commas,
     /// -RULE for all but one, `warn` to leave the exit status alone (`roxe rules` lists them;
-    /// docs/checker.md).
+    /// docs/reference/checker.md).
     ///
     /// A program that ends well all the same exits with 66 if an error was found.
     #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
     /// Be the weakest card that the standard allows: all weaknesses with a random seed, or
-    /// SEED[,NAME...], with -NAME to leave one out (docs/weakest.md).
+    /// SEED[,NAME...], with -NAME to leave one out (docs/explanation/weakest.md).
     ///
     /// Whatever fails there relies on more than verbs promise. The seed is printed; with the same
     /// one the card makes the same choices.

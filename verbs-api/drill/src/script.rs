@@ -1,7 +1,7 @@
 //! Scripts: a text, its loops unrolled, each line a step.
 //!
-//! `docs/drill.md` is the manual of the language. `steps` has what a step says, `read` takes lines
-//! apart and makes steps of words. Nothing here runs anything.
+//! `docs/reference/drill.md` is the manual of the language. `steps` has what a step says, `read`
+//! takes lines apart and makes steps of words. Nothing here runs anything.
 
 mod read;
 pub(crate) mod steps;

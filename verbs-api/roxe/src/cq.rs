@@ -234,7 +234,7 @@ impl WorkCompletion {
         self.0.grh
     }
 
-    /// Detail of a failure: a number from the list in docs/use.md, 0 if there is none.
+    /// Detail of a failure: a number from the list in docs/reference/use.md, 0 if there is none.
     pub const fn vendor_err(&self) -> u32 {
         self.0.vendor_err.0
     }

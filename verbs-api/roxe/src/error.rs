@@ -382,7 +382,7 @@ pub struct FailedCompletion {
     pub opcode: WcOpcode,
     /// How it ended.
     pub status: WcStatus,
-    /// Detail: a number from the list in docs/use.md, 0 if there is none.
+    /// Detail: a number from the list in docs/reference/use.md, 0 if there is none.
     pub vendor_err: u32,
 }
 

@@ -6,7 +6,7 @@
 //! happens in a network namespace of its own.
 //!
 //! `cargo test -p roxe-tests --test suites -- middleware [--weakest=SEED] [WORD...]`: on the
-//! weakest card of that seed, but for what docs/weakest.md says that they rely on.
+//! weakest card of that seed, but for what docs/explanation/weakest.md says that they rely on.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Program};

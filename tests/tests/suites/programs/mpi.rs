@@ -6,8 +6,8 @@
 //! received from each other.
 //!
 //! `cargo test -p roxe-tests --test suites -- mpi [--weakest=SEED] [WORD...]` runs the checks whose
-//! name contains a word: on the weakest card of that seed, but for what docs/weakest.md says that
-//! they rely on.
+//! name contains a word: on the weakest card of that seed, but for what docs/explanation/weakest.md
+//! says that they rely on.
 
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;

@@ -47,7 +47,7 @@ impl ReliesOn {
     }
 }
 
-/// Programs that meet by a TCP port. docs/weakest.md names the same that rely on more.
+/// Programs that meet by a TCP port. docs/explanation/weakest.md names the same that rely on more.
 const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ibv_rc_pingpong", "-g 0 -c", ReliesOn::Nothing),
     ("ibv_rc_pingpong", "-g 0 -c -e", ReliesOn::Nothing),

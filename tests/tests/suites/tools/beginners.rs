@@ -1,5 +1,6 @@
-//! docs/beginners.md shows what roxe says to the mistakes of a first program: each command of the
-//! page is run, and has to print what stands behind it, but for numbers and the breaks of lines.
+//! docs/tutorials/first-mistakes.md shows what roxe says to the mistakes of a first program: each
+//! command of the page is run, and has to print what stands behind it, but for numbers and the
+//! breaks of lines.
 //!
 //! `cargo test -p roxe-tests --test suites -- beginners [--write] [WORD...]`: `--write` puts what
 //! is printed now into the page.
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/beginners.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tutorials/first-mistakes.md");
 /// What a block of the page begins with, and what ends it.
 const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
 /// Columns of the page.

@@ -1,7 +1,7 @@
 //! Programs of the field under the checker (`roxe run --check`): no report of an error, but for the
 //! mistakes that were found in their source. Each of those is named in [`KNOWN`] and [`PROVOKED`],
-//! with the reason; docs/checker.md lists them for people. `misuse` has more programs that are
-//! right.
+//! with the reason; docs/reference/checker.md lists them for people. `misuse` has more programs
+//! that are right.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- checked_programs [--all] [WORD...]

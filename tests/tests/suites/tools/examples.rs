@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 /// The pages, and the commands that are typed there and not here, with the reason.
-const PAGES: &[&str] = &["README.md", "docs/install.md", "docs/use.md"];
+const PAGES: &[&str] = &["README.md", "docs/how-to/install.md", "docs/reference/use.md"];
 const NOT_HERE: &[(&str, &str)] = &[
     ("cargo install", "the test `install -- --all` does it"),
     ("cargo run", "the lane `clients` does it"),

@@ -1,5 +1,5 @@
-//! `roxe run --trace`: the time lines of stock programs hold what docs/trace.md says, in the format
-//! that viewers read.
+//! `roxe run --trace`: the time lines of stock programs hold what docs/how-to/trace.md says, in the
+//! format that viewers read.
 
 use roxe_tests::pair::{self, Program};
 use roxe_tests::report::{self, Check, Verdict};

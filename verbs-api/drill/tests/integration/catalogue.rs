@@ -26,8 +26,8 @@ fn the_list_is_the_folder() {
     assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
 }
 
-/// The pages that say how many cases there are. Runs of the past, as in docs/transcripts.md, keep
-/// the number of their day.
+/// The pages that say how many cases there are. Runs of the past, as in
+/// docs/tutorials/transcripts.md, keep the number of their day.
 #[test]
 fn pages_say_how_many_cases_the_catalogue_has() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
@@ -37,8 +37,11 @@ fn pages_say_how_many_cases_the_catalogue_has() {
         readme.contains(&format!(" {count} cases, reported by clause")),
         "README.md: the catalogue has {count} cases"
     );
-    let manual = include_str!("../../../../docs/drill.md");
-    assert!(manual.contains(&format!("all {count} cases pass")), "docs/drill.md: the catalogue has {count} cases");
+    let manual = include_str!("../../../../docs/reference/drill.md");
+    assert!(
+        manual.contains(&format!("all {count} cases pass")),
+        "docs/reference/drill.md: the catalogue has {count} cases"
+    );
 }
 
 #[test]

@@ -62,7 +62,7 @@ class Card:
         return subprocess.run(roxe.command(arguments, **self.options), **self._marked(keywords))
 
     def reports(self):
-        """What the checker has reported so far: dictionaries, as docs/checker.md describes them."""
+        """What the checker has reported so far: dictionaries, as docs/reference/checker.md describes them."""
         if not self._report.exists():
             return []
         return [json.loads(line) for line in self._report.read_text().splitlines()]
