@@ -1,24 +1,60 @@
-//! The documentation says what the code does, where a test can compare the two.
+//! The manual says what the code does.
+//!
+//! Parts of pages between `<!-- generated: NAME -->` and `<!-- end -->` are written from the code:
+//! `ROXE_WRITE_DOCS=1 cargo test -p roxe-tests --test integration documentation` writes them anew.
 
 use roxe_check::Rule;
+use roxe_provider::Counters;
 use roxe_provider::config::KNOBS;
 use roxe_provider::profile::{PROFILES, Profile};
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGE: &str = include_str!("../../../docs/reference/environment.md");
+/// A generated part of a page: its name, the page, and the function that generates it.
+type Part = (&'static str, &'static str, fn() -> String);
 
-#[test]
-fn the_table_of_knobs_is_the_one_in_the_code() {
-    let rows: Vec<&str> = PAGE.lines().filter(|line| line.starts_with("| `ROXE_")).collect();
-    let wanted: Vec<String> = KNOBS.iter().map(|k| format!("| `{}` | {} | {} |", k.name, k.default, k.help)).collect();
-    assert_eq!(rows, wanted);
+const GENERATED: &[Part] = &[
+    ("knobs", "docs/reference/environment.md", knobs),
+    ("profiles", "docs/reference/profiles.md", profiles),
+    ("counters", "docs/reference/counters.md", counters),
+    ("fault rules", "docs/reference/faults.md", fault_rules),
+];
+
+fn knobs() -> String {
+    let rows = KNOBS.iter().map(|knob| format!("| `{}` | {} | {} |\n", knob.name, knob.default, knob.help));
+    format!("| variable | default | meaning |\n|---|---|---|\n{}", rows.collect::<String>())
 }
 
-#[test]
-fn the_table_of_cards_is_the_one_in_the_code() {
-    let page = include_str!("../../../docs/reference/profiles.md");
+fn counters() -> String {
+    let rows = Counters::legend().into_iter().map(|(name, words)| format!("| `{name}` | {words} |\n"));
+    format!("| counter | counts |\n|---|---|\n{}", rows.collect::<String>())
+}
+
+fn fault_rules() -> String {
+    roxe_transport::fault::LANGUAGE.to_owned()
+}
+
+fn profiles() -> String {
+    let head = [
+        "card",
+        "vendor",
+        "part",
+        "`max_qp`",
+        "`max_qp_wr`",
+        "`max_sge`",
+        "`max_sge_rd`",
+        "`max_cq`",
+        "`max_cqe`",
+        "`max_mr`",
+        "`max_pd`",
+        "`max_srq`",
+        "`max_srq_wr`",
+        "`max_srq_sge`",
+        "source",
+    ];
     let number = |limit: Option<u32>| limit.map_or_else(|| "?".to_owned(), |limit| limit.to_string());
-    let wanted = PROFILES.iter().map(|card| {
+    let rows = PROFILES.iter().map(|card| {
         let Profile { name, vendor_id, vendor_part_id, source, .. } = card;
         let limits = [
             card.max_qp,
@@ -34,17 +70,40 @@ fn the_table_of_cards_is_the_one_in_the_code() {
             card.max_srq_sge,
         ];
         let limits = limits.map(number).join(" | ");
-        format!("| `{name}` | {vendor_id:#06x} | {vendor_part_id} | {limits} | {source} |")
+        format!("| `{name}` | {vendor_id:#06x} | {vendor_part_id} | {limits} | {source} |\n")
     });
-    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
-    assert_eq!(rows, wanted.collect::<Vec<_>>());
+    format!("| {} |\n|{}\n{}", head.join(" | "), "---|".repeat(head.len()), rows.collect::<String>())
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+#[test]
+fn generated_parts_of_pages_match_the_code() {
+    let writes = std::env::var_os("ROXE_WRITE_DOCS").is_some();
+    let mut stale = Vec::new();
+    for (name, page, generate) in GENERATED {
+        let path = root().join(page);
+        let text = fs::read_to_string(&path).unwrap();
+        let start = format!("<!-- generated: {name} -->\n");
+        let (before, rest) = text.split_once(&start).expect("the page has the part");
+        let (_, after) = rest.split_once("<!-- end -->").expect("the part ends");
+        let now = format!("{before}{start}{}\n<!-- end -->{after}", generate().trim_end());
+        if writes {
+            fs::write(&path, now).unwrap();
+        } else if now != text {
+            stale.push(*page);
+        }
+    }
+    assert!(stale.is_empty(), "{stale:?}: run this test with ROXE_WRITE_DOCS=1");
 }
 
 /// Returns the pages of the manual.
-fn pages(root: &Path) -> Vec<PathBuf> {
-    let (mut pages, mut folders) = (Vec::new(), vec![root.join("docs")]);
+fn pages() -> Vec<PathBuf> {
+    let (mut pages, mut folders) = (Vec::new(), vec![root().join("docs")]);
     while let Some(folder) = folders.pop() {
-        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "md") {
@@ -55,26 +114,62 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// A front page is read; a manual is looked up in.
 #[test]
-fn the_readme_is_short_and_every_link_of_the_documentation_leads_somewhere() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    assert!(readme.lines().count() <= 150);
-    let long: Vec<&str> = readme.lines().filter(|line| line.chars().count() > 100).collect();
+fn readme_is_short_and_narrow() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 100);
+    let is_table = |line: &&str| line.starts_with('|');
+    let long: Vec<&str> = readme.lines().filter(|line| line.chars().count() > 120 && !is_table(line)).collect();
     assert!(long.is_empty(), "{long:?}");
-    for page in pages(root).into_iter().chain([root.join("README.md"), root.join("SECURITY.md")]) {
-        let text = std::fs::read_to_string(&page).unwrap();
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
-            let is_here = target.is_empty() || page.parent().unwrap().join(target).exists();
-            assert!(is_here || target.starts_with("http"), "{}: {target}", page.display());
-        }
-    }
 }
 
-/// Who meets a report looks its rule up in the manual.
+/// Returns the anchor of a heading, as mdBook and GitHub make it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
 #[test]
-fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
+fn links_lead_to_files_and_headings() {
+    let mut broken = Vec::new();
+    for page in pages().into_iter().chain([root().join("README.md"), root().join("SECURITY.md")]) {
+        let text = fs::read_to_string(&page).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let Ok(linked) =
+                fs::read_to_string(&file).or_else(|e| if file.exists() { Ok(String::new()) } else { Err(e) })
+            else {
+                broken.push(format!("{}: {target}", page.display()));
+                continue;
+            };
+            let mut headings = linked.lines().filter(|line| line.starts_with('#'));
+            let is_found = headings.any(|line| anchor(line.trim_start_matches('#')) == heading);
+            if !heading.is_empty() && file.extension().is_some_and(|e| e == "md") && !is_found {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn summary_lists_every_page_once() {
+    let docs = root().join("docs");
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let listed: Vec<PathBuf> =
+        summary.split("](").skip(1).filter_map(|rest| Some(docs.join(rest.split_once(')')?.0))).collect();
+    let pages: BTreeSet<PathBuf> = pages().into_iter().filter(|page| !page.ends_with("SUMMARY.md")).collect();
+    assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), pages);
+    assert_eq!(listed.len(), pages.len());
+}
+
+#[test]
+fn checker_page_has_an_example_of_every_rule() {
     let page = include_str!("../../../docs/reference/checker.md");
     let rows: Vec<Vec<&str>> = page
         .lines()
@@ -90,33 +185,8 @@ fn the_manual_of_the_checker_has_a_wrong_and_a_right_example_of_every_rule() {
 }
 
 #[test]
-fn the_table_of_counters_is_the_one_in_the_code() {
-    let page = include_str!("../../../docs/reference/metrics.md");
-    let legend = roxe_provider::Counters::legend();
-    let wanted: Vec<String> = legend.iter().map(|(name, words)| format!("| `{name}` | {words} |")).collect();
-    let (_, table) = page.split_once("| counter | counts |\n|---|---|\n").expect("the page has the table");
-    let rows: Vec<&str> = table.lines().take_while(|line| line.starts_with("| `")).collect();
-    assert_eq!(rows, wanted);
-}
-
-/// The packages hold the folder `docs`, and a published crate nothing but its own folder.
-#[test]
-fn pages_named_by_help_exist_in_the_manual() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut named = 0;
-    for file in std::fs::read_dir(root.join("verbs-api/cli/src")).unwrap().map(|entry| entry.unwrap().path()) {
-        let text = std::fs::read_to_string(&file).unwrap_or_default();
-        for page in text.split("docs/").skip(1).filter_map(|rest| rest.split_once(".md")).map(|(page, _)| page) {
-            assert!(root.join(format!("docs/{page}.md")).exists(), "{}: docs/{page}.md", file.display());
-            named += 1;
-        }
-    }
-    assert!(named > 0);
-}
-
-#[test]
 fn paths_named_by_the_architecture_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let (mut folder, mut is_block) = (root.to_owned(), false);
     let (mut named, mut missing) = (0, Vec::new());
     for (number, line) in (1..).zip(include_str!("../../../docs/internals/architecture.md").lines()) {

@@ -48,10 +48,10 @@ mod programs {
 mod tools {
     pub(crate) mod beginners;
     pub(crate) mod checked_programs;
-    pub(crate) mod examples;
     pub(crate) mod explanations;
     pub(crate) mod faults;
     pub(crate) mod install;
+    pub(crate) mod manual;
     pub(crate) mod misuse;
     pub(crate) mod trace;
     pub(crate) mod view;
@@ -112,7 +112,7 @@ const SUITES: &[Suite] = suites![
     programs::weakest_programs true,
     tools::beginners true,
     tools::checked_programs true,
-    tools::examples true,
+    tools::manual true,
     tools::explanations true,
     tools::faults true,
     tools::install true,

@@ -43,7 +43,7 @@ pub(crate) struct Common {
 pub(crate) struct DrillArgs {
     #[command(flatten)]
     common: Common,
-    /// Scripts; docs/reference/drill.md is the manual.
+    /// Scripts to run (roxe help scripts).
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }

@@ -16,6 +16,7 @@ use crate::{asks, bypass, checkers, stats, unused};
 use roxe_base::private_file::{self, names_process, with_process_id};
 use roxe_check::{Selection, Suppressions};
 use roxe_provider::config::{ConfigError, check_value, preset, variable};
+use roxe_provider::profile::PROFILES;
 use roxe_provider::weakest::{Wanted, draw_seed};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr};
@@ -23,82 +24,80 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a program and its card are told by variables; `roxe env` takes them, too.
+/// Options that become variables of the program, for `roxe run` and `roxe env`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
+    /// Open these network interfaces, separated by commas; the first becomes roxe0 [default: lo].
     #[arg(long, value_name = "NAMES")]
     pub(crate) netdev: Option<String>,
-    /// Take on the vendor, the part number and the limits of a card: cx3, cx5, cx6, cx6lx, qedr or
-    /// rxe (docs/reference/profiles.md).
-    #[arg(long, value_name = "CARD")]
+    /// Report the identity of a hardware card and enforce its limits (roxe help profiles).
+    #[arg(long, value_name = "CARD", value_parser = profiles())]
     profile: Option<String>,
-    /// Inject faults: rules like 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE that holds rules;
-    /// `roxe run --faults help` tells the language.
+    /// Inject faults: rules such as 'seed=42; drop 3%; reorder 2% by=1ms', or @FILE; --faults help
+    /// prints the language.
     #[arg(long, value_name = "RULES")]
     faults: Option<String>,
-    /// Write every packet to this file (pcapng); %p in its name stands for the process id.
+    /// Write every packet to this file (pcapng); %p in its name becomes the process id.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Write a time line of the queue pairs to this file, for ui.perfetto.dev or chrome://tracing
-    /// (docs/how-to/trace.md). Processes share it; %p in its name stands for the process id.
+    /// Write a time line of the queue pairs to this file, for ui.perfetto.dev (roxe help trace).
+    /// Processes share it; %p in its name becomes the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Print what every device counted when the program ends, and what each counter counts
-    /// (ROXE_STATS).
+    /// Print the counters of every device when the program ends.
     #[arg(long)]
     stats: bool,
-    /// Say on standard error all that is known of each verb that was refused, of each work request
-    /// and each connection that failed, and why a program does not see roxe; without it a line
-    /// each, if standard error is a terminal.
+    /// Explain on standard error why verbs, work requests and connections failed, and why a program
+    /// does not see roxe. Without it, one line each if standard error is a terminal.
     #[arg(long)]
     explain: bool,
-    /// Report misuse of verbs: errors and warnings, `all` for advice too, or RULES between commas,
-    /// -RULE for all but one, `warn` to leave the exit status alone (`roxe rules` lists them;
-    /// docs/reference/checker.md).
+    /// Report misuse of verbs (roxe help checker): errors and warnings, or all, or RULES separated
+    /// by commas; -RULE leaves one out, warn keeps the exit status.
     ///
-    /// A program that ends well all the same exits with 66 if an error was found.
+    /// A program that succeeds although an error was reported exits with 66.
     #[arg(long, value_name = "RULES", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     check: Option<String>,
-    /// Add the reports of --check to this file: SARIF if it is FILE.sarif, JUnit XML if it is
-    /// FILE.xml, else JSON lines.
+    /// Add the reports of --check to this file: SARIF for FILE.sarif, JUnit XML for FILE.xml,
+    /// otherwise JSON lines.
     #[arg(long, value_name = "FILE", requires = "check")]
     report: Option<PathBuf>,
     /// Write the file of --report as json, sarif or junit, whatever its name.
     #[arg(long, value_name = "FORMAT", requires = "report", value_parser = ["json", "sarif", "junit"])]
     report_format: Option<String>,
-    /// Leave out the reports of --check that this file names: lines of a rule, a pattern of
-    /// functions, files or objects, and behind a # the reason.
+    /// Leave out the reports of --check that this file names: lines of RULE PATTERN # REASON.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
-    /// Be the weakest card that the standard allows: all weaknesses with a random seed, or
-    /// SEED[,NAME...], with -NAME to leave one out (docs/explanation/weakest.md).
+    /// Be the weakest card that the standard allows (roxe help weakest): a random seed, or
+    /// SEED[,NAME...]; -NAME leaves a weakness out.
     ///
-    /// Whatever fails there relies on more than verbs promise. The seed is printed; with the same
-    /// one the card makes the same choices.
+    /// A program that fails there relies on more than verbs guarantee. The seed is printed and
+    /// repeats the card's choices.
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     weakest: Option<String>,
-    /// Also set LD_PRELOAD, for programs that bring a libibverbs of their own or were linked with a
-    /// fixed library path.
+    /// Also set LD_PRELOAD, for programs with a bundled libibverbs or a fixed library path.
     #[arg(long)]
     preload: bool,
-    /// Carry the program's TCP and UDP sockets over RDMA (rsockets); both ends of a connection need
-    /// it.
+    /// Carry TCP and UDP sockets over RDMA (rsockets); both ends of a connection need it.
     ///
-    /// Sets LD_PRELOAD to librspreload.so, which stands between the program and the socket calls of
-    /// the C library. Where nobody answers by RDMA, connect() makes an ordinary connection.
-    /// RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set sizes; servers that fork need RDMAV_FORK_SAFE=1 on
-    /// both ends; /etc/rdma/rsocket/preload_config may leave programs out. See man 7 rsocket.
+    /// Sets LD_PRELOAD to librspreload.so, which replaces the socket calls of the C library. If the
+    /// other end has no rsockets, connect() makes a TCP connection. RS_SQ_SIZE, RS_RQ_SIZE and
+    /// RS_INLINE set sizes; servers that fork need RDMAV_FORK_SAFE=1 on both ends;
+    /// /etc/rdma/rsocket/preload_config excludes programs. See man 7 rsocket.
     #[arg(long)]
     rsocket: bool,
 }
 
-/// What `roxe run` was asked to do.
+/// Accepts the names of profiles.
+fn profiles() -> clap::builder::PossibleValuesParser {
+    PROFILES.iter().map(|profile| profile.name).collect::<Vec<_>>().into()
+}
+
+/// Arguments of `roxe run`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     options: Options,
-    /// Do not show the program a /sys/class/infiniband and a /dev/infiniband (ROXE_VIEW=off).
+    /// Do not show the program /sys/class/infiniband and /dev/infiniband of roxe's devices.
     #[arg(long)]
     no_view: bool,
     /// The program and its arguments.
@@ -112,7 +111,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether the rules of faults are asked for, and no program.
+    /// Returns true for `--faults help` without a program.
     pub(crate) fn asks_for_fault_rules(&self) -> bool {
         self.options.faults.as_deref() == Some("help") && self.command.is_empty()
     }
@@ -124,7 +123,7 @@ impl Args {
     }
 }
 
-/// Why a program could not be started. The text says what to do.
+/// A reason why a program could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error(transparent)]
@@ -133,7 +132,7 @@ pub(crate) enum RunError {
     Folder(#[from] FolderError),
     #[error(
         "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
-         `;` stands between rules. `roxe run --faults help` tells all of it."
+         `;` separates rules. `roxe run --faults help` prints the language."
     )]
     Faults(ConfigError),
     #[error("wrong --profile: {0}")]
@@ -146,7 +145,7 @@ pub(crate) enum RunError {
     Seed(std::io::Error),
     #[error("wrong {option}: {}: {why}", file.display())]
     File { option: &'static str, file: PathBuf, why: String },
-    #[error("ROXE_VIEW={0} is not understood: it must be on or off.")]
+    #[error("wrong ROXE_VIEW: {0}; set it to on or off")]
     View(String),
     #[error(transparent)]
     Program(#[from] ProgramError),
@@ -428,7 +427,7 @@ mod tests {
     fn the_view_is_on_unless_switched_off() {
         assert!(wants_view(None).unwrap() && wants_view(Some("on".into())).unwrap());
         assert!(!wants_view(Some("off".into())).unwrap());
-        assert!(wants_view(Some("maybe".into())).unwrap_err().to_string().contains("ROXE_VIEW=maybe"));
+        assert!(wants_view(Some("maybe".into())).unwrap_err().to_string().contains("wrong ROXE_VIEW: maybe"));
     }
 
     #[test]

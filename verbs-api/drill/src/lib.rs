@@ -6,8 +6,8 @@
 //! [`VirtualCard`] is roxe's transport in this process, at a time that jumps. [`run()`] runs one
 //! case of a script and answers with a [`Verdict`].
 //!
-//! `docs/reference/drill.md` is the manual of the language. Packets are written and read by tables
-//! of this crate (`layout`, `mad`), not by the encoders of the card.
+//! `docs/reference/scripts.md` is the manual of the language. Packets are written and read by
+//! tables of this crate (`layout`, `mad`), not by the encoders of the card.
 #![forbid(unsafe_code)]
 
 mod agent;

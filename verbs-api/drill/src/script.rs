@@ -1,6 +1,6 @@
 //! Scripts: a text, its loops unrolled, each line a step.
 //!
-//! `docs/reference/drill.md` is the manual of the language. `steps` has what a step says, `read`
+//! `docs/reference/scripts.md` is the manual of the language. `steps` has what a step says, `read`
 //! takes lines apart and makes steps of words. Nothing here runs anything.
 
 mod read;

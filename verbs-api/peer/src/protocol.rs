@@ -7,7 +7,7 @@
 //! argument that its command does not have is refused.
 //!
 //! The commands and their arguments are [`Command`] and [`Command::arguments`], told in words in
-//! `docs/reference/peer.md`; the names of opcodes, states and flags are in [`names`]. Touches
+//! `docs/reference/agent.md`; the names of opcodes, states and flags are in [`names`]. Touches
 //! nothing.
 
 pub mod limits;

@@ -37,10 +37,10 @@ fn pages_say_how_many_cases_the_catalogue_has() {
         readme.contains(&format!(" {count} cases, reported by clause")),
         "README.md: the catalogue has {count} cases"
     );
-    let manual = include_str!("../../../../docs/reference/drill.md");
+    let manual = include_str!("../../../../docs/reference/scripts.md");
     assert!(
         manual.contains(&format!("all {count} cases pass")),
-        "docs/reference/drill.md: the catalogue has {count} cases"
+        "docs/reference/scripts.md: the catalogue has {count} cases"
     );
 }
 

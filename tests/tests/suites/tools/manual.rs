@@ -1,0 +1,290 @@
+//! Runs the commands of the manual as its reader types them.
+//!
+//! Each page is one shell session in an empty folder, with nothing but `roxe` and the system's
+//! programs on the path. A block ```` ```LANGUAGE,file=NAME ```` becomes a file there; in a block
+//! ```` ```console ```` the lines behind `$ ` are typed, and the lines below a command are compared
+//! with what it prints, apart from numbers and spaces; a line `...` stands for any lines. A block
+//! behind `<!-- not run: REASON -->` is left out. `<!-- uses: PAGE -->` brings the files of another
+//! page. Commands in tables of the README run one by one.
+//!
+//! `cargo test -p roxe-tests --test suites -- manual [--write] [WORD...]`: `--write` puts what the
+//! commands print into the pages, where it differs.
+
+use roxe_tests::build;
+use roxe_tests::pair::installed;
+use roxe_tests::report::{self, Check, Verdict};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+/// Folders whose pages are run, beside the README.
+const FOLDERS: &[&str] = &["docs/tutorials", "docs/how-to"];
+/// Pages whose commands another suite runs.
+const ELSEWHERE: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners` runs it")];
+/// Programs without which a page cannot be run.
+const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
+/// Precedes the output of each command.
+const MARK: char = '\u{1}';
+/// Follows the output, and precedes the exit status.
+const STATUS: char = '\u{2}';
+
+/// Placeholders in the README's table of commands, and what a test fills in.
+const PLACES: &[(&str, &str)] = &[
+    ("PROGRAM ARGS...", "ibv_devices"),
+    ("-- ...", "-- ibv_devices"),
+    ("--faults RULES", "--faults 'seed=1; drop 1%'"),
+    ("--capture FILE", "--capture new.pcapng"),
+    ("--trace FILE", "--trace trace.json"),
+    ("drill TARGET FILE...", "drill virtual $SCRIPT"),
+    ("conform TARGET", "conform virtual atomic"),
+    ("fuzz TARGET", "fuzz virtual --cases 5"),
+];
+/// Commands of the README that other lanes run: they build for minutes, or are this test.
+const NOT_HERE: &[&str] = &["cargo ", "tests/run", "mdbook "];
+
+pub(crate) fn main() -> ExitCode {
+    let root = root();
+    let folders = FOLDERS.iter().map(|folder| fs::read_dir(root.join(folder)).expect("the folder exists"));
+    let mut pages: Vec<PathBuf> = folders.flatten().map(|entry| entry.expect("it is readable").path()).collect();
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    pages.push(root.join("README.md"));
+    pages.sort();
+    if report::words().any(|word| word == "--write") {
+        return write(&pages);
+    }
+    let mut checks = Vec::new();
+    for page in pages {
+        let name = page.strip_prefix(&root).expect("the page is below").display().to_string();
+        let elsewhere = ELSEWHERE.iter().find(|(page, _)| name.ends_with(page));
+        if let Some((_, reason)) = elsewhere {
+            checks.push(Check::new(name, move || Verdict::Skipped((*reason).to_owned())));
+            continue;
+        }
+        let text = fs::read_to_string(&page).expect("the page is readable");
+        if name == "README.md" {
+            for command in commands_of_tables(&text) {
+                let script = PLACES.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
+                checks.push(Check::new(format!("{name}: {command}"), move || {
+                    session(&[Step::Command { line: script.clone(), shown: Vec::new() }]).map(|_| ()).into()
+                }));
+            }
+        }
+        let steps = steps(&page, &text);
+        if steps.iter().any(|step| matches!(step, Step::Command { .. })) {
+            checks.push(Check::new(name, move || judge(&steps)));
+        }
+    }
+    report::main(checks)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the project").to_owned()
+}
+
+/// A step of a reader.
+enum Step {
+    Save { name: String, text: String },
+    Command { line: String, shown: Vec<String> },
+}
+
+/// Returns the steps of a page in order.
+fn steps(path: &Path, page: &str) -> Vec<Step> {
+    let (mut found, mut is_run) = (Vec::new(), true);
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(name) = line.strip_prefix("<!-- uses: ").and_then(|name| name.strip_suffix(" -->")) {
+            let other = path.with_file_name(name);
+            let text = fs::read_to_string(&other).expect("the page that is used exists");
+            found.extend(steps(&other, &text).into_iter().filter(|step| matches!(step, Step::Save { .. })));
+        }
+        if line.starts_with("<!-- not run: ") {
+            is_run = false;
+        }
+        let Some(info) = line.strip_prefix("```") else { continue };
+        let block: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+        if !std::mem::replace(&mut is_run, true) {
+            continue;
+        }
+        if let Some((_, name)) = info.split_once(",file=") {
+            found.push(Step::Save { name: name.to_owned(), text: block.join("\n") + "\n" });
+        } else if info == "console" {
+            let mut is_continued = false;
+            for line in block {
+                match (line.strip_prefix("$ "), found.last_mut()) {
+                    (_, Some(Step::Command { line: command, .. })) if is_continued => *command += &format!("\n{line}"),
+                    (Some(line), _) => found.push(Step::Command { line: line.to_owned(), shown: Vec::new() }),
+                    (None, Some(Step::Command { shown, .. })) => shown.push(line.to_owned()),
+                    (None, _) => (),
+                }
+                is_continued = line.ends_with('\\');
+            }
+        }
+    }
+    found.retain(|step| !matches!(step, Step::Command { line, .. } if is_elsewhere(line)));
+    found
+}
+
+fn is_elsewhere(command: &str) -> bool {
+    NOT_HERE.iter().any(|start| command.starts_with(start))
+}
+
+/// Returns the commands of roxe in the second column of tables.
+fn commands_of_tables(page: &str) -> Vec<String> {
+    let cells = page.lines().filter(|line| line.starts_with("| ")).filter_map(|row| row.split('|').nth(2));
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    quoted.filter(|text| text.starts_with("roxe ") && !text.contains("--rsocket")).map(str::to_owned).collect()
+}
+
+fn judge(steps: &[Step]) -> Verdict {
+    let missing = TOOLS.iter().find(|tool| {
+        let names =
+            |step: &Step| matches!(step, Step::Command { line, .. } if line.split(' ').any(|word| word == **tool));
+        steps.iter().any(names) && !installed(tool)
+    });
+    if let Some(tool) = missing {
+        return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
+    }
+    let outputs = match session(steps) {
+        Ok(outputs) => outputs,
+        Err(why) => return Verdict::Failed(why),
+    };
+    let commands = steps.iter().filter_map(|step| match step {
+        Step::Command { line, shown } => Some((line, shown)),
+        Step::Save { .. } => None,
+    });
+    for ((line, shown), output) in commands.zip(&outputs) {
+        let printed: Vec<&str> = output.lines().collect();
+        let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
+        if !shown.is_empty() && !matches(&shown, &printed) {
+            return Verdict::Failed(format!("$ {line}\nthe page shows\n{}\nit printed\n{output}", shown.join("\n")));
+        }
+    }
+    Verdict::Passed
+}
+
+/// Returns true if the lines are those shown, of which `...` stands for any lines.
+fn matches(shown: &[&str], printed: &[&str]) -> bool {
+    match (shown, printed) {
+        ([], rest) => rest.iter().all(|line| line.is_empty()),
+        (["...", shown @ ..], printed) => (0..=printed.len()).any(|skipped| matches(shown, &printed[skipped..])),
+        (_, []) => false,
+        ([first, shown @ ..], [line, printed @ ..]) => plain(first) == plain(line) && matches(shown, printed),
+    }
+}
+
+/// Returns the words of a line with each number, and each word that holds hexadecimal digits, as
+/// `#`.
+fn plain(line: &str) -> Vec<String> {
+    let is_number = |word: &str| word.contains(|c: char| c.is_ascii_digit());
+    let split = |word: &str| {
+        let parts = word.split_inclusive(|c: char| !c.is_alphanumeric());
+        let parts = parts.map(|part| if is_number(part) { "#".to_owned() } else { part.to_owned() });
+        let text = parts.collect::<String>();
+        // Numbers vary in length: so do points and signs between their digits.
+        text.replace("##", "#").replace("##", "#").replace("-#", "#")
+    };
+    line.split_whitespace().map(split).collect()
+}
+
+/// Runs the steps in one shell, in an empty folder. Returns what each command printed. A command
+/// whose output the page does not show has to succeed.
+fn session(steps: &[Step]) -> Result<Vec<String>, String> {
+    let scratch = Scratch::new();
+    let (mut script, mut serves) = (String::new(), false);
+    for step in steps {
+        match step {
+            Step::Save { name, text } => {
+                let path = scratch.0.join(name);
+                fs::create_dir_all(path.parent().expect("a file lies in a folder")).map_err(|e| e.to_string())?;
+                fs::write(path, text).map_err(|e| e.to_string())?;
+            }
+            Step::Command { line, .. } => {
+                let is_client = std::mem::replace(&mut serves, line.ends_with('&'));
+                _ = writeln!(script, "printf '{MARK}'");
+                // A reader types the client again if its server is not there yet.
+                _ = match (is_client, serves) {
+                    (true, false) => writeln!(
+                        script,
+                        "for i in $(seq 300); do {line} > .out 2>&1; s=$?; [ $s = 0 ] && break; sleep 0.1; done; cat .out; (exit $s)"
+                    ),
+                    (_, true) => writeln!(script, "{} >> .background 2>&1 &", line.trim_end_matches('&')),
+                    (_, false) => writeln!(script, "{line}"),
+                };
+                _ = writeln!(script, "printf '{STATUS}%d' $?");
+            }
+        }
+    }
+    let (bin, sources) = (build::roxe(), build::sources());
+    let own = bin.parent().expect("a program lies in a folder").display();
+    let mut shell = Command::new("timeout");
+    shell.args(["120", "sh", "-c", &format!("exec 2>&1\n{script}wait")]);
+    shell.current_dir(&scratch.0).stdin(Stdio::null()).env_clear();
+    shell.env("PATH", format!("{own}:/usr/bin:/bin:/usr/sbin:/sbin")).env("HOME", &scratch.0).env("LANG", "C.UTF-8");
+    shell.env("GITHUB_ENV", scratch.0.join("github"));
+    shell.env("SCRIPT", sources.join("tests/conform/ud/receive_too_short.drill"));
+    shell.env("CHECKOUT", &sources);
+    let output = shell.output().map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout).replace(&format!("{}/", scratch.0.display()), "");
+    if !output.status.success() {
+        return Err(format!("{script}{}\n{text}", output.status));
+    }
+    let commands = steps.iter().filter_map(|step| match step {
+        Step::Command { line, shown } => Some((line, shown)),
+        Step::Save { .. } => None,
+    });
+    let ended = text.split(MARK).skip(1).zip(commands).map(|(printed, (line, shown))| {
+        let (output, status) = printed.split_once(STATUS).unwrap_or((printed, "none"));
+        let is_good = !shown.is_empty() || status == "0";
+        if is_good { Ok(output.to_owned()) } else { Err(format!("$ {line}\n{output}\nits exit status is {status}")) }
+    });
+    ended.collect()
+}
+
+/// Puts what the commands print into the pages that show something else.
+fn write(pages: &[PathBuf]) -> ExitCode {
+    let words: Vec<String> = report::words().filter(|word| !word.starts_with('-')).collect();
+    let chosen = |page: &PathBuf| words.is_empty() || words.iter().any(|w| page.display().to_string().contains(w));
+    for page in pages.iter().filter(|page| chosen(page)) {
+        let mut text = fs::read_to_string(page).expect("the page is readable");
+        let steps = steps(page, &text);
+        let outputs = match session(&steps) {
+            Ok(outputs) => outputs,
+            Err(why) => {
+                println!("FAILED   {}: {why}", page.display());
+                return ExitCode::FAILURE;
+            }
+        };
+        let mut outputs = outputs.iter();
+        for step in &steps {
+            let Step::Command { line, shown } = step else { continue };
+            let (lines, output) = (shown.join("\n"), outputs.next().map_or("", |output| output.trim_end()));
+            let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
+            if !shown.is_empty() && !matches(&shown, &output.lines().collect::<Vec<_>>()) {
+                text = text.replacen(&format!("$ {line}\n{lines}"), &format!("$ {line}\n{output}"), 1);
+            }
+        }
+        fs::write(page, text).expect("the page can be written");
+    }
+    ExitCode::SUCCESS
+}
+
+/// An empty folder, removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("roxe-manual-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).expect("the temporary folder can be written");
+        Self(folder)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
