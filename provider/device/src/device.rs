@@ -8,8 +8,8 @@ use roxe_base::config::config;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_DM_SIZE};
 use roxe_base::uses::Quotas;
-use roxe_engine::adapter::Adapter;
-use roxe_engine::port::{GidEntry, Netdev, PortAttr};
+use roxe_observe::adapter::Adapter;
+use roxe_observe::port::{GidEntry, Netdev, PortAttr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -11,9 +11,9 @@ use roxe_base::config::{Stats, config};
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::standard_error;
-use roxe_engine::port::Netdev;
-use roxe_engine::stats_file::{legend_of, line};
 use roxe_net::runtime_dir;
+use roxe_observe::port::Netdev;
+use roxe_observe::stats_file::{legend_of, line};
 use std::sync::Arc;
 
 /// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as
@@ -62,13 +62,13 @@ impl Device {
 }
 
 /// What the devices counted, told when the process ends: to the files of
-/// [`roxe_engine::counter_files`], and with `ROXE_STATS=on` to people who run a program that knows
+/// [`roxe_observe::counter_files`], and with `ROXE_STATS=on` to people who run a program that knows
 /// no counters.
 ///
 /// They get one line per device on standard error, as names and values, of all counters that are
 /// not zero, and with `ROXE_STATS=words` what each of these counts. Packets may still come while
 /// the process ends: both are told the same. What a process that is killed, or leaves by `_exit`,
-/// has counted is left in a file ([`roxe_engine::stats_file`]).
+/// has counted is left in a file ([`roxe_observe::stats_file`]).
 fn report() {
     let prints = config().map_or(Stats::Off, |config| config.stats);
     runtime::all().iter().for_each(|runtime| runtime.engine().count_socket_drops());

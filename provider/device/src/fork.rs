@@ -26,8 +26,8 @@ use roxe_engine::engine::Engine;
 use roxe_engine::further;
 use roxe_engine::interceptor::process;
 use roxe_engine::queue_pair::QueuePair;
-use roxe_engine::reasons;
 use roxe_net::{port_owners, runtime_dir};
+use roxe_observe::reasons;
 use std::cell::Cell;
 use std::sync::{Arc, Once};
 

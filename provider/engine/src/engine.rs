@@ -16,8 +16,6 @@
 #[doc(hidden)]
 pub mod testing;
 
-use crate::adapter::{Adapter, MAX_ENGINES};
-use crate::counters::Counters;
 use crate::flow_control::Flows;
 use crate::interceptor::Interceptor;
 use crate::links::Links;
@@ -35,6 +33,8 @@ use roxe_net::raw::FrameSender;
 use roxe_net::slot::Slot;
 use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
+use roxe_observe::adapter::{Adapter, MAX_ENGINES};
+use roxe_observe::counters::Counters;
 use roxe_transport::cm::Route;
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;

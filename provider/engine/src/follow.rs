@@ -5,7 +5,7 @@
 //! link comes up again.
 
 use crate::engine::Engine;
-use crate::port::{GidTable, Netdev};
+use roxe_observe::port::{GidTable, Netdev};
 
 impl Engine {
     /// Takes over which addresses this host has, whatever their interface.

@@ -2,12 +2,12 @@
 //!
 //! Touches the socket.
 
-use crate::adapter::Adapter;
-use crate::flow_counters::FlowCounters;
 use crate::poller::{Poller, Watch};
 use crate::queue_pair::{QueuePair, Spread};
 use roxe_base::error::Error;
 use roxe_net::raw::{FrameReceiver, Reach};
+use roxe_observe::adapter::Adapter;
+use roxe_observe::flow_counters::FlowCounters;
 use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::FrameKey;
 use std::sync::Arc;

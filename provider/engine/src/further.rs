@@ -7,10 +7,10 @@
 //! first one is the connection manager's; what comes to another for that is handed to it. Touches
 //! nothing.
 
-use crate::adapter::MAX_ENGINES;
 use crate::engine::{Engine, Services};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
+use roxe_observe::adapter::MAX_ENGINES;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;

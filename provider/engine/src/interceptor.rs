@@ -16,7 +16,6 @@ pub(crate) use held::{Held, Incoming, MAX_HELD};
 pub(crate) use packet_comment::{Fate, Origin, PacketComment};
 pub(crate) use recording::Recording;
 
-use crate::counters::Counters;
 use faults::Faults;
 use recorder::Recorder;
 use roxe_base::config::Config;
@@ -25,6 +24,7 @@ use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::trace;
+use roxe_observe::counters::Counters;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::{NetHeader, Packet, icrc};
 

@@ -2,12 +2,12 @@
 //!
 //! Touches the links.
 
-use crate::counters::Counters;
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_net::link::SendError;
 use roxe_net::link::TxQueue;
 use roxe_net::raw::FrameSender;
 use roxe_net::udp::UdpLink;
+use roxe_observe::counters::Counters;
 use roxe_wire::{Gid, Qpn};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -5,9 +5,9 @@
 
 use crate::engine::Engine;
 use crate::gsi::packet_of;
-use crate::port::Netdev;
 use roxe_net::link::HOP_LIMIT;
 use roxe_net::probe::{Probe, is_broadcast, source_towards};
+use roxe_observe::port::Netdev;
 use roxe_transport::cm::Route;
 use roxe_wire::cm::{CommId, Drep, Mad, PrivateData, TransactionId, gsi_header};
 use roxe_wire::{NetHeader, Psn};

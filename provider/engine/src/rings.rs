@@ -12,13 +12,13 @@
 //! A ring never loses packets: a queue pair that finds it full waits until the reader has made
 //! room. Rings end under the receive lock.
 
-use crate::counters::{Counters, SentByRing};
 use crate::flow_control::Receiver;
 use roxe_base::clock;
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::ready::ReadyFlag;
 use roxe_net::shm::{self, ControlSocket, Doorbell, Inbound, Offer, OwnRing, PeerEvent, Writer};
 use roxe_net::slot::Slot;
+use roxe_observe::counters::{Counters, SentByRing};
 use roxe_transport::time::Instant;
 use roxe_wire::Qpn;
 use std::collections::{HashMap, VecDeque};

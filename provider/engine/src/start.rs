@@ -1,13 +1,13 @@
 //! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the
 //! child of a fork.
 
+use crate::background;
 use crate::engine::{Ears, Engine};
 use crate::interceptor::process;
 use crate::poller::{Poller, Watch, Woken};
 use crate::rx_state::Rx;
 use crate::scheduler::Task;
 use crate::thread::{TO_COME, TO_GO, Thread};
-use crate::{background, notice, reasons};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::own_threads::{Wake, started_by_caller};
@@ -17,6 +17,7 @@ use roxe_net::slot::SlotSocket;
 use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
+use roxe_observe::{notice, reasons};
 use roxe_wire::Gid;
 use std::io;
 use std::sync::atomic::Ordering;

@@ -1,15 +1,15 @@
 //! What the unit tests share: an engine of their own, and a queue pair that does nothing.
 
-use crate::adapter::Adapter;
 use crate::engine::{Engine, Services};
 use crate::flow_control::Grant;
-use crate::port::Netdev;
 use crate::queue_pair::{Met, QueuePair, VisitOutcome};
 use crate::run::{Joined, Run, RxTools};
 use roxe_base::config::{Config, config};
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::link::RxMeta;
+use roxe_observe::adapter::Adapter;
+use roxe_observe::port::Netdev;
 use roxe_transport::cm::Route;
 use roxe_transport::qp::{FrameNote, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;

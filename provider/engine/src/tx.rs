@@ -13,7 +13,6 @@ mod tx_path;
 
 pub use tx_path::{TxCache, TxPath};
 
-use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::run::is_ack;
 use roxe_memory::crc::Folding;
@@ -21,6 +20,7 @@ use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, SendError, Taken};
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
+use roxe_observe::counters::Counters;
 use roxe_transport::cx::PacketNote;
 use roxe_transport::wr::Av;
 use roxe_wire::icrc::{self, Sealer, Summed};

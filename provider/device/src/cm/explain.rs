@@ -9,7 +9,7 @@ use super::route::Address;
 use roxe_base::config::Explain;
 use roxe_base::error::Error;
 use roxe_check::explain::{self, Connection, explains};
-use roxe_engine::reasons;
+use roxe_observe::reasons;
 use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{RejReason, SidrStatus};

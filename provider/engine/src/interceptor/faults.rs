@@ -3,12 +3,12 @@
 //! Touches the injector, randomness for a seed, and standard error.
 
 use super::packet_comment::Fate;
-use crate::notice;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::random;
 use roxe_base::weakest::{self, Weakness};
+use roxe_observe::notice;
 use roxe_transport::fault::{Injector, Rules, Verdict};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicBool, Ordering};

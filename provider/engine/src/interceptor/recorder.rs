@@ -7,10 +7,10 @@
 //! as the process lives: a second process that is given the same name writes beside it, and so does
 //! the child of a fork. Touches one file.
 
-use crate::notice;
 use roxe_base::cancel::uncancelled;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::private_file::{self, names_process, with_process_id};
+use roxe_observe::notice;
 use roxe_wire::NetHeader;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::cm::Mad;

@@ -1,9 +1,9 @@
 //! Frames of raw packets on their way out: the same staging buffer, another link, nothing to seal.
 
 use super::Batch;
-use crate::counters::Counters;
 use roxe_net::link::{SendError, Taken};
 use roxe_net::raw::FrameSender;
+use roxe_observe::counters::Counters;
 use roxe_wire::icrc;
 
 impl Batch {

@@ -67,7 +67,7 @@ impl Adapter {
 
     /// Takes over what the interface is like now, and tells every observer what changed. `prepare`
     /// is done with the new GID table before anybody sees it.
-    pub(crate) fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
+    pub fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
         // Held from the look on, so that nobody takes over an older look after this one.
         let mut observers = self.observers.lock();
         let Ok(now) = Netdev::find(self.ifindex) else { return };
@@ -82,7 +82,7 @@ impl Adapter {
     }
 
     /// Packets can arrive at `gid` from now on.
-    pub(crate) fn note_open(&self, gid: Gid) {
+    pub fn note_open(&self, gid: Gid) {
         self.port.write().note_open(gid);
     }
 
@@ -118,12 +118,12 @@ impl Adapter {
     }
 
     /// The lock that is held while the port changes, for the fork handlers.
-    pub(crate) fn raw_observers(&self) -> &impl Lockable {
+    pub fn raw_observers(&self) -> &impl Lockable {
         &self.observers
     }
 
     /// The lock of the port's description, for the fork handlers.
-    pub(crate) fn raw_port(&self) -> &impl Lockable {
+    pub fn raw_port(&self) -> &impl Lockable {
         &self.port
     }
 
@@ -175,7 +175,7 @@ impl Adapter {
     }
 
     /// What the engine with this number counts; it begins to.
-    pub(crate) fn counters_of(&self, engine: usize) -> Arc<Counters> {
+    pub fn counters_of(&self, engine: usize) -> Arc<Counters> {
         let number = engine.min(MAX_ENGINES - 1);
         self.engines.fetch_max(number + 1, Relaxed);
         self.counters.get(number).map(Arc::clone).unwrap_or_default()

@@ -305,7 +305,7 @@ impl Port {
     }
 
     /// Packets can arrive at `gid` from now on.
-    pub(crate) fn note_open(&mut self, gid: Gid) {
+    pub fn note_open(&mut self, gid: Gid) {
         self.claim.release(gid);
     }
 

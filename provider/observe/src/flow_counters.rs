@@ -71,7 +71,7 @@ impl FlowCounters {
     }
 
     /// One frame of `len` bytes.
-    pub(crate) fn count(&self, len: usize) {
+    pub fn count(&self, len: usize) {
         self.packets.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(len as u64, Ordering::Relaxed);
     }

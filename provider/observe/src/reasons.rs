@@ -67,7 +67,7 @@ fn names_of(ifindex: u32) -> io::Result<String> {
 }
 
 /// This process has taken `slot`, and its peers may ask for reasons.
-pub(crate) fn begin(ifindex: u32, slot: Slot) {
+pub fn begin(ifindex: u32, slot: Slot) {
     if explains() == Explain::Off {
         return;
     }

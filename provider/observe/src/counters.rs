@@ -42,7 +42,7 @@ impl Counter {
 /// What was handed to one ring. Only the holder of the ring's lock counts here, so that a small
 /// message pays for no locked addition.
 #[derive(Debug, Default)]
-pub(crate) struct SentByRing {
+pub struct SentByRing {
     packets: Counter,
     bytes: Counter,
 }
@@ -50,7 +50,7 @@ pub(crate) struct SentByRing {
 impl SentByRing {
     /// Counts packets and their bytes. The caller holds the lock of the ring.
     #[inline]
-    pub(crate) fn count(&self, packets: u64, bytes: u64) {
+    pub fn count(&self, packets: u64, bytes: u64) {
         self.packets.add_alone(packets);
         self.bytes.add_alone(bytes);
     }
@@ -220,7 +220,7 @@ impl Counters {
     }
 
     /// The counters of a new ring.
-    pub(crate) fn of_new_ring(&self) -> Arc<SentByRing> {
+    pub fn of_new_ring(&self) -> Arc<SentByRing> {
         let ring = Arc::default();
         self.rings.lock().push(Arc::clone(&ring));
         ring
@@ -245,7 +245,7 @@ impl Counters {
     }
 
     /// Adds what `others` have counted.
-    pub(crate) fn add_up(&self, others: &Self) {
+    pub fn add_up(&self, others: &Self) {
         let mut rings = others.rings.lock();
         rings.retain(|ring| {
             let is_open = Arc::strong_count(ring) > 1;
