@@ -29,52 +29,52 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_NETDEV",
         default: "lo",
-        help: "Network devices to offer as roxe0, roxe1, ... in this order, separated by commas.",
+        help: "Network interfaces to open as roxe0, roxe1, ... in this order, separated by commas.",
     },
     Knob {
         name: "ROXE_VENDOR_PART_ID",
         default: "1",
-        help: "vendor_part_id to report; 4119 makes perftest post through ibv_wr_* calls.",
+        help: "vendor_part_id to report; 4119 makes perftest post with ibv_wr_* calls.",
     },
     Knob {
         name: "ROXE_PROFILE",
         default: "none",
-        help: "Card whose vendor, part number and limits to take on: cx3, cx5, cx6, cx6lx, qedr or rxe.",
+        help: "Card whose identity and limits to take on: cx3, cx5, cx6, cx6lx, qedr or rxe.",
     },
     Knob {
         name: "ROXE_DEVICE_NAME",
         default: "roxe0",
-        help: "Name of the first device, such as mlx5_0; those of the others count on from its number.",
+        help: "Name of the first device, such as mlx5_0; further devices get the following numbers.",
     },
     Knob {
         name: "ROXE_GID_LAYOUT",
-        default: "as the profile's card",
-        help: "Order of the GID table: plain, or mellanox: each address twice, IPv6 first, IPv4 with RoCE v2 at index 3.",
+        default: "that of the profile",
+        help: "Order of the GID table: plain, or mellanox (each address twice, IPv6 first, IPv4 with RoCE v2 at index 3).",
     },
     Knob {
         name: "ROXE_WINDOW",
         default: "from the socket buffer",
-        help: "Most bytes under way towards one receiving process, 65536 to 67108864. Use one value on both sides.",
+        help: "Limit of bytes in flight to one receiving process, 65536 to 67108864; use one value on both sides.",
     },
     Knob {
         name: "ROXE_RCVBUF",
         default: "4194304",
-        help: "Receive buffer to ask the system for, bytes, 4096 to 67108864; it gives net.core.rmem_max at most.",
+        help: "Socket receive buffer to request, 4096 to 67108864 bytes; the kernel grants net.core.rmem_max at most.",
     },
     Knob {
         name: "ROXE_SPIN_US",
         default: "50",
-        help: "Microseconds a thread keeps looking for packets before it sleeps, 0 to 10000; four times that when it slept too early.",
+        help: "Time a thread spins before it sleeps, 0 to 10000 microseconds; four times as long after it slept too early.",
     },
     Knob {
         name: "ROXE_STEERING",
         default: "on",
-        help: "Let the kernel hand a packet to the process that owns its queue pair: on, or off to forward instead.",
+        help: "Kernel delivery of packets to the process that owns the queue pair: on, or off to forward between processes.",
     },
     Knob {
         name: "ROXE_GSO",
         default: "on",
-        help: "Send runs of equal packets with one system call (UDP_SEGMENT): on or off.",
+        help: "Send runs of packets with one system call (UDP_SEGMENT): on or off.",
     },
     Knob {
         name: "ROXE_GRO",
@@ -84,74 +84,70 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_LINK",
         default: "auto",
-        help: "How packets reach processes of this user on this host: auto through shared memory, or udp as all others.",
+        help: "Link to processes of this user on this host: auto (shared memory), or udp.",
     },
     Knob {
         name: "ROXE_DCQCN",
         default: "off",
-        help: "Let switches mark packets (ECN) and slow down when the receiver reports marks (DCQCN): on or off.",
+        help: "Mark packets as ECN-capable, and slow down on CNPs (DCQCN): on or off.",
     },
     Knob {
         name: "ROXE_STATS",
         default: "off",
-        help: "Print what every device counted to standard error when the process ends: off, on, or words for a legend too; `roxe run --stats` sets it.",
+        help: "Print counters to standard error when the process ends: off, on, or words for their meanings too; `roxe run --stats` sets it.",
     },
     Knob {
         name: "ROXE_STATS_FILES",
         default: "none",
-        help: "Folder where every process leaves what it would print, for the case that it is killed; `roxe run --stats` sets it.",
+        help: "Folder where each process keeps its counters in case it is killed; `roxe run --stats` sets it.",
     },
     Knob {
         name: "ROXE_COUNTERS",
         default: "none",
-        help: "Folder with files, as /sys/class/infiniband has them, to add to what devices count; `roxe run` sets it.",
+        help: "Folder with counter files, laid out like /sys/class/infiniband, to add counts to; `roxe run` sets it.",
     },
     Knob {
         name: "ROXE_EXPLAIN",
         default: "off",
-        help: "Say on standard error why verbs and work requests failed: off, line, or full for all that is known; `roxe run` sets it.",
+        help: "Explain failed verbs and work requests on standard error: off, line, or full; `roxe run` sets it.",
     },
     Knob {
         name: "ROXE_CHECK",
         default: "off",
-        help: "Report misuse of verbs: on, all (advice too), or rules separated by commas, -RULE for all but one, warn to leave the exit status alone, stop or wait to halt at the first error, suggest to print suppressions.",
+        help: "Report misuse of verbs: on, all (advice too), or rules separated by commas; -RULE leaves one out, warn keeps the exit status, stop or wait halts at the first error, suggest prints suppressions.",
     },
     Knob { name: "ROXE_CHECK_REPORT", default: "none", help: "File to add the reports of ROXE_CHECK to." },
     Knob {
         name: "ROXE_CHECK_REPORT_FORMAT",
-        default: "by the file's name",
-        help: "How ROXE_CHECK_REPORT is written: json (lines), sarif or junit; a file FILE.sarif or FILE.xml needs not say it.",
+        default: "by file name",
+        help: "Format of ROXE_CHECK_REPORT: json (lines), sarif or junit; FILE.sarif and FILE.xml imply it.",
     },
     Knob {
         name: "ROXE_CHECK_SUPPRESSIONS",
         default: "none",
-        help: "File with reports of ROXE_CHECK that are not wanted: lines of a rule, a pattern and a reason.",
+        help: "File with reports of ROXE_CHECK to leave out: lines of RULE PATTERN # REASON.",
     },
     Knob {
         name: "ROXE_WEAKEST",
         default: "off",
-        help: "Be no stronger than the standard asks: a seed or on, and names to have only these weaknesses, or -NAME to leave one out.",
+        help: "Be the weakest card that the standard allows: a seed or on, then names of weaknesses, or -NAME to leave one out.",
     },
-    Knob {
-        name: "ROXE_FAULTS",
-        default: "none",
-        help: "Faults to inject into packets, as rules like 'drop 3%; reorder 2% by=1ms' or as @FILE that holds rules.",
-    },
+    Knob { name: "ROXE_FAULTS", default: "none", help: "Fault rules such as 'drop 3%; reorder 2% by=1ms', or @FILE." },
     Knob {
         name: "ROXE_CAPTURE",
         default: "none",
-        help: "File (pcapng) to write every packet to; %p in its name stands for the process id.",
+        help: "File (pcapng) to write every packet to; %p in its name becomes the process id.",
     },
     Knob {
         name: "ROXE_TRACE",
         default: "none",
-        help: "File (Trace Event JSON) to write a time line of queue pairs to; processes share it, or %p in its name stands for the process id.",
+        help: "File (Trace Event JSON) to write a time line of queue pairs to; processes share it; %p becomes the process id.",
     },
 ];
 
 /// A variable holds something it may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name}={value} is not understood: {expected}")]
+#[error("wrong {name}: {value}; {expected}")]
 pub struct ConfigError {
     name: &'static str,
     value: String,

@@ -112,12 +112,15 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         }
         return Ok(());
     }
-    let report = run(&args.common, &scripts, |progress, line| {
+    let mut report = run(&args.common, &scripts, |progress, line| {
         if let (Progress::Begins(script, parameters), true) = (progress, args.verbose) {
             line.clear();
             output::line(format_args!("{} [{parameters}]", script.name()));
         }
     })?;
+    let command = std::env::args().skip(1).map(token::without_token).collect::<Vec<_>>().join(" ");
+    report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
+    report.facts.push(("command".to_owned(), format!("roxe {command}")));
     for (path, text) in
         [(&args.json, report::json as fn(&Report) -> String), (&args.junit, report::junit), (&args.html, report::html)]
     {

@@ -36,6 +36,14 @@ pub(crate) fn of_environment() -> Result<Option<String>, String> {
     variable(VARIABLE).map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
 }
 
+/// Removes the token from an argument `TOKEN@HOST`, for reports.
+pub(crate) fn without_token(argument: String) -> String {
+    argument.rsplit_once('@').map_or(argument.clone(), |(before, host)| {
+        let scheme = before.find("://").map_or("", |at| &before[..at + 3]);
+        format!("{scheme}{host}")
+    })
+}
+
 fn read(file: &Path) -> Result<String, String> {
     let failed = |why: &dyn std::fmt::Display| format!("cannot use the token file {}: {why}", file.display());
     if fs::metadata(file).map_err(|cause| failed(&cause))?.mode() & 0o077 != 0 {
@@ -53,6 +61,18 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn token_is_removed_from_arguments() {
+        for (argument, shown) in [
+            ("0123@192.0.2.7:1", "192.0.2.7:1"),
+            ("peer://0123@192.0.2.7", "peer://192.0.2.7"),
+            ("peer://192.0.2.7", "peer://192.0.2.7"),
+            ("atomic", "atomic"),
+        ] {
+            assert_eq!(without_token(argument.to_owned()), shown);
+        }
+    }
 
     #[test]
     fn token_comes_from_a_file_that_only_its_owner_reads() {

@@ -227,6 +227,11 @@ impl Target for AgentCard {
         Some(Card { first_near: self.first_near, ..card.clone() })
     }
 
+    fn identity(&self) -> Vec<(String, String)> {
+        let facts = self.client.card()["identity"].as_object().into_iter().flatten();
+        facts.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+    }
+
     fn begin(&mut self, ipv6: bool) -> Answer<()> {
         if self.is_in_a_hurry {
             self.use_again()?;

@@ -42,6 +42,8 @@ impl Tried {
 pub struct Report {
     /// The card.
     pub target: String,
+    /// Facts about the run for its readers: names and values, such as the driver of the card.
+    pub facts: Vec<(String, String)>,
     /// The cases, in the order they ran.
     pub tried: Vec<Tried>,
     /// If the agent was gone before the end: how many cases could not be run.
@@ -133,7 +135,7 @@ pub fn run(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
-    let mut report = Report { target: name, tried: Vec::new(), not_run: None };
+    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), not_run: None };
     let all: usize = scripts.iter().map(|script| script.cases().len()).sum();
     for script in scripts {
         for case in script.cases() {

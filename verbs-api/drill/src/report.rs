@@ -89,7 +89,11 @@ pub fn json(report: &Report) -> String {
     };
     let sums: Value = WORDS.iter().map(|word| (word.to_ascii_lowercase(), json!(report.count(word)))).collect();
     let cases: Vec<_> = report.tried.iter().map(case).collect();
-    format!("{:#}\n", json!({"target": report.target, "sums": sums, "not_run": report.not_run, "cases": cases}))
+    let facts: Value = report.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    format!(
+        "{:#}\n",
+        json!({"target": report.target, "facts": facts, "date": date(SystemTime::now()), "sums": sums, "not_run": report.not_run, "cases": cases})
+    )
 }
 
 /// Why a case is tolerated, or unsupported.
@@ -190,13 +194,22 @@ pub(crate) fn known_clauses() -> BTreeMap<String, Clause> {
 }
 
 const STYLE: &str = "\
-body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222;background:#fff}\
-table{border-collapse:collapse;width:100%}\
-td,th{text-align:left;vertical-align:top;padding:.25em .6em;border-bottom:1px solid #ddd}\
-td.n,th.n{text-align:right}tr.bad td{background:#fdecea}tr.known td{background:#fff6dd}\
-h3{margin:1.5em 0 .2em}pre{background:#f5f5f5;padding:.6em;overflow-x:auto}\
-.card{color:#0a5}.near{color:#06c}.remark{color:#b00}summary{cursor:pointer;margin:.4em 0}\
-small{color:#666}";
+:root{color-scheme:light dark;--text:#222;--back:#fff;--line:#ddd;--soft:#f5f5f5;--faint:#666;--bad:#fdecea;\
+--known:#fff6dd;--card:#0a7a45;--near:#0b5fc0;--remark:#b00020;--link:#0b5fc0}\
+@media(prefers-color-scheme:dark){:root{--text:#ddd;--back:#16181c;--line:#3a3d44;--soft:#22252b;--faint:#9aa0a8;\
+--bad:#4a2020;--known:#42381a;--card:#5fd39a;--near:#7ab7ff;--remark:#ff8a80;--link:#7ab7ff}}\
+body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:var(--text);\
+background:var(--back)}a{color:var(--link)}:focus-visible{outline:2px solid var(--link);outline-offset:2px}\
+table{border-collapse:collapse;width:100%}.wide{overflow-x:auto}\
+td,th{text-align:left;vertical-align:top;padding:.25em .6em;border-bottom:1px solid var(--line)}\
+.facts{width:auto}.facts td{overflow-wrap:anywhere}\
+td.n,th.n{text-align:right}tr.bad td{background:var(--bad)}tr.known td{background:var(--known)}\
+h3{margin:1.5em 0 .2em}pre{background:var(--soft);padding:.6em;overflow-x:auto}\
+.card{color:var(--card)}.near{color:var(--near)}.remark{color:var(--remark)}summary{cursor:pointer;margin:.4em 0}\
+:target{scroll-margin-top:1em;outline:2px solid var(--link)}small{color:var(--faint)}";
+
+/// Failures that are open when the page is; more would hide the list.
+const OPEN: usize = 20;
 
 /// What the sources of clauses are worth.
 const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
@@ -207,24 +220,51 @@ const SOURCES: &str = "Clauses are in our own words, with their sources in paren
 pub fn html(report: &Report) -> String {
     let target = escape(&report.target);
     let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Conformance of {target}</title>\n\
-         <style>{STYLE}</style></head><body>\n<h1>RoCEv2 conformance</h1>\n<p>{target}, {}: {} cases: {}</p>\n",
-        date(SystemTime::now()),
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>Conformance of {target}</title>\n\
+         <style>{STYLE}</style></head><body>\n<h1>RoCEv2 conformance</h1>\n<p>{} cases: {}</p>\n",
         report.tried.len(),
         sum(WORDS.map(|word| report.count(word))),
     );
+    let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
+    page.push_str("<table class=\"facts\">\n");
+    for (name, value) in facts.iter().chain(&report.facts) {
+        let _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
+    }
+    page.push_str("</table>\n");
     if let Some(lost) = report.lost() {
         let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&lost));
     }
     let mut failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.failure().is_some()).collect();
     failed.sort_by_key(|tried| WORDS.iter().position(|word| *word == tried.outcome.verdict.word()).unwrap_or(0));
     let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>", failed.len());
-    failed.iter().for_each(|tried| case(tried, &mut page));
+    failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
+    unsupported(report, &mut page);
     page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
     let _ = writeln!(page, "<p>{SOURCES}</p>");
     table(report, &failed, &mut page);
     page.push_str("</body></html>\n");
     page
+}
+
+/// Cases that the card or its host cannot do, by reason.
+fn unsupported(report: &Report, page: &mut String) {
+    let mut reasons = BTreeMap::<&str, Vec<String>>::new();
+    for tried in &report.tried {
+        if let Verdict::Unsupported(reason) = &tried.outcome.verdict {
+            reasons.entry(reason).or_default().push(tried.name());
+        }
+    }
+    let count = reasons.values().map(Vec::len).sum::<usize>();
+    if count == 0 {
+        return;
+    }
+    let _ = writeln!(page, "<h2 id=\"unsupported\">Unsupported cases: {count}</h2>\n<table>");
+    page.push_str("<tr><th>Reason</th><th>Cases</th></tr>\n");
+    for (reason, names) in reasons {
+        let _ = writeln!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(reason), escape(&names.join(", ")));
+    }
+    page.push_str("</table>\n");
 }
 
 /// The day of a time, in UTC: days since 1970 in the Gregorian calendar.
@@ -245,9 +285,13 @@ fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
     let mut section = String::new();
     for row in rows(report) {
         if row.clause.section != section {
-            page.push_str(if section.is_empty() { "" } else { "</table>\n" });
+            page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
             section.clone_from(&row.clause.section);
-            let _ = write!(page, "<h3>{}</h3><table><tr><th>Clause</th><th>What it asks</th>", escape(&section));
+            let _ = write!(
+                page,
+                "<h3>{}</h3><div class=\"wide\"><table><tr><th>Clause</th><th>Requirement</th>",
+                escape(&section)
+            );
             WORDS.iter().for_each(|word| {
                 let _ = write!(page, "<th class=\"n\">{word}</th>");
             });
@@ -271,7 +315,7 @@ fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
         });
         page.push_str("</tr>\n");
     }
-    page.push_str(if section.is_empty() { "" } else { "</table>\n" });
+    page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
 }
 
 /// A name as the target of a link.
@@ -279,7 +323,7 @@ fn anchor(name: &str) -> String {
     name.chars().map(|char| if char.is_ascii_alphanumeric() { char } else { '-' }).collect()
 }
 
-fn case(tried: &Tried, page: &mut String) {
+fn case(tried: &Tried, is_open: bool, page: &mut String) {
     let verdict = &tried.outcome.verdict;
     let Some(failure) = verdict.failure() else { return };
     let (name, title) = (escape(&tried.name()), escape(&tried.title));
@@ -289,11 +333,12 @@ fn case(tried: &Tried, page: &mut String) {
     let reason = reason(verdict).map_or_else(String::new, |reason| format!("<p>{}</p>\n", escape(reason)));
     let _ = write!(
         page,
-        "<details id=\"{}\"><summary><b>{}</b> {name}: {title}</summary>\n<p>Clauses: {}; script \
+        "<details id=\"{}\"{}><summary><b>{}</b> {name}: {title}</summary>\n<p>Clauses: {}; script \
          <code>tests/conform/{}.drill</code></p>\n{reason}<table>\
          <tr><th>Step</th><td>{}: <code>{step}</code></td></tr><tr><th>Expected</th><td>{expected}</td></tr>\
          <tr><th>Received</th><td>{received}</td></tr></table>\n<pre>",
         anchor(&tried.name()),
+        if is_open { " open" } else { "" },
         verdict.word(),
         links.join(", "),
         escape(&tried.script),
@@ -387,6 +432,7 @@ mod tests {
         assert_eq!(page.matches("<details").count(), 2, "two cases did not pass and went on");
         assert!(page.contains("RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0"), "{page}");
         assert!(page.contains("A gap is answered with one sequence NAK"), "the clause itself: {page}");
+        assert!(page.contains("Unsupported cases: 1") && page.contains("b/other"), "{page}");
         assert!(!page.contains("<script") && !page.contains("http"), "self-contained");
         assert!(page.find("id=\"cases\"") < page.find("id=\"clauses\""), "what failed comes first");
         for target in page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()) {

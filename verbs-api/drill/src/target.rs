@@ -365,6 +365,10 @@ pub struct Card {
 pub trait Target: FarSide + Extensions {
     /// What is known of it, when addresses are IPv6, or IPv4. `None`: it has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
+    /// Returns what names the card in a report, such as its driver: names and values.
+    fn identity(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
     /// Begins a case over these addresses: everything of the case before is freed.
     ///
     /// # Errors

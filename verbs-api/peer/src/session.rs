@@ -284,9 +284,27 @@ impl Session {
             "port": port_info(self.port, &port),
             "gids": gids,
             "limits": device_limits(&attr),
+            "identity": self.identity(&attr),
             "version": env!("CARGO_PKG_VERSION"),
             "protocol": VERSION,
         }))
+    }
+
+    /// What names the card in a report, as texts; what the host does not tell is left out.
+    fn identity(&self, attr: &ibv_device_attr) -> Value {
+        let firmware = attr.fw_ver.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
+        let driver = fs::read_link(self.context.folder.join("device/driver")).ok();
+        let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
+        let card = format!("{:#06x} {}", attr.vendor_id, attr.vendor_part_id);
+        let facts = [
+            ("vendor and part", Some(card)),
+            ("firmware", Some(firmware)),
+            ("driver", driver),
+            ("kernel", kernel.map(|text| text.trim().to_owned())),
+        ];
+        let known = facts.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
+        known.map(|(name, text)| (name.to_owned(), Value::String(text))).collect::<Map<_, _>>().into()
     }
 
     /// The GIDs of the port of this session.
