@@ -1,13 +1,9 @@
-//! What a queue pair's surroundings do out of line: what they tell the checker, and those who
-//! explain; and what happens in place of the usual way if something watches or changes what the
-//! card does (the checker, the weakest legal card).
-//!
-//! Each function is called only if there is something to tell or to change, and stands out of line:
-//! nothing of it may take registers from the path of every packet. Reads the program's memory by
-//! its keys.
+//! Out-of-line work of a queue pair: reports to the checker, explanations of failures, and the
+//! weakest legal card. Every function is `#[cold]`, so that the path of a packet keeps its
+//! registers.
 
 use super::core::{Inner, QpCore};
-use super::failure::{self, Asked, Entry};
+use super::failure::{self, Entry, KeyAccess};
 use super::host::QpHost;
 use crate::mr::note_use;
 use crate::weakest::{self, WeakQp};
@@ -27,28 +23,27 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 impl QpHost<'_> {
-    /// A local list could not be used.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
+    pub(super) fn report_local_fault(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
         self.state.history.note(self.now, Entry::LocalFault(side, error));
         if explains() == Explain::Off {
             return;
         }
         let Some((sge, error)) = self.first_unusable(side, sges, access, error) else { return };
-        let facts = self.look(|regions, _| regions.facts(sge.lkey.0));
-        let asked = Asked { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
-        failure::note_local(&mut self.state.failed, || asked.refused(error, facts));
+        let facts = self.on_regions(|regions, _| regions.facts(sge.lkey.0));
+        let attempt = KeyAccess { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
+        failure::note_local(&mut self.state.failed, || attempt.refused(error, facts));
     }
 
-    /// The first element of a list that cannot be used.
+    /// Returns the first element of a list that cannot be used, and why.
     fn first_unusable(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) -> Option<(Sge, MemError)> {
-        // The table may be asked only if it is not held.
+        // The table must not be locked twice.
         self.held = None;
         let shared = self.shared_domain(side);
         let refused = |sge: &Sge| {
-            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
+            let place = self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
             match place {
                 Err(error) => Some(error),
                 Ok(addr) => {
@@ -62,7 +57,7 @@ impl QpHost<'_> {
         found.or_else(|| Some((*sges.first()?, error)))
     }
 
-    /// A peer may not get at memory, unless the right was only withheld until somebody uses it.
+    /// Refuses a remote access, unless registration on first use withheld the right until now.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_remote(
@@ -73,49 +68,46 @@ impl QpHost<'_> {
     ) -> Result<(), MemError> {
         let is_withheld = error == MemError::Access && note_use(self.memory().0, rkey, access);
         let refused = match is_withheld {
-            true => self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
+            true => self.on_regions(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
             false => Err(error),
         };
-        refused.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
+        refused.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
     }
 
-    /// A key could not be invalidated, for a request of this end or of the peer.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_uninvalidated(&mut self, side: Side, rkey: RKey, error: MemError) {
-        let facts = self.look(|regions, _| regions.facts(rkey.0));
-        let why = || failure::uninvalidated(rkey, error, facts);
-        // The receive of a SEND with Invalidate ends in error, too.
+    pub(super) fn report_failed_invalidation(&mut self, side: Side, rkey: RKey, error: MemError) {
+        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
+        let why = || failure::failed_invalidation(rkey, error, facts);
+        // The receive of a SEND with Invalidate fails, too.
         failure::note_local(&mut self.state.failed, why);
         if side == Side::Recv {
             failure::note_remote(self.qp, WcStatus::RemAccessErr, why);
         }
     }
 
-    /// A memory window could not be bound.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_unbound(&mut self, bind: &Bind, error: MemError) {
-        let facts = self.look(|regions, _| {
+    pub(super) fn report_failed_bind(&mut self, bind: &Bind, error: MemError) {
+        let facts = self.on_regions(|regions, _| {
             let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
             (regions.facts(now), regions.facts(bind.lkey.0))
         });
-        failure::note_local(&mut self.state.failed, || failure::unbound(bind, error, facts));
+        failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, facts));
     }
 
-    /// A peer could not get at memory.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_remote(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
+    pub(super) fn report_remote_fault(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
         self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
-        let facts = self.look(|regions, _| regions.facts(rkey.0));
-        let asked = Asked { kind: "rkey", key: rkey.0, addr: va, len, access };
+        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
+        let attempt = KeyAccess { kind: "rkey", key: rkey.0, addr: va, len, access };
         let status = if error == MemError::Fault { WcStatus::RemOpErr } else { WcStatus::RemAccessErr };
-        failure::note_remote(self.qp, status, || asked.refused(error, facts));
+        failure::note_remote(self.qp, status, || attempt.refused(error, facts));
     }
 
-    /// A request ends in error.
+    /// Records a request that ends in error.
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
@@ -123,7 +115,7 @@ impl QpHost<'_> {
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
         if is_flushed {
-            // An ordinary end, of which only a user who wants all explanations hears.
+            // A flush is an ordinary end; only `Explain::Full` reports it.
             let state = &mut self.state;
             if explains() == Explain::Full && state.failed.is_none() && !state.is_explained {
                 let refusal = state.history.last_refusal();
@@ -131,17 +123,16 @@ impl QpHost<'_> {
                 self.report |= VisitOutcome::FAILED;
             }
         } else {
-            self.state.met.error = Some(cqe.status);
+            self.state.stats.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
         }
     }
 
-    /// The list is about to be written.
+    /// Reports a receive list before it is written.
     #[cold]
     #[inline(never)]
     pub(super) fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
-        // The table may be asked only if it is not held.
         self.held = None;
         let qp = self.qp;
         if offset == 0
@@ -151,29 +142,29 @@ impl QpHost<'_> {
         }
         let shared = self.shared_domain(side);
         for sge in sges {
-            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE));
+            let place =
+                self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE));
             if let Ok(addr) = place {
                 tell(|| Event::Written { addr, len: sge.length.into() });
             }
         }
     }
 
-    /// Memory is about to be written for a peer.
+    /// Reports memory before a peer writes it.
     #[cold]
     #[inline(never)]
     pub(super) fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
-        let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
+        let place = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
         }
     }
 
-    /// An atomic of a peer was executed.
     #[cold]
     #[inline(never)]
     pub(super) fn note_atomic(&mut self, rkey: RKey, va: u64, op: AtomicOp, found: u64) {
         let qp = self.qp.id;
-        if let Ok(addr) = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
+        if let Ok(addr) = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
             tell(|| Event::Atomic { qp, rkey, va, addr, found, left: op.applied(found) });
         }
     }
@@ -189,8 +180,9 @@ impl QpHost<'_> {
         tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
     }
 
-    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) if something watches or changes
-    /// that; `None`: it is to be done as always.
+    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) while instruments are on.
+    /// Returns
+    /// `None` if the usual path is to do the write.
     #[cold]
     #[inline(never)]
     pub(super) fn scatter_watched(
@@ -205,11 +197,11 @@ impl QpHost<'_> {
         }
         let shared = self.shared_domain(side);
         self.delay(side, data, |this| {
-            this.look(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
+            this.on_regions(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
         })
     }
 
-    /// As [`QpHost::scatter_watched`] for what a peer writes.
+    /// As [`QpHost::scatter_watched`], for the memory of an RDMA WRITE.
     #[cold]
     #[inline(never)]
     pub(super) fn write_watched(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Option<Result<(), MemError>> {
@@ -218,12 +210,12 @@ impl QpHost<'_> {
             self.note_write(rkey, va, len as u64);
         }
         self.delay(Side::Recv, data, |this| {
-            let place = this.look(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
+            let place = this.on_regions(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
             Ok(vec![(place, 0..len)])
         })
     }
 
-    /// On the weakest legal card, takes payload in if `find` has a place for all of it.
+    /// Hands payload to the weakest legal card if `find` has a place for all of it.
     fn delay(
         &mut self,
         side: Side,
@@ -244,7 +236,7 @@ impl QpHost<'_> {
         taken.then_some(Ok(()))
     }
 
-    /// An atomic of a peer: everything before it is in memory first (IBA §9.5).
+    /// Executes a peer's atomic after all earlier payload is in memory (IBA §9.5).
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_watched(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Option<Result<u64, MemError>> {
@@ -252,14 +244,14 @@ impl QpHost<'_> {
         if !weakest::splits_atomics() && !is_checking() {
             return None;
         }
-        let done = self.look(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
+        let done = self.on_regions(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
         if let (Ok(found), true) = (done, is_checking()) {
             self.note_atomic(rkey, va, op, found);
         }
         Some(done)
     }
 
-    /// A peer changes 8 bytes behind everything that it has written before.
+    /// Prepares an 8-byte store behind everything that the peer has written before.
     #[cold]
     #[inline(never)]
     pub(super) fn store_watched(&mut self, rkey: RKey, va: u64) {
@@ -269,14 +261,13 @@ impl QpHost<'_> {
         self.settle(Side::Recv);
     }
 
-    /// Everything of `side` is in memory from now on.
+    /// Writes the delayed payload of `side` to memory.
     pub(super) fn settle(&mut self, side: Side) {
         if let Some(weak) = &mut self.state.weak {
             weak.settle(side);
         }
     }
 
-    /// A request ends.
     #[cold]
     #[inline(never)]
     pub(super) fn complete_watched(&mut self, side: Side, cqe: Cqe) {
@@ -290,7 +281,7 @@ impl QpHost<'_> {
 }
 
 impl QpCore {
-    /// A packet waits for its receive, or for packets in front of it.
+    /// Reports a packet that waits for its receive or for earlier packets.
     #[cold]
     #[inline(never)]
     pub(super) fn note_early(
@@ -305,14 +296,13 @@ impl QpCore {
         }
     }
 
-    /// A queue pair that is new, with `depth` places for sends, may be one of the weakest legal
-    /// card.
+    /// Applies the weakest legal card, if it is on, to a new queue pair with `depth` send places.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {
         let me: Weak<dyn Deadline> = Arc::downgrade(self) as _;
         if let Some(weak) = WeakQp::of_new(me, self.ordinal, depth) {
-            inner.is_usual = false;
+            inner.fast_path = false;
             if weak.loses_early_messages() {
                 inner.early = EarlyPackets::none();
             }
@@ -320,7 +310,7 @@ impl QpCore {
         }
     }
 
-    /// As `transmit` where that is not the usual one.
+    /// As [`QpCore::transmit`] off the fast path.
     #[cold]
     #[inline(never)]
     pub(super) fn transmit_watched(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
@@ -329,15 +319,14 @@ impl QpCore {
         if !weak.lets_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
             return VisitOutcome::default();
         }
-        inner.is_usual = true;
+        inner.fast_path = true;
         let report = self.transmit(inner, now);
-        inner.is_usual = false;
+        inner.fast_path = false;
         report
     }
 }
 
 impl Deadline for QpCore {
-    /// What waits on the weakest legal card has waited.
     fn on_deadline(&self, _: Instant) {
         let (mut inner, now) = (self.inner.lock(), clock::now());
         if let Inner { state, is_cut_off: false, .. } = &mut *inner

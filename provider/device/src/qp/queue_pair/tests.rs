@@ -215,7 +215,7 @@ fn the_last_events_hold_the_retries_that_were_in_vain() {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
     }
     assert_eq!(done, [WcStatus::RetryExcErr]);
-    let told = qp.core.inner.lock().state.history.tell();
+    let told = qp.core.inner.lock().state.history.lines();
     let count = |what: &str| told.iter().filter(|line| line.contains(what)).count();
     assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{told:#?}");
     assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{told:#?}");
