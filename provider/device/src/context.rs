@@ -125,7 +125,7 @@ impl Context {
 
     /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
-        self.events.try_next()
+        self.events.take_next(false)
     }
 
     /// Everything counted so far on this device in this process, by name.

@@ -1,16 +1,14 @@
-//! The engines that may complete something in one place: nearly always one.
-//!
-//! Touches nothing.
+//! The engines whose queue pairs complete in one CQ or announce on one channel: mostly one.
 
 use roxe_base::lock::{RwLock, rank};
 use roxe_engine::engine::Engine;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Those of the queue pairs of a completion queue, or of the completion queues of a channel.
+/// The engines of a completion queue or channel.
 #[derive(Debug)]
 pub(crate) struct EngineSet {
-    /// What stands for the main one as long as there is none.
+    /// Stands in for `main` until an engine is added.
     usual: Arc<Engine>,
     main: OnceLock<Arc<Engine>>,
     has_others: AtomicBool,
@@ -18,18 +16,16 @@ pub(crate) struct EngineSet {
 }
 
 impl EngineSet {
-    /// None yet. Whoever asks for the main one gets `usual` until one is added.
     pub(crate) fn new(usual: Arc<Engine>) -> Self {
         Self { usual, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
     }
 
-    /// The one that was added first.
+    /// The engine added first.
     #[inline]
     pub(crate) fn main(&self) -> &Arc<Engine> {
         self.main.get().unwrap_or(&self.usual)
     }
 
-    /// `engine` is one of them from now on.
     pub(crate) fn add(&self, engine: &Arc<Engine>) {
         if Arc::ptr_eq(engine, self.main.get_or_init(|| Arc::clone(engine))) {
             return;
@@ -41,7 +37,6 @@ impl EngineSet {
         }
     }
 
-    /// Those beside the main one.
     #[inline]
     pub(crate) fn others(&self) -> Vec<Arc<Engine>> {
         if self.has_others.load(Ordering::Acquire) { self.others.read().clone() } else { Vec::new() }

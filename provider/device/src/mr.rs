@@ -1,9 +1,5 @@
-//! Memory regions as programs hold them: registering a part of a dma-buf, the region without
-//! memory, and advice about registered memory. Registering memory of the program and of the device
-//! is in `registration`.
-//!
-//! What is behind a key is the table's ([`roxe_memory::table`]). Touches no contents; asks the
-//! operating system about pages.
+//! Memory regions: dma-bufs, null regions and advice about registered memory. Memory of the program
+//! and of the device is in `registration`. The memory table ([`roxe_memory::table`]) has the keys.
 
 mod registration;
 
@@ -20,47 +16,43 @@ use std::sync::Arc;
 pub(crate) use registration::note_use;
 pub use registration::{Mr, MrChange};
 
-/// The rights that a region of a dma-buf can have.
 const DMABUF_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
     .union(Access::RELAXED_ORDERING);
 
-/// A part of what a descriptor stands for.
+/// A part of a dma-buf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaBuf {
-    /// The descriptor; it may be closed when the region is registered.
+    /// Descriptor; it may be closed after registration.
     pub fd: RawFd,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
 }
 
-/// What shall become of the pages.
+/// Advice about pages (`man ibv_advise_mr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Present for reading.
+    /// Make them present for reading.
     Prefetch,
-    /// Present for writing.
+    /// Make them present for writing.
     PrefetchWrite,
-    /// Those that are present are made known to the card. Here that is so already: only the list is
-    /// checked.
+    /// Make present pages known to the card. They always are: only the list is checked.
     PrefetchNoFault,
 }
 
 impl Pd {
-    /// Registers a part of a dma-buf: memory that the program names by a descriptor and need not
-    /// have mapped. Peers and lists name it by addresses from `iova`.
+    /// Registers a part of a dma-buf, memory that the program need not have mapped. Lists and peers
+    /// name it by addresses from `iova`. Any descriptor serves that `mmap` can map shared.
     ///
-    /// A card would reach it through the bus. This one maps it for itself, so anything serves that
-    /// `mmap` maps shared: a dma-buf whose exporter allows that, a file in memory.
-    ///
-    /// EINVAL: other rights than local and remote ones and relaxed ordering, remote write or atomic
-    /// rights without `LOCAL_WRITE`, an `iova` with another offset in its page than the part has, a
-    /// part that is empty or reaches beyond the end, or a descriptor that cannot be mapped. EBADF:
-    /// no descriptor. EACCES: one that was not opened for this.
+    /// # Errors
+    /// EINVAL: rights other than local and remote ones and relaxed ordering, remote write or atomic
+    /// rights without `LOCAL_WRITE`, an `iova` with another offset within its page than `part`, a
+    /// part that is empty or too long, or a descriptor that cannot be mapped. EBADF: no descriptor.
+    /// EACCES: opened without the needed rights.
     pub fn reg_dmabuf_mr(self: &Arc<Self>, part: DmaBuf, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         // clause: KEY-DMABUF
         let within_page = page_size() - 1;
@@ -77,33 +69,32 @@ impl Pd {
         Mr::enter(self, terms, terms.region(self, mapping.addr()), Backing::Mapped(mapping))
     }
 
-    /// A region of any addresses that reads as zeros and forgets what is written: a program names
-    /// it where a list must have bytes that it does not care about. No peer can use its key.
-    /// ENOMEM: too many regions and windows.
+    /// Allocates a null region: any address reads as zeros, and writes are discarded. Only lists
+    /// can use its key. ENOMEM: too many regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
         let terms = Terms { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = Region { users: Users::Null(self.id()), ..terms.region(self, 0) };
         Mr::enter(self, terms, region, Backing::None)
     }
 
-    /// Follows `advice` for the whole list; returns when it is done. The operating system also
-    /// answers the page faults of regions that were registered with `ON_DEMAND`.
+    /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
+    /// regions.
     ///
+    /// # Errors
     /// EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
-    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory that is not mapped with
-    /// these rights. Then some of the list may have been followed.
+    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory not mapped with these
+    /// rights. Some of the list may have been applied.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
         if advice == Advice::PrefetchNoFault {
             return Ok(());
         }
-        // No lock is held here: the pages may have to come from a disk. Whoever unmaps them
-        // meanwhile gets EFAULT.
+        // No lock is held: the pages may have to be read from a disk.
         ranges.into_iter().try_for_each(|(addr, length)| mapped::check(addr, length, write))
     }
 
-    /// Where the memory of a list's element is.
+    /// Returns address and length of a list element's memory.
     fn locate(&self, sge: &Sge, write: bool) -> Result<(u64, u64), Error> {
         let (right, length) = (if write { Access::LOCAL_WRITE } else { Access::empty() }, u64::from(sge.length));
         let regions = self.context().memory().hold();

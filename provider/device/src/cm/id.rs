@@ -93,7 +93,7 @@ impl Channel {
 
     /// The oldest event, if there is one. Never waits, whatever the mode of the descriptor.
     pub fn try_next(&self) -> Option<Event> {
-        self.events.try_next().map(fetched)
+        self.events.take_next(false).map(fetched)
     }
 }
 
@@ -336,7 +336,7 @@ impl Id {
         let _inner = self.lock();
         let from = std::mem::replace(&mut *self.channel.lock(), Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            for event in from.events.take(self.name) {
+            for event in from.events.take_of(self.name) {
                 if event.listener.is_some() {
                     event.id.migrate_with_listener(to);
                 }
@@ -351,7 +351,7 @@ impl Id {
         let mut channel = self.channel.lock();
         let from = std::mem::replace(&mut *channel, Arc::clone(to));
         if !Arc::ptr_eq(&from, to) {
-            from.events.take(self.name).into_iter().for_each(|event| to.events.push(self.name, event, None));
+            from.events.take_of(self.name).into_iter().for_each(|event| to.events.push(self.name, event, None));
         }
     }
 
@@ -381,7 +381,7 @@ impl Id {
             });
         }
         drop((held, claim));
-        let pending = channel.events.take(self.name);
+        let pending = channel.events.take_of(self.name);
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
 }

@@ -1,8 +1,5 @@
-//! Registration: what a program asks for when it registers memory, registers it anew, or no longer
-//! needs it.
-//!
-//! Checks rights and ranges and asks the operating system about the memory; touches no contents.
-//! The keys are the table's.
+//! Registering memory, registering it anew, and deregistering it: checks of rights and ranges, and
+//! keys in the memory table.
 
 use crate::context::Context;
 use crate::dm::{Dm, Part};
@@ -30,15 +27,15 @@ pub struct Mr {
     tracked: Tracked,
 }
 
-/// The keys of a region. They are one entry of the table, unless the checker is on: then lists and
-/// peers have one each, so that it is seen if one is used for the other.
+/// The keys of a region: one entry of the memory table. While the checker is on, lists and peers
+/// have one each, to report an lkey used as rkey and vice versa.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys {
     local: u32,
     remote: u32,
 }
 
-/// What a region is registered as now.
+/// Address, length and rights that a region is registered with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) addr: u64,
@@ -47,16 +44,16 @@ pub(super) struct Terms {
     pub(super) access: Access,
 }
 
-/// Whose memory it is.
+/// Memory behind a region.
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// The program's.
+    /// Memory of the program.
     Program,
-    /// The device's, which cannot be freed meanwhile.
+    /// Device memory, kept allocated.
     Device(#[expect(dead_code, reason = "held to be dropped")] Part),
-    /// Nobody's: a null region.
+    /// None: a null region.
     None,
-    /// Ours, mapped for this region; goes when its key is dead.
+    /// A mapping made for this region, removed after its key.
     Mapped(#[expect(dead_code, reason = "held to be dropped")] Mapping),
 }
 
@@ -65,25 +62,25 @@ struct Registration {
     pd: Arc<Pd>,
     terms: Terms,
     backing: Backing,
-    /// The use of the domain and the place in the quota; they end with the registration.
+    /// Uses of the domain and of the quota, until the region is deregistered.
     uses: Option<[Use; 2]>,
     /// True if its mappings are marked, for the checker.
     is_marked: bool,
 }
 
-/// What [`Mr::reregister`] changes; `None` leaves it as it is.
+/// Changes of [`Mr::reregister`]; `None` keeps a value.
 #[derive(Clone, Debug, Default)]
 pub struct MrChange {
-    /// The domain.
+    /// New protection domain.
     pub pd: Option<Arc<Pd>>,
-    /// Address and length; the region is named by the new address from then on.
+    /// New address and length; the region is named by the new address from then on.
     pub range: Option<(u64, u64)>,
-    /// The rights.
+    /// New rights.
     pub access: Option<Access>,
 }
 
 impl Terms {
-    /// What the table holds for a region of these terms; the errors are those of [`Pd::reg_mr`].
+    /// Checks the terms and returns their entry for the memory table. Errors as for [`Pd::reg_mr`].
     fn check(self, pd: &Pd, backing: &Backing) -> Result<Region, Error> {
         check_rights(self.access)?;
         match backing {
@@ -94,7 +91,7 @@ impl Terms {
         Ok(self.region(pd, self.addr))
     }
 
-    /// Whether the program has this memory.
+    /// Checks that the program has the memory mapped.
     fn check_memory(self) -> Result<(), Error> {
         let Self { addr, length, access, .. } = self;
         let base = self.base();
@@ -110,21 +107,20 @@ impl Terms {
         Ok(())
     }
 
-    /// What the table holds for them if the memory is at `addr`.
+    /// Entry of the memory table for memory at `addr`.
     pub(super) fn region(self, pd: &Pd, addr: u64) -> Region {
         let Self { length, access, .. } = self;
         let (users, role) = (Users::Domain(pd.id()), Role::Memory { windows: 0 });
         Region { addr, base: self.base(), length, access, users, role }
     }
 
-    /// What the checker is told of a region of these terms.
-    fn told(self, pd: &Pd, keys: Keys) -> Memory {
+    fn checker_facts(self, pd: &Pd, keys: Keys) -> Memory {
         let Self { addr, length, access, .. } = self;
         let (context, pd) = (pd.context().id(), pd.object());
         Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
     }
 
-    /// The address by which its first byte is named.
+    /// Address by which lists and peers name the first byte.
     fn base(self) -> u64 {
         // clause: KEY-ZERO-BASED
         if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova }
@@ -132,22 +128,18 @@ impl Terms {
 }
 
 impl Pd {
-    /// Registers `length` bytes at `addr`; peers and lists name them by addresses from `iova` (0
-    /// with `ZERO_BASED`).
-    ///
-    /// With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0 stand for all
-    /// the process has.
+    /// Registers `length` bytes at `addr`; lists and peers name them by addresses from `iova`, or
+    /// from 0 with `ZERO_BASED`. With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX`
+    /// bytes at 0 are the whole address space.
     ///
     /// # Safety
     /// Until the region is deregistered ([`Mr::revoke`], or the last reference is dropped), queue
-    /// pairs of this domain and, with remote rights, peers read and write the memory: it must be
-    /// memory of which nothing else is expected. No reference to it may be used meanwhile that
-    /// promises the compiler otherwise (`&[u8]`, `&mut [u8]`).
+    /// pairs of this domain and, with remote rights, peers read and write the memory. It must hold
+    /// nothing else, and no reference (`&[u8]`, `&mut [u8]`) to it may be used meanwhile.
     ///
     /// # Errors
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped
-    /// with the needed rights. ENOMEM: there are `max_mr`. EOPNOTSUPP: rights of operations that
-    /// the device does not do.
+    /// with the needed rights. ENOMEM: the device has `max_mr`. EOPNOTSUPP: persistent memory.
     #[allow(unsafe_code)]
     pub unsafe fn reg_mr(
         self: &Arc<Self>,
@@ -160,12 +152,13 @@ impl Pd {
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
 
-    /// Registers `length` bytes of device memory from `offset` on; peers and lists name them by
+    /// Registers `length` bytes of device memory at `offset`; lists and peers name them by
     /// addresses from 0.
     ///
-    /// EINVAL: not inside the buffer, memory of another context or freed, rights without
-    /// `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: there
-    /// are `max_mr`.
+    /// # Errors
+    /// EINVAL: beyond the buffer, freed memory or that of another context, rights without
+    /// `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: the
+    /// device has `max_mr`.
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -178,57 +171,57 @@ impl Pd {
 }
 
 impl Mr {
-    /// Gives `region` a key.
+    /// Draws keys for `region` and creates its handle.
     pub(super) fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
         let quota = pd.context().device().quotas().mrs.take()?;
         let keys = Keys::draw(pd.context().memory(), region)?;
         let is_marked = marked(terms, &backing);
         let registration =
             Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]), is_marked };
-        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.told(pd, keys)));
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.checker_facts(pd, keys)));
         let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
         Ok(Arc::new(Self { context, keys, registration, tracked }))
     }
 
-    /// Its protection domain.
+    /// Protection domain.
     pub fn pd(&self) -> Arc<Pd> {
         Arc::clone(&self.registration.lock().pd)
     }
 
-    /// The key for local lists; the same number as [`Mr::rkey`] unless the checker is on.
+    /// Key for lists; the same number as [`Mr::rkey`] unless the checker is on.
     pub fn lkey(&self) -> LKey {
         LKey(self.keys.local)
     }
 
-    /// The key for peers.
+    /// Key for peers.
     pub fn rkey(&self) -> RKey {
         RKey(self.keys.remote)
     }
 
-    /// The address by which lists and peers name its first byte.
+    /// Address by which lists and peers name the first byte.
     pub fn base(&self) -> u64 {
         self.registration.lock().terms.base()
     }
 
-    /// Where the memory begins; of no use to a program if it is the device's.
+    /// Address of the memory; of no use to a program if it is device memory.
     pub fn addr(&self) -> u64 {
         self.registration.lock().terms.addr
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.registration.lock().terms.length
     }
 
-    /// Registers the region anew under the same keys. When it returns, no access on the old terms
-    /// is under way any more.
+    /// Registers the region anew under the same keys. After it returns, no access on the old terms
+    /// is in progress.
     ///
-    /// On an error nothing has changed. EINVAL: a domain of another context, or the region is
-    /// deregistered or a null region; EOPNOTSUPP: a region of a dma-buf; the other errors are those
-    /// of [`Pd::reg_mr`].
+    /// # Errors
+    /// EINVAL: a domain of another context, or the region is deregistered or a null region.
+    /// EOPNOTSUPP: a region of a dma-buf. Others as for [`Pd::reg_mr`]. Nothing changed.
     ///
     /// # Safety
-    /// As [`Pd::reg_mr`], for the memory that the region has from now on.
+    /// As [`Pd::reg_mr`], for the new memory.
     #[allow(unsafe_code)]
     pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
@@ -250,7 +243,7 @@ impl Mr {
         if let Some([pd_use, _]) = &mut now.uses {
             *pd_use = pd.hold();
         }
-        tell(|| Event::Reregistered(self.tracked.id(), terms.told(&pd, self.keys)));
+        tell(|| Event::Reregistered(self.tracked.id(), terms.checker_facts(&pd, self.keys)));
         if change.range.is_some() {
             now.is_marked = marked(terms, &now.backing);
         }
@@ -260,16 +253,15 @@ impl Mr {
         Ok(())
     }
 
-    /// Kills the keys; returns when no access is under way any more. Doing it again does nothing.
-    /// EBUSY while memory windows are bound to the region.
+    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. EBUSY
+    /// while memory windows are bound to the region.
     pub fn deregister(&self) -> Result<(), Error> {
         self.end(|keys, memory| {
             keys.remove(memory).inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))
         })
     }
 
-    /// Kills the keys as [`Mr::deregister`] does, and closes the memory windows that are bound to
-    /// the region. Done by dropping too.
+    /// As [`Mr::deregister`], but also closes bound memory windows. Dropping does it, too.
     pub fn revoke(&self) {
         let _ = self.end(|keys, memory| {
             keys.revoke(memory);
@@ -277,7 +269,7 @@ impl Mr {
         });
     }
 
-    /// Lets `kill` kill the keys, once, and then gives up what was behind them.
+    /// Removes the keys with `kill`, once, and releases the memory.
     fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
@@ -291,7 +283,7 @@ impl Mr {
             now.uses = None;
             let backing = std::mem::replace(&mut now.backing, Backing::None);
             drop(now);
-            // The memory is the program's until this returns.
+            // Delayed payload still goes to the program's memory.
             self.context.engine().settle_memory();
             drop(backing);
         }
@@ -299,10 +291,11 @@ impl Mr {
     }
 }
 
-/// The rights of peers, which the key for lists does not grant if there is another one for peers.
+/// Rights of peers; with two keys the lkey does not grant them.
 const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// A peer needs a right that may only be withheld; whether it was. Not while the table is held.
+/// Grants a right that was withheld until its first use, and returns true if there was one. The
+/// memory table must not be held.
 pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
     let given = if is_checking() { memory.give(rkey, access) } else { Access::empty() };
     if !given.is_empty() {
@@ -321,8 +314,8 @@ impl Keys {
         Ok(Self { local, remote })
     }
 
-    /// What lists and peers find, each under their own key. Windows are bound to the first. The
-    /// second withholds its rights until they are used, which the checker wants to know.
+    /// Splits the entry into one for lists, to which windows are bound, and one for peers, which
+    /// withholds rights until their first use. Only while the checker is on.
     fn split(region: Region) -> Option<(Region, Region)> {
         let Users::Domain(pd) = region.users else { return None };
         let lists = Region { access: region.access & !OF_PEERS, ..region };
@@ -357,7 +350,7 @@ impl Keys {
 }
 
 impl Backing {
-    /// Whether a region of such memory can be registered anew, `moved` to another place.
+    /// Checks that a region of such memory can be registered anew, at another place if `moved`.
     fn check_change(&self, moved: bool) -> Result<(), Error> {
         match self {
             Self::Device(_) if moved => {
@@ -382,7 +375,7 @@ fn marked(terms: Terms, backing: &Backing) -> bool {
     is_checking() && is_pinned && mapped::mark(terms.addr, terms.length)
 }
 
-/// Returns true for the first regions that are deregistered: to look at all mappings takes time.
+/// Returns true for the first regions deregistered; to examine all mappings takes long.
 fn may_look() -> bool {
     const MOST: u32 = 1000;
     static LOOKED: AtomicU32 = AtomicU32::new(0);
@@ -407,7 +400,7 @@ pub(super) fn check_rights(access: Access) -> Result<(), Error> {
     Ok(())
 }
 
-/// Device memory has no addresses but those from zero, and no pages that a program could take away.
+/// Checks rights of device memory, which has addresses from 0 only and cannot be paged out.
 fn check_device_rights(access: Access) -> Result<(), Error> {
     if !access.contains(Access::ZERO_BASED) || access.intersects(Access::ON_DEMAND | Access::HUGETLB) {
         return Err(Error::invalid(

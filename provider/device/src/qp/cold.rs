@@ -181,8 +181,7 @@ impl QpHost<'_> {
     }
 
     /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) while instruments are on.
-    /// Returns
-    /// `None` if the usual path is to do the write.
+    /// Returns `None` if the usual path is to do the write.
     #[cold]
     #[inline(never)]
     pub(super) fn scatter_watched(
@@ -232,7 +231,7 @@ impl QpHost<'_> {
             }
         };
         let found = bytes.and_then(|bytes| Some((bytes, find(self).ok()?)));
-        let taken = self.state.weak.as_mut()?.take_in(side, found, (self.qp.engine(), self.now));
+        let taken = self.state.weak.as_mut()?.delay(side, found, (self.qp.engine(), self.now));
         taken.then_some(Ok(()))
     }
 

@@ -107,7 +107,6 @@ impl QpCore {
     /// lies in a ring. Packets to send are left for [`QueuePair::serve`].
     ///
     /// Returns `None` if `take` returned false or the queue pair was destroyed after the lookup.
-    /// found.
     #[inline]
     pub(super) fn receive_visit(
         &self,

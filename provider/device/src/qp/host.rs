@@ -68,7 +68,8 @@ impl<'a> QpHost<'a> {
     /// second pass over the data.
     ///
     /// If the batch goes `by_ring`, RC reserves no room: a full ring refuses packets by itself.
-    /// `rings` is the version for [`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings).
+    /// `rings` is the version for
+    /// [`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings).
     pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
         (self.copied, self.by_ring, self.rings, self.is_sending) = (copied, by_ring, rings, true);
     }

@@ -53,8 +53,7 @@ impl Pd {
     ///
     /// # Errors
     /// EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: the device
-    /// has
-    /// `max_qp` already. EADDRINUSE: another user has the UDP port.
+    /// has `max_qp` already. EADDRINUSE: another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // The checker reports programs that rely on more than they asked for.
         let least = if is_checking() { 0 } else { limits::min_inline_data() };
@@ -208,17 +207,17 @@ impl Qp {
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
-        let has_way = mask.contains(AttrMask::AV) && !route.local.is_zero();
-        let way = if has_way { self.core.engine().await_next_hop(route) } else { Ok(()) };
-        self.report(attr, mask, way.and_then(|()| self.change(attr, mask)))
+        let has_address = mask.contains(AttrMask::AV) && !route.local.is_zero();
+        let resolved = if has_address { self.core.engine().await_next_hop(route) } else { Ok(()) };
+        self.report_modify(attr, mask, resolved.and_then(|()| self.change(attr, mask)))
     }
 
     /// As [`Qp::modify`] for a resolved address; never waits.
     pub(crate) fn modify_at_once(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        self.report(attr, mask, self.change(attr, mask))
+        self.report_modify(attr, mask, self.change(attr, mask))
     }
 
-    fn report(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
+    fn report_modify(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
         let qp = self.core.resources.id;
         match &modified {
             Ok(()) => tell(|| Event::Modified { qp, attr, mask }),
@@ -292,7 +291,6 @@ impl Qp {
     ///
     /// # Errors
     /// EINVAL: not a group, or neither UD nor raw packets. ENOMEM: too many groups or members.
-    /// EADDRINUSE: another user listens for the group.
     /// EADDRINUSE: another user listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {

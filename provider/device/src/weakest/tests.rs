@@ -23,7 +23,7 @@ impl World {
 
     /// A peer's WRITE, or a packet of a message.
     fn take(&mut self, at: u64, bytes: &[u8]) {
-        self.placement.take_in(Side::Recv, &[(self.pages.addr() + at, bytes)]);
+        self.placement.delay(Side::Recv, &[(self.pages.addr() + at, bytes)]);
     }
 
     fn byte(&self, at: u64) -> u8 {
@@ -44,7 +44,7 @@ impl World {
             if self.placement.is_settled(Side::Recv) {
                 return;
             }
-            self.placement.go_on();
+            self.placement.place_some();
             look(&self);
         }
         panic!("something is never placed");
@@ -101,7 +101,7 @@ fn a_word_is_seen_half_written() {
 fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
     let seen = outcomes(|mut world, outcomes| {
         let addr = world.pages.addr();
-        world.placement.take_in(Side::Send, &[(addr + FLAG, &[1; LEN])]);
+        world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
         world.take(DATA, &[7; LEN]);
         world.placement.settle(Side::Recv);
         assert!(world.there().iter().all(|there| *there));
@@ -140,7 +140,7 @@ fn a_list_of_several_parts_arrives_whole() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed);
         let addr = world.pages.addr();
-        world.placement.take_in(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
+        world.placement.delay(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
         world.placement.settle_all();
         let at = |at| world.byte(at);
         assert_eq!([at(299), at(300), at(339), at(340)], [0, 1, 1, 0], "seed {seed}");
@@ -166,7 +166,7 @@ fn what_waits_is_bounded() {
     let addr = world.pages.addr();
     for _ in 0..10_000 {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
-        world.placement.take_in(Side::Recv, &parts);
+        world.placement.delay(Side::Recv, &parts);
         assert!(world.placement.waiting <= MOST);
     }
 }
