@@ -1,7 +1,5 @@
-//! Why a connection did not come to be, in words, for the user (`ROXE_EXPLAIN`): an event says a
-//! kind and a number, and each of them has several causes.
-//!
-//! Nothing here runs unless something failed. Reads the files of [`reasons`].
+//! Explanations of failed connections for the user (`ROXE_EXPLAIN`): each kind and number of an
+//! event has several causes. Nothing here runs unless something failed.
 
 use super::event::{EventData, EventKind};
 use super::id::{Id, Inner, Side};
@@ -14,14 +12,14 @@ use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{RejReason, SidrStatus};
 
-/// Bytes of private data that are shown.
+/// Bytes of private data to print.
 const SHOWN: usize = 32;
 
-/// Why, and what to change.
+/// Cause and advice.
 type Cause = (String, &'static str);
 
 impl Id {
-    /// Says why, if `kind` is the end of an attempt; `error` is what failed on this side.
+    /// Prints an explanation if `kind` ends an attempt; `error` is what failed on this side.
     pub(super) fn explain(
         &self,
         inner: &Inner,
@@ -66,7 +64,7 @@ impl Id {
 const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there \
                           has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
 
-/// What to do about an address that leads nowhere.
+/// Advice for an address that cannot be reached.
 const fn way(errno: i32) -> &'static str {
     match errno {
         libc::ENODEV => "open the interface that the way leads over: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
@@ -135,13 +133,13 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
     }
 }
 
-/// The program at the other end, or its library for it, did not want to; on this host it is known.
+/// The peer's program or its library refused; on this host the library's reason is known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
-    let said = inner.qp.as_ref();
-    let said = said.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
-    match said {
-        Some(said) => {
-            (said, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
+    let reason = inner.qp.as_ref();
+    let reason = reason.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
+    match reason {
+        Some(reason) => {
+            (reason, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
         }
         None if private_data(data).is_some() => {
             ("the program there refused (rdma_reject), and says why".to_owned(), "see its private data")
@@ -153,14 +151,14 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
     }
 }
 
-/// A request to this listener was refused in its name, for a reason that its program does not hear.
+/// Records for the peer that its request was refused without reaching the program.
 pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
     reasons::note_refusal(ifindex, peer, || {
         format!("the listener's backlog is full: {backlog} requests wait that its program has not heard of")
     });
 }
 
-/// What the peer's program says, if it says anything: zeros stand behind it.
+/// Private data without trailing zeros; `None` if there is none.
 fn private_data(data: &EventData) -> Option<&[u8]> {
     let all = data.private_data();
     let end = all.iter().rposition(|byte| *byte != 0)?;
@@ -185,7 +183,7 @@ fn named(address: &Address) -> String {
     }
 }
 
-/// As `rdma_event_str` calls it.
+/// Name of an event as in `rdma_event_str`.
 const fn event_name(kind: EventKind) -> &'static str {
     match kind {
         EventKind::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
@@ -205,9 +203,9 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
-    /// The end of an attempt to connect to an address where no card is, after more than a minute
-    /// of the connection manager's time, in which no answer has come; and what is said of it.
-    fn ended_in_silence() -> (Event, Cause) {
+    /// Connects to an address without a card, lets the connection manager's time run out, and
+    /// returns the event and its cause.
+    fn attempt_without_answer() -> (Event, Cause) {
         let channel = Channel::create().unwrap();
         let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
         let expect = |kind| {
@@ -215,7 +213,7 @@ mod tests {
             assert_eq!(event.kind, kind);
             event
         };
-        // An IP address of the loopback interface would be taken for that of its device.
+        // An IP address of the loopback interface would resolve to the device.
         let (gid, sid) = (Ipv4Addr::new(127, 9, 8, 7).into(), ServiceId::new(PortSpace::Tcp, 7471).0);
         let peer = IbAddress { gid, sid, sid_mask: u64::MAX, ..IbAddress::default() };
         id.resolve_addr(None, &Address::Ib(peer), 2000).unwrap();
@@ -235,16 +233,16 @@ mod tests {
 
     // clause: CM-RETRIES
     #[test]
-    fn a_connection_that_nobody_answers_ends_and_the_explanation_says_that_no_answer_came() {
-        // The loopback interface says that nobody is there, but only seconds of real time later.
-        let silent = (0..5).map(|_| ended_in_silence()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
-        let (_, (cause, advice)) = silent.expect("it is silence that ends it");
+    fn unanswered_connect_ends_with_explanation() {
+        // Only after seconds of real time the loopback interface reports that the port is closed.
+        let unanswered = (0..5).map(|_| attempt_without_answer()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
+        let (_, (cause, advice)) = unanswered.expect("ends with a timeout");
         assert_eq!(cause, "no answer came from 127.9.8.7, however often it was asked");
         assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
     }
 
     #[test]
-    fn private_data_is_shown_as_text_or_as_bytes_without_the_zeros_behind_it() {
+    fn private_data_prints_as_text_or_hex_without_zeros() {
         let data = |private_data| EventData::Conn(ConnParam { private_data, ..ConnParam::NOTHING });
         let said = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
         assert_eq!(said(b"no room\0\0"), Some("\"no room\"".to_owned()));
