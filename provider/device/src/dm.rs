@@ -1,15 +1,9 @@
-//! Device memory (`man ibv_alloc_dm`): memory of the card, which a program copies to and from, and
-//! registers.
+//! Device memory (`man ibv_alloc_dm`): pages of this process whose address the program never
+//! learns. As on hardware it is zero at first, limited per device (`max_dm_size`; here per
+//! process), shared by parent and child of a fork, and reached by lists and peers through a region.
 //!
-//! A software card has no memory but the process's, so this is pages whose address the program is
-//! never told. They behave as those of hardware: zero at first, limited per device (`max_dm_size`;
-//! here per process), not copied by a fork (parent and child see the same bytes), and reached by
-//! lists and peers through a region. The system makes a page present when it is first used, not
-//! when it is allocated or registered.
-//!
-//! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer
-//! writes there. The child of a fork may write there at any time, too: no reference to these bytes
-//! exists, and what they say matters to the program alone.
+//! No reference to these bytes exists, because peers and the child of a fork may write them at any
+//! time: all access goes through [`roxe_memory::guard`].
 
 use crate::context::Context;
 use crate::device::DmBudget;
@@ -21,11 +15,10 @@ use roxe_memory::guard::{self, Fault, own_cells};
 use roxe_memory::mapped::{Mapping, page_size};
 use std::sync::Arc;
 
-/// Pages, and what they count for.
+/// Pages of a buffer, and their share of the budget.
 #[derive(Debug)]
 struct Block {
     pages: Mapping,
-    /// Bytes of it.
     length: u64,
     budget: Arc<DmBudget>,
 }
@@ -50,22 +43,22 @@ impl Drop for Block {
 pub struct Dm {
     context: Arc<Context>,
     length: u64,
-    /// Until it is freed.
+    /// `None` once freed.
     block: Mutex<rank::DeviceMemory, Option<Arc<Block>>>,
     uses: UseCount,
 }
 
 impl Context {
-    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align`
-    /// bytes.
+    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes.
     ///
-    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that
-    /// much is left.
+    /// # Errors
+    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not enough
+    /// is left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
         }
-        // Every buffer starts at a page.
+        // Every buffer starts at a page boundary.
         let max_align = page_size().trailing_zeros();
         if log_align > max_align {
             return Err(Error::invalid(format!(
@@ -80,19 +73,19 @@ impl Context {
 }
 
 impl Dm {
-    /// The context it was allocated in.
+    /// Context of the buffer.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Bytes, as asked for.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Copies `data` to the bytes from `offset` on; a peer that reads meanwhile may see some of
-    /// them.
+    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it.
     ///
+    /// # Errors
     /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the
     /// buffer. ENOMEM: the system has no page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
@@ -102,7 +95,7 @@ impl Dm {
         written.map_err(no_page)
     }
 
-    /// Copies the bytes from `offset` on to `out`; errors as for [`Dm::write`].
+    /// Copies bytes at `offset` to `out`; errors as for [`Dm::write`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, out.len() as u64)?;
         let read = guard::read(addr, own_cells(out));
@@ -110,16 +103,15 @@ impl Dm {
         read.map_err(no_page)
     }
 
-    /// Gives the memory back. EBUSY while a region is registered in it, EINVAL if that was done
-    /// before. Done by dropping too.
+    /// Frees the memory: EBUSY while a region is registered in it, EINVAL if it is freed. Dropping
+    /// does it, too.
     pub fn free(&self) -> Result<(), Error> {
         let mut block = self.block.lock();
         self.uses.check_unused("device memory", "memory regions")?;
         block.take().map(drop).ok_or_else(freed)
     }
 
-    /// The bytes that a copy is about: the block, to be kept while they are touched, and where they
-    /// are.
+    /// Returns the block, to be kept during a copy, and the address of `offset`.
     fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
             return Err(Error::invalid(format!("{length} bytes from {offset}: both must be multiples of {DM_GRAIN}")));
@@ -132,8 +124,7 @@ impl Dm {
         Ok((block, addr))
     }
 
-    /// The bytes that a region is about; they stay, and the buffer cannot be freed, while the
-    /// result is kept.
+    /// Returns the bytes for a region. The result keeps them, and the buffer from being freed.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));
@@ -160,16 +151,14 @@ fn no_page(Fault: Fault) -> Error {
     Error::new(libc::ENOMEM, "the system has no page for device memory")
 }
 
-/// What a region stands for in device memory.
+/// Device memory of a region.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Where it begins.
     pub(crate) addr: u64,
-    /// Bytes.
     pub(crate) length: u64,
-    /// Keeps the buffer from being freed.
+    /// Prevents freeing.
     _use: Use,
-    /// Keeps the pages, also when the buffer is dropped.
+    /// Keeps the pages after the buffer is dropped.
     _pages: Arc<Block>,
 }
 

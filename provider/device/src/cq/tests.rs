@@ -1,5 +1,3 @@
-//! Completion queues: what comes out of them in which order, and which entries raise events.
-
 use super::*;
 use crate::testing;
 use roxe_base::limits::MAX_CQE;
@@ -12,8 +10,7 @@ fn solicited(wr_id: u64) -> Cqe {
     Cqe { solicited: true, ..cqe(wr_id) }
 }
 
-/// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins
-/// then.
+/// A timestamp, in nanoseconds, that the engine's clock does not reach during the test.
 const LATE: u64 = 1 << 62;
 
 fn late(wr_id: u64) -> Cqe {
@@ -40,7 +37,7 @@ fn entries_come_out_in_order_and_in_batches() {
     assert_eq!(cq.poll(2, |cqe| first.push(cqe.wr_id)).unwrap(), 2);
     assert_eq!(first, [0, 1]);
     assert_eq!(drain(&cq), [2, 3, 4]);
-    assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
+    assert_eq!(cq.poll(0, |_| panic!("no entry was requested")).unwrap(), 0);
     assert!(drain(&cq).is_empty());
 }
 
@@ -88,7 +85,7 @@ fn arming_fires_once_for_later_entries() {
     assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
 }
 
-/// Whether an event is waiting.
+/// Returns true if an event is pending.
 fn has_event(cq: &Cq) -> bool {
     testing::is_readable(cq.channel().unwrap().fd())
 }
@@ -228,7 +225,7 @@ fn a_destroyed_queue_takes_its_events_along() {
     assert!(channel.destroy().is_ok());
 }
 
-/// An entry of the queue pair `qpn`.
+/// Returns an entry of queue pair `qpn`.
 fn cqe_of(qpn: u32) -> Cqe {
     Cqe { qpn: Qpn::new(qpn), ..Cqe::default() }
 }
@@ -236,8 +233,8 @@ fn cqe_of(qpn: u32) -> Cqe {
 // clause: SEND-PLACE
 #[test]
 fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
-    // Every way in which six entries belong to three queue pairs, again and again, of which one
-    // after the other is reset, while the queue is polled and never runs empty for long.
+    // All assignments of six entries to three queue pairs, repeated, while the queue pairs are
+    // reset in turn and the queue is polled without running empty for long.
     for case in 0..3u32.pow(6) * 4 {
         let cq = cq(100);
         let owner = |at: u32| case / 4 / 3u32.pow(at) % 3;
@@ -298,7 +295,7 @@ fn no_entry_is_lost_between_arming_and_polling() {
         cq.req_notify(false);
         seen.extend(drain(&cq));
         if (seen.len() as u64) < ENTRIES {
-            // Would wait for ever if an event were lost.
+            // Blocks for ever if an event is lost.
             cq.channel().unwrap().get_event().unwrap();
             seen.extend(drain(&cq));
         }

@@ -1,5 +1,3 @@
-//! Keys, rights, ranges and lists against real memory; what happens when it goes away.
-
 use super::*;
 use crate::pd::Pd;
 use crate::testing::{self, PAGE, Pages};
@@ -337,7 +335,7 @@ fn a_hundred_thousand_regions_are_found_and_freed() {
     assert_eq!(s.table().hold().count(), 0);
 }
 
-/// Parts of a dma-buf.
+/// Dma-bufs.
 mod dmabuf {
     use super::super::*;
     use crate::testing::{self, PAGE, Pages};
@@ -401,7 +399,7 @@ mod dmabuf {
     }
 }
 
-/// The null region.
+/// Null regions.
 mod null {
     use super::super::*;
     use crate::testing;
@@ -410,7 +408,7 @@ mod null {
     use roxe_transport::cx::{AtomicOp, MemError};
     use roxe_transport::wr::Bind;
 
-    /// `length` bytes at `addr` of the region.
+    /// Returns a list of `length` bytes at `addr` of the region.
     fn part(mr: &Mr, addr: u64, length: u32) -> [Sge; 1] {
         [Sge { addr, length, lkey: mr.lkey() }]
     }
@@ -454,7 +452,6 @@ mod null {
     }
 }
 
-/// Advice about registered memory.
 mod advise {
     use super::super::*;
     use crate::testing::{self, PAGE, Pages};

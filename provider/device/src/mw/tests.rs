@@ -1,5 +1,3 @@
-//! What each kind of window opens, who closes it, and what it holds up.
-
 use super::*;
 use crate::mr::{Mr, MrChange};
 use crate::testing::{self, PAGE, Pages};
@@ -14,7 +12,7 @@ use roxe_wire::LKey;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A region that windows may be bound to and that no peer may touch, and a queue pair.
+/// A region that windows may be bound to and that no peer can access, and a queue pair.
 struct Setup {
     pages: Pages,
     pd: Arc<Pd>,
@@ -31,7 +29,7 @@ impl Setup {
         Self { pages, pd, mr, qp }
     }
 
-    /// Another queue pair of the domain.
+    /// Returns another queue pair of the domain.
     fn other_qp(&self) -> Reach {
         Reach { qp: Some(ObjectId::next()), ..self.qp }
     }
@@ -44,7 +42,7 @@ impl Setup {
         self.pages.addr() + offset
     }
 
-    /// A binding of `mw` to bytes 16 to 32 under its key with this tag.
+    /// Returns a bind of `mw` to bytes 16 to 32 with this key tag.
     fn bind(&self, mw: &Mw, tag: u8) -> Bind {
         let rkey = RKey(mw.rkey().0 & !0xff | u32::from(tag));
         Bind { rkey, lkey: self.mr.lkey(), access: READ_WRITE, addr: self.at(16), length: 16 }
@@ -81,7 +79,7 @@ fn a_window_shows_its_range_with_its_rights() {
         let stranger = Reach { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
         assert_eq!(s.write(stranger, bind.rkey, s.at(16)), Err(MemError::WrongDomain));
     }
-    assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region itself is closed");
+    assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region grants nothing");
 }
 
 // clause: WINDOW-BIND, FLUSH-RIGHTS
@@ -138,8 +136,8 @@ fn bindings_that_break_a_rule_change_nothing() {
         assert_eq!(s.table().bind(reach, &bind), Err(expected), "{bind:?}");
     }
     let reads = Bind { lkey: read_only.lkey(), access: Access::REMOTE_READ, ..good };
-    assert_eq!(s.table().bind(s.qp, &reads), Ok(()), "a window to read needs no LOCAL_WRITE");
-    assert_eq!(errno(s.mr.deregister()), 0, "nothing was bound to it");
+    assert_eq!(s.table().bind(s.qp, &reads), Ok(()), "a read-only window needs no LOCAL_WRITE");
+    assert_eq!(errno(s.mr.deregister()), 0, "no window was bound");
 }
 
 // clause: WINDOW-TYPE-1
@@ -165,7 +163,7 @@ fn type_2_is_invalidated_before_it_is_bound_again() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let zero_based = Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&mw, 1) };
-    assert_eq!(s.table().invalidate(s.qp, mw.rkey()), Err(MemError::Access), "it is free");
+    assert_eq!(s.table().invalidate(s.qp, mw.rkey()), Err(MemError::Access), "not bound");
     s.table().bind(s.qp, &zero_based).unwrap();
     assert_eq!(s.write(s.qp, zero_based.rkey, 8), Ok(()));
     assert_eq!(testing::load(s.at(24)), 0x0101_0101_0101_0101);

@@ -1,5 +1,3 @@
-//! Order, limits and events of shared receive queues; tags.
-
 use super::*;
 use crate::testing;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};
@@ -95,7 +93,6 @@ fn destroying_waits_for_the_users_and_frees_the_domain() {
     assert!(srq.pd().dealloc().is_ok());
 }
 
-/// Tags: operations on them, and messages that look for one.
 mod tags {
     use super::super::*;
     use crate::cq::CqInit;
@@ -116,8 +113,7 @@ mod tags {
         TagOp::Add(TagRecv { wr_id, tag, mask: !0, sges: &[] })
     }
 
-    /// What the queue has to report: number, operation, status, whether the program is asked to
-    /// synchronise.
+    /// Polls all completions: `wr_id`, opcode, status, and true if a sync is requested.
     fn done(cq: &Cq) -> Vec<(u64, WcOpcode, WcStatus, bool)> {
         let mut found = vec![];
         let each = |cqe: &Cqe| found.push((cqe.wr_id, cqe.opcode, cqe.status, cqe.tm.flags == TmFlags::SYNC_REQ));
@@ -150,7 +146,7 @@ mod tags {
     fn operations_ask_to_synchronise_until_the_program_has_done_so() {
         let (srq, cq) = srq(4, 10);
         let mut sges = vec![];
-        assert_eq!(srq.take_tagged(Some(3), &mut sges), None, "no receive at all");
+        assert_eq!(srq.take_tagged(Some(3), &mut sges), None, "no receive is posted");
         srq.post_recv(&RecvRequest { wr_id: 70, sges: &[] }).unwrap();
         assert_eq!(srq.take_tagged(Some(3), &mut sges), Some((70, TagFit::Unexpected { asks_sync: false })));
         srq.post_op(&request(1, add(7, 7))).unwrap();
@@ -160,7 +156,11 @@ mod tags {
         assert_eq!(srq.take_tagged(Some(7), &mut sges), Some((7, TagFit::Matched)));
         srq.post_recv(&RecvRequest { wr_id: 71, sges: &[] }).unwrap();
         assert_eq!(srq.take_tagged(None, &mut sges), Some((71, TagFit::Untagged)));
-        assert_eq!(srq.take_tagged(Some(8), &mut sges), Some((8, TagFit::Matched)), "that did not count");
+        assert_eq!(
+            srq.take_tagged(Some(8), &mut sges),
+            Some((8, TagFit::Matched)),
+            "an untagged message does not count"
+        );
     }
 
     // clause: TM-OPERATION-PLACE

@@ -1,10 +1,10 @@
-//! Litmus programs for one queue pair: what may be seen of what it has taken in.
+//! Litmus programs for one queue pair: possible orders in which payload becomes visible.
 
 use super::*;
 use crate::testing::Pages;
 use std::collections::BTreeSet;
 
-/// Where the litmus programs write.
+/// Offset and length of the payload, and offset of a flag.
 const DATA: u64 = 0;
 const LEN: usize = 100;
 const FLAG: u64 = 1024;
@@ -21,7 +21,7 @@ impl World {
         Self { pages: Pages::new(1), placement: Placement::new(seed, 0) }
     }
 
-    /// A peer's WRITE, or a packet of a message.
+    /// Receives a peer's WRITE or a packet of a message.
     fn take(&mut self, at: u64, bytes: &[u8]) {
         self.placement.delay(Side::Recv, &[(self.pages.addr() + at, bytes)]);
     }
@@ -32,12 +32,12 @@ impl World {
         byte[0]
     }
 
-    /// Which of the bytes of data are there.
-    fn there(&self) -> Vec<bool> {
+    /// For each byte of data, returns true if it is visible.
+    fn visible(&self) -> Vec<bool> {
         (0..LEN as u64).map(|at| self.byte(DATA + at) != 0).collect()
     }
 
-    /// Looks on until everything is there, and calls `look` in between.
+    /// Places payload until none is delayed, and calls `look` in between.
     fn watch(mut self, mut look: impl FnMut(&Self)) {
         look(&self);
         for _ in 0..1000 {
@@ -47,28 +47,28 @@ impl World {
             self.placement.place_some();
             look(&self);
         }
-        panic!("something is never placed");
+        panic!("payload is never placed");
     }
 }
 
 const SEEDS: u64 = 200;
 
-/// Outcomes of a litmus program over all seeds.
+/// Returns the outcomes of a litmus program over all seeds.
 fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
     let mut outcomes = BTreeSet::new();
     (0..SEEDS).for_each(|seed| program(World::new(seed), &mut outcomes));
     outcomes
 }
 
-// IBA §9.5: only a receive, an atomic or a WRITE with immediate behind a WRITE says that it is
-// there; a byte of it does not, nor does one of a later WRITE.
+// IBA §9.5: only a receive, an atomic or a WRITE with immediate orders an earlier WRITE before it;
+// neither its own last byte nor a later WRITE does.
 #[test]
 fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.take(FLAG, &[1]);
         world.watch(|world| {
-            outcomes.insert((world.byte(FLAG) == 1, world.there().iter().all(|there| *there)));
+            outcomes.insert((world.byte(FLAG) == 1, world.visible().iter().all(|visible| *visible)));
         });
     });
     assert_eq!(seen.len(), 4, "every combination: {seen:?}");
@@ -79,8 +79,8 @@ fn the_last_byte_of_a_message_is_seen_before_and_after_its_first_one() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.watch(|world| {
-            let there = world.there();
-            outcomes.insert((there[0], there[LEN - 1]));
+            let visible = world.visible();
+            outcomes.insert((visible[0], visible[LEN - 1]));
         });
     });
     assert_eq!(seen.len(), 4, "every combination: {seen:?}");
@@ -104,7 +104,7 @@ fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
         world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
         world.take(DATA, &[7; LEN]);
         world.placement.settle(Side::Recv);
-        assert!(world.there().iter().all(|there| *there));
+        assert!(world.visible().iter().all(|visible| *visible));
         outcomes.insert(world.placement.is_settled(Side::Send));
         world.placement.settle(Side::Send);
         assert_eq!(world.byte(FLAG + LEN as u64 - 1), 1);
@@ -113,8 +113,8 @@ fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
     assert_eq!(seen.len(), 2);
 }
 
-// IBA §9.5: requests of one queue pair are executed in their order, so the later of two on the same
-// bytes is what remains, and an older one is never seen behind it.
+// IBA §9.5: a queue pair executes requests in order, so the later of two on the same bytes remains,
+// and the earlier is never seen after it.
 #[test]
 fn bytes_written_twice_never_become_what_they_were_written_first() {
     let seen = outcomes(|mut world, outcomes| {
