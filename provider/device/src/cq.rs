@@ -608,36 +608,23 @@ impl SleptOn {
 
 impl Deadline for SleptOn {
     fn on_deadline(&self, _: Instant) {
-        if let Some(queue) = self.queue.upgrade()
-            && let Some(at) = queue.look_at_sleepers()
-        {
-            queue.engine().scheduler.add_deadline(at, Weak::clone(&self.me) as _);
-        }
-    }
-}
-
-impl Cq {
-    /// Reports sleeping threads, and returns the time of the next look, `None` if the queue is
-    /// empty.
-    fn look_at_sleepers(&self) -> Option<Instant> {
-        let channel = self.channel.as_ref()?;
+        let Some(queue) = self.queue.upgrade() else { return };
+        let Some(channel) = &queue.channel else { return };
         let (now, due) = {
-            let mut state = self.state.lock();
+            let mut state = queue.state.lock();
             if state.ring.is_empty() {
                 state.slept_on = None;
-                return None;
+                return;
             }
             (clock::now(), state.polled_at.after(LONG))
         };
-        if now < due {
-            return Some(due);
-        }
         // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
-        if channel.has_no_events() {
+        if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
-                tell(|| Event::Sleeps { cq: self.id, thread, call });
+                tell(|| Event::Sleeps { cq: queue.id, thread, call });
             }
         }
-        Some(now.after(LONG))
+        let next = if now < due { due } else { now.after(LONG) };
+        queue.engine().scheduler.add_deadline(next, Weak::clone(&self.me) as _);
     }
 }

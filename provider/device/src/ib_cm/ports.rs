@@ -80,7 +80,10 @@ impl Claim {
             _ => Scope::All,
         };
         let at = |port| Place { service: ServiceId::new(space, port), scope };
-        if port != 0 { Self::bind(at(port), sharing.reuse) } else { Self::choose(at) }
+        match port {
+            0 => from_range(|port| Self::bind(at(port), false).ok()),
+            port => Self::bind(at(port), sharing.reuse),
+        }
     }
 
     /// Binds a service ID (`AF_IB`) at `gid`, or at all addresses if that is zero. Errors as for
@@ -117,10 +120,6 @@ impl Claim {
         // Hold the own name first: of two that do this at a time, at least one sees the other.
         Own { place, exclusive: !reuse, shared: reuse }.check_others()?;
         Ok(Self { place, is_shared: reuse, key: keep(socket), exclusive: Mutex::default() })
-    }
-
-    fn choose(at: impl Fn(u16) -> Place) -> Result<Self, Error> {
-        from_range(|port| Self::bind(at(port), false).ok())
     }
 
     /// Makes a listener the only user of its port. Later calls do nothing.

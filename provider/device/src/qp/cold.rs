@@ -13,6 +13,7 @@ use roxe_check::explain::explains;
 use roxe_check::{Event, is_checking, is_on, tell};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
+use roxe_memory::region::Reach;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, MemError, RxPayload, Side};
 use roxe_transport::qp::EarlyPackets;
@@ -42,16 +43,12 @@ impl QpHost<'_> {
         // The table must not be locked twice.
         self.held = None;
         let shared = self.shared_domain(side);
+        let is_written = access.contains(Access::LOCAL_WRITE);
         let refused = |sge: &Sge| {
             let place = self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
-            match place {
-                Err(error) => Some(error),
-                Ok(addr) => {
-                    let is_lost = error == MemError::Fault
-                        && mapped::check(addr, sge.length.into(), access.contains(Access::LOCAL_WRITE)).is_err();
-                    is_lost.then_some(error)
-                }
-            }
+            let is_lost =
+                |addr| error == MemError::Fault && mapped::check(addr, sge.length.into(), is_written).is_err();
+            place.map_or_else(Some, |addr| is_lost(addr).then_some(error))
         };
         let found = sges.iter().map(refused).zip(sges).find_map(|(error, sge)| Some((*sge, error?)));
         found.or_else(|| Some((*sges.first()?, error)))
@@ -129,55 +126,12 @@ impl QpHost<'_> {
         }
     }
 
-    /// Reports a receive list before it is written.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
-        self.held = None;
-        let qp = self.qp;
-        if offset == 0
-            && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
-        {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
-        }
-        let shared = self.shared_domain(side);
-        for sge in sges {
-            let place =
-                self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE));
-            if let Ok(addr) = place {
-                tell(|| Event::Written { addr, len: sge.length.into() });
-            }
-        }
-    }
-
     /// Reports memory before a peer writes it.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
+    fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
         let place = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_atomic(&mut self, rkey: RKey, va: u64, op: AtomicOp, found: u64) {
-        let qp = self.qp.id;
-        if let Ok(addr) = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
-            tell(|| Event::Atomic { qp, rkey, va, addr, found, left: op.applied(found) });
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_completion(&mut self, side: Side, cqe: Cqe) {
-        self.held = None;
-        let qp = self.qp;
-        if self.state.watch.completed(qp.lists(), side, &cqe) {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
-        }
-        tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
     }
 
     /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) while instruments are on.
@@ -191,10 +145,22 @@ impl QpHost<'_> {
         offset: u32,
         data: RxPayload<'_>,
     ) -> Option<Result<(), MemError>> {
+        let (qp, shared) = (self.qp, self.shared_domain(side));
         if is_checking() {
-            self.note_scatter(side, sges, offset);
+            // The table must not be locked twice.
+            self.held = None;
+            if offset == 0
+                && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
+            {
+                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
+            }
+            for sge in sges {
+                let pd = |own: Reach| shared.unwrap_or(own.pd);
+                if let Ok(addr) = self.on_regions(|regions, own| regions.locate(pd(own), sge, Access::LOCAL_WRITE)) {
+                    tell(|| Event::Written { addr, len: sge.length.into() });
+                }
+            }
         }
-        let shared = self.shared_domain(side);
         self.delay(side, data, |this| {
             this.on_regions(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
         })
@@ -244,8 +210,11 @@ impl QpHost<'_> {
             return None;
         }
         let done = self.on_regions(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
-        if let (Ok(found), true) = (done, is_checking()) {
-            self.note_atomic(rkey, va, op, found);
+        if is_checking()
+            && let Ok(found) = done
+            && let Ok(addr) = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, 8))
+        {
+            tell(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
         }
         Some(done)
     }
@@ -271,7 +240,12 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn complete_watched(&mut self, side: Side, cqe: Cqe) {
         if is_on() {
-            self.note_completion(side, cqe);
+            self.held = None;
+            let qp = self.qp;
+            if self.state.watch.completed(qp.lists(), side, &cqe) {
+                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
+            }
+            tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
         }
         if let Some(weak) = &mut self.state.weak {
             weak.completed(side, &cqe);

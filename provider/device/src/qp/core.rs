@@ -13,6 +13,7 @@ use crate::srq::XrcQueues;
 use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
+use roxe_base::uses::ObjectId;
 use roxe_check::explain::explains;
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
@@ -31,7 +32,7 @@ use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCoun
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Header, Kind, NetHeader, Packet, Qpn};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Number of queue pairs created in this process.
 static CREATED: AtomicU32 = AtomicU32::new(0);
@@ -80,7 +81,21 @@ impl QpCore {
         is_work_queue: bool,
     ) -> Self {
         Self {
-            resources: QpResources::new(pd, engine, init, config.qpn, xrc_queues),
+            resources: QpResources {
+                qpn: config.qpn,
+                service: init.service,
+                id: ObjectId::next(),
+                user: init.user,
+                signals_all: init.sq_sig_all,
+                pd_id: pd.id(),
+                context: Arc::clone(pd.context()),
+                engine: Arc::clone(engine),
+                send_cq: Arc::clone(&init.send_cq),
+                recv_cq: Arc::clone(&init.recv_cq),
+                srq: init.srq.clone(),
+                xrc_queues: xrc_queues.cloned(),
+                binds: AtomicBool::new(false),
+            },
             ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             is_work_queue,
             inner: Mutex::new(Inner {
@@ -129,14 +144,6 @@ impl QpCore {
         })
     }
 
-    /// Counts a raw frame that the state machine dropped.
-    pub(super) fn count(&self, result: Result<(), DropReason>) {
-        if let Err(reason) = result {
-            tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
-            self.engine().counters().count_drop(reason);
-        }
-    }
-
     /// Counts a packet with `len` bytes of payload that the state machine dropped, and adds it to
     /// `history` unless the host borrows that.
     #[cold]
@@ -181,13 +188,6 @@ impl QpCore {
         });
         credits.return_all(&self.resources);
         host.end()
-    }
-
-    /// Delivers early packets after a receive was posted, or flushes it in the error state.
-    pub(super) fn receive_early(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
-        let report = self.deliver_early(&mut inner, now);
-        self.end_visit(inner, report, now);
-        self.engine().send_credits(now);
     }
 
     /// Defers a lone posted request if the state machine can wait: until more are posted, the
@@ -275,36 +275,32 @@ impl QpCore {
             inner.registered = Some(next);
             self.engine().scheduler.add_timer(next, self.resources.qpn);
         }
-        if let Some(met) = inner.machine.take_congestion_counts() {
-            self.engine().counters().count_congestion(met);
+        if let Some(counts) = inner.machine.take_congestion_counts() {
+            self.engine().counters().count_congestion(counts);
         }
-        if let Some(met) = inner.machine.take_retry_counts() {
-            self.note_retries(inner, met);
+        if let Some(counts) = inner.machine.take_retry_counts() {
+            self.note_retries(inner, counts);
         }
         VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into())
     }
 
     #[cold]
     #[inline(never)]
-    fn note_retries(&self, inner: &mut Inner, met: RetryCounts) {
+    fn note_retries(&self, inner: &mut Inner, counts: RetryCounts) {
         let (now, probe) = (clock::now(), inner.machine.probe());
-        inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
-        tell(|| Event::Retried { qp: self.resources.id, counts: met });
-        self.engine().counters().count_retries(met);
-        inner.state.stats.add(met);
-        if met.local_ack_timeout_err > 0 {
-            self.probe_network(inner);
+        inner.state.history.note(now, Entry::Retried(counts, [probe.una, probe.sent]));
+        tell(|| Event::Retried { qp: self.resources.id, counts });
+        self.engine().counters().count_retries(counts);
+        inner.state.stats.add(counts);
+        if counts.local_ack_timeout_err > 0 {
+            // Probe the path to another host at the first timeout: later retries use up the ICMP
+            // errors that a host sends per second.
+            let av = inner.machine.attr().av;
+            if explains() > Explain::Off && inner.state.probe.is_none() && self.engine().link(av.dgid).is_none() {
+                let route = Route { local: av.sgid, remote: av.dgid };
+                inner.state.probe = self.engine().probe(route).ok().map(Box::new);
+            }
             self.engine().scheduler.note_unanswered(now);
-        }
-    }
-
-    /// Probes the network path to a peer on another host at the first overdue acknowledgement.
-    /// Later would be too late: retries use up the ICMP errors that a host sends per second.
-    fn probe_network(&self, inner: &mut Inner) {
-        let av = inner.machine.attr().av;
-        if explains() > Explain::Off && inner.state.probe.is_none() && self.engine().link(av.dgid).is_none() {
-            let way = Route { local: av.sgid, remote: av.dgid };
-            inner.state.probe = self.engine().probe(way).ok().map(Box::new);
         }
     }
 

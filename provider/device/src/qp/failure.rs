@@ -270,19 +270,16 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
                 DropReason::LocalProtection => WcStatus::RemOpErr,
                 _ => WcStatus::RemInvReqErr,
             };
-            (format!("refused the request: {}", machine.last_refusal()?), advice_of_refusal(qp.service, status))
+            let advice = match qp.service {
+                Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
+                _ => explain::advice(status),
+            };
+            (format!("refused the request: {}", machine.last_refusal()?), advice)
         }
         _ => return None,
     };
     let text = format!("queue pair {:#08x} {text}", qp.qpn.get());
     Some(Reason { status, expects, text, advice: advice.to_owned() })
-}
-
-const fn advice_of_refusal(service: Service, status: WcStatus) -> &'static str {
-    match service {
-        Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
-        _ => explain::advice(status),
-    }
 }
 
 fn ifindex(qp: &QpResources) -> u32 {

@@ -29,6 +29,7 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{Qpn, RKey, Request};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -81,6 +82,7 @@ impl<'a> QpHost<'a> {
         self.copied.take()
     }
 
+    /// Records the checksum of a payload copied to the address `to`.
     fn note_copy(&mut self, to: usize, sum: Option<Sum>) {
         if let (Some(copied), Some(sum)) = (&mut self.copied, sum) {
             copied.push(Copied { to, sum });
@@ -91,10 +93,6 @@ impl<'a> QpHost<'a> {
     #[inline]
     pub(super) fn end(self) -> VisitOutcome {
         self.report
-    }
-
-    fn srq(&self) -> Option<&Srq> {
-        self.selected.as_deref().or(self.qp.srq.as_deref())
     }
 
     /// Returns the memory table and the access scope for keys. An XRC target uses those of the
@@ -146,45 +144,6 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Completes a receive of an XRC target in the CQ of its shared queue; drops it if that is
-    /// gone.
-    fn complete_xrc(&mut self, cqe: Cqe) -> Result<(), Overrun> {
-        match self.selected.as_ref().and_then(|srq| srq.cq()) {
-            Some(cq) => cq.push(cqe).map(|fires| {
-                if fires {
-                    cq.notify();
-                }
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Copies payload into a packet, with its checksum if the batch wants it.
-    #[inline]
-    fn gather_list(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.on_held(|regions, own| regions.gather(own.pd, sges, offset, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.on_held(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
-        self.note_copy(to, sum);
-        Ok(())
-    }
-
-    /// Copies memory that a peer reads into a packet, with its checksum if the batch wants it.
-    #[inline]
-    fn read_region(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.on_held(|regions, reach| regions.read_remote(reach, rkey, va, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.on_held(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
-        self.note_copy(to, sum);
-        Ok(())
-    }
-
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
         let (memory, reach) = self.memory();
         memory.invalidate(reach, rkey)?;
@@ -205,7 +164,14 @@ impl<'a> QpHost<'a> {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let done = self.gather_list(sges, offset, out);
+        let out = cells(out);
+        let done = if self.copied.is_none() {
+            self.on_held(|regions, own| regions.gather(own.pd, sges, offset, out))
+        } else {
+            let to = out.as_ptr().addr();
+            let summed = self.on_held(|regions, own| regions.gather_summed(own.pd, sges, offset, out));
+            summed.map(|sum| self.note_copy(to, sum))
+        };
         done.inspect_err(|error| self.report_local_fault(Side::Send, sges, Access::empty(), *error))
     }
 
@@ -249,8 +215,14 @@ impl Memory for QpHost<'_> {
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let len = out.len() as u64;
-        let done = self.read_region(rkey, va, out);
+        let (len, out) = (out.len() as u64, cells(out));
+        let done = if self.copied.is_none() {
+            self.on_held(|regions, reach| regions.read_remote(reach, rkey, va, out))
+        } else {
+            let to = out.as_ptr().addr();
+            let summed = self.on_held(|regions, reach| regions.read_remote_summed(reach, rkey, va, out));
+            summed.map(|sum| self.note_copy(to, sum))
+        };
         done.inspect_err(|error| self.report_remote_fault((rkey, va, len), Access::REMOTE_READ, *error))
     }
 
@@ -301,7 +273,7 @@ impl Memory for QpHost<'_> {
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
-        self.qp.note_binding();
+        self.qp.binds.store(true, Ordering::Relaxed);
         let (memory, reach) = self.memory();
         if let Err(error) = memory.bind(reach, bind) {
             self.report_failed_bind(bind, error);
@@ -322,7 +294,13 @@ impl Completions for QpHost<'_> {
             self.note_failure(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
-            return self.complete_xrc(cqe);
+            // A completion for a destroyed shared queue is dropped.
+            if let Some(cq) = self.selected.as_ref().and_then(|srq| srq.cq())
+                && cq.push(cqe)?
+            {
+                cq.notify();
+            }
+            return Ok(());
         }
         let (announce, fires) = match side {
             Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.state.unpolled)?),
@@ -335,7 +313,7 @@ impl Completions for QpHost<'_> {
 
 impl SharedReceives for QpHost<'_> {
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
-        self.srq()?.take(sges)
+        self.selected.as_deref().or(self.qp.srq.as_deref())?.take(sges)
     }
 
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {

@@ -4,6 +4,7 @@ use super::core::{Credits, Inner, QpCore, sender_of};
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
+use roxe_check::{Event, tell};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{Met, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -123,7 +124,10 @@ impl QueuePair for QpCore {
 
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
         let taken = self.receive_visit((frame.len(), None), now, |machine, host, _| {
-            self.count(machine.handle_frame(host, frame, note));
+            if let Err(reason) = machine.handle_frame(host, frame, note) {
+                tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
+                self.engine().counters().count_drop(reason);
+            }
             true
         });
         taken.unwrap_or_default()

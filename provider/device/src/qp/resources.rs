@@ -73,43 +73,19 @@ pub(crate) struct QpResources {
     pub(super) id: ObjectId,
     pub(super) user: u64,
     pub(super) signals_all: bool,
-    pd_id: PdId,
+    pub(super) pd_id: PdId,
     pub(super) context: Arc<Context>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
     /// Queues of its domain, for an XRC target.
     pub(super) xrc_queues: Option<Arc<XrcQueues>>,
     /// True if it ever bound a memory window.
-    binds: AtomicBool,
+    pub(super) binds: AtomicBool,
 }
 
 impl QpResources {
-    pub(super) fn new(
-        pd: &Pd,
-        engine: &Arc<Engine>,
-        init: &QpInit,
-        qpn: Qpn,
-        xrc_queues: Option<&Arc<XrcQueues>>,
-    ) -> Self {
-        Self {
-            qpn,
-            service: init.service,
-            id: ObjectId::next(),
-            user: init.user,
-            signals_all: init.sq_sig_all,
-            pd_id: pd.id(),
-            context: Arc::clone(pd.context()),
-            engine: Arc::clone(engine),
-            send_cq: Arc::clone(&init.send_cq),
-            recv_cq: Arc::clone(&init.recv_cq),
-            srq: init.srq.clone(),
-            xrc_queues: xrc_queues.cloned(),
-            binds: AtomicBool::new(false),
-        }
-    }
-
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
@@ -146,10 +122,6 @@ impl QpResources {
             Service::Ud => GRH_LEN + self.context.device().adapter().active_mtu().bytes(),
             _ => u32::MAX,
         }
-    }
-
-    pub(super) fn note_binding(&self) {
-        self.binds.store(true, Ordering::Relaxed);
     }
 
     /// Closes memory windows that only its peer could use. No further bind may follow.

@@ -192,7 +192,10 @@ impl Qp {
         queued(&mut inner);
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // The receive is flushed, or a message waits for it.
-            self.core.receive_early(inner, clock::now());
+            let now = clock::now();
+            let report = self.core.deliver_early(&mut inner, now);
+            self.core.end_visit(inner, report, now);
+            self.core.engine().send_credits(now);
         }
         Ok(())
     }
