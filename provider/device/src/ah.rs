@@ -62,7 +62,6 @@ impl Pd {
 }
 
 impl AhAttr {
-    /// Resolves the address from `sgid`, the GID at `sgid_index` (zero if there is none).
     fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
         // clause: AV-VALID
         if !self.has_grh {

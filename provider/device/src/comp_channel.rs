@@ -1,18 +1,20 @@
 //! Completion channels. A program that is about to sleep on one lets the engine receive first.
 
 use crate::context::Context;
-use crate::engine_set::EngineSet;
 use crate::event::EventQueue;
 use crate::sleepers::{LONG, watch_unread};
 use roxe_base::clock;
 use roxe_base::error::Error;
+use roxe_base::lock::{RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A channel on which completion queues announce events (`man ibv_create_comp_channel`).
 #[derive(Debug)]
@@ -135,8 +137,45 @@ impl CompChannel {
         self.events.push(cq, user, watch);
     }
 
-    /// Drops the pending events of a CQ.
     pub(crate) fn forget(&self, cq: ObjectId) {
         self.events.forget(cq);
+    }
+}
+
+/// The engines whose queue pairs complete in one CQ or announce on one channel: mostly one.
+#[derive(Debug)]
+pub(crate) struct EngineSet {
+    /// Stands in for `main` until an engine is added.
+    usual: Arc<Engine>,
+    main: OnceLock<Arc<Engine>>,
+    has_others: AtomicBool,
+    others: RwLock<rank::EngineSet, Vec<Arc<Engine>>>,
+}
+
+impl EngineSet {
+    pub(crate) fn new(usual: Arc<Engine>) -> Self {
+        Self { usual, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
+    }
+
+    /// The engine added first.
+    #[inline]
+    pub(crate) fn main(&self) -> &Arc<Engine> {
+        self.main.get().unwrap_or(&self.usual)
+    }
+
+    pub(crate) fn add(&self, engine: &Arc<Engine>) {
+        if Arc::ptr_eq(engine, self.main.get_or_init(|| Arc::clone(engine))) {
+            return;
+        }
+        let mut others = self.others.write();
+        if !others.iter().any(|known| Arc::ptr_eq(known, engine)) {
+            others.push(Arc::clone(engine));
+            self.has_others.store(true, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn others(&self) -> Vec<Arc<Engine>> {
+        if self.has_others.load(Ordering::Acquire) { self.others.read().clone() } else { Vec::new() }
     }
 }

@@ -130,7 +130,6 @@ impl Context {
         self.device.adapter().counters().list()
     }
 
-    /// Identity in checker events.
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()
     }
@@ -143,7 +142,6 @@ impl Context {
         &self.memory
     }
 
-    /// Raises an asynchronous event of `source`, whose token is `user`.
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
         let fatal = kind.is_fatal().then_some((source, kind));
@@ -151,7 +149,6 @@ impl Context {
         self.events.push(source, AsyncEvent { kind, user }, watch);
     }
 
-    /// Drops the pending events of an object that is destroyed.
     pub(crate) fn forget_events(&self, source: ObjectId) {
         self.events.forget(source);
     }
@@ -175,7 +172,6 @@ fn command() -> Result<File, Error> {
     Ok(File::from(OwnedFd::from(reader)))
 }
 
-/// Port number in events.
 const PORT: u8 = limits::PORTS;
 
 pub(crate) fn check_port(port: u8) -> Result<(), Error> {

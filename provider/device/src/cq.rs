@@ -8,9 +8,8 @@ mod tests;
 
 pub use moderation::Moderation;
 
-use crate::comp_channel::CompChannel;
+use crate::comp_channel::{CompChannel, EngineSet};
 use crate::context::Context;
-use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
 use crate::sleepers::{LONG, Sleeper, sleepers};
 use crate::weakest::WeakCq;
@@ -54,7 +53,6 @@ pub struct CqInit {
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
-    /// For deadlines of the engine.
     me: Weak<Self>,
     context: Arc<Context>,
     engines: EngineSet,
@@ -330,7 +328,6 @@ impl Cq {
         }
     }
 
-    /// Announces an event on the channel, unless the queue is destroyed.
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
@@ -354,7 +351,6 @@ impl Cq {
         self.engines.main()
     }
 
-    /// Adds the engine of a queue pair that completes here.
     pub(crate) fn serve_by(&self, engine: &Arc<Engine>) {
         self.engines.add(engine);
         self.channel.iter().for_each(|channel| channel.engines().add(engine));
@@ -408,14 +404,12 @@ struct State {
     dropped: VecDeque<u64>,
     /// Value of `appended` when the last event was raised.
     announced: u64,
-    /// Timestamp of the newest entry.
     newest: u64,
     capacity: usize,
     armed: Armed,
     moderator: Moderator,
     ignore_overrun: bool,
     overrun: bool,
-    /// Time of the last poll; kept while instruments are on.
     polled_at: Instant,
     /// Watch for sleeping threads, while the checker is on.
     slept_on: Option<Arc<dyn Deadline>>,
@@ -442,7 +436,6 @@ impl State {
         verdict
     }
 
-    /// Number of unpolled entries that no event has announced.
     fn missed(&self) -> usize {
         self.ring.len().saturating_sub(self.known())
     }
@@ -544,7 +537,6 @@ impl State {
 /// Place of an entry in a completion queue, and how far the queue was polled at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
-    /// Number of the entry, from 0.
     number: u64,
     /// Number of the oldest unpolled entry.
     polled: u64,
@@ -558,7 +550,6 @@ struct Entry {
 pub(crate) struct Unpolled {
     /// The oldest is mostly the only one, and kept here to spare a cache miss for each message.
     oldest: Option<u64>,
-    /// The others, in order.
     newer: VecDeque<u64>,
 }
 
@@ -576,7 +567,6 @@ impl Unpolled {
         }
     }
 
-    /// Removes those that were polled.
     pub(crate) fn forget(&mut self, polled: u64) {
         while self.oldest.is_some_and(|number| number < polled) {
             self.oldest = self.newer.pop_front();

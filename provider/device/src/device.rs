@@ -218,7 +218,6 @@ const CAP_FLAGS: u32 = 1 << 20
 /// FLUSH_GLOBAL, ATOMIC_WRITE. Without persistent memory there is no FLUSH_PERSISTENT.
 const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
 
-/// Bytes of device memory that this process has allocated.
 #[derive(Debug, Default)]
 pub(crate) struct DmBudget(AtomicU64);
 

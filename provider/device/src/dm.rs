@@ -15,7 +15,6 @@ use roxe_memory::guard::{self, Fault, own_cells};
 use roxe_memory::mapped::{Mapping, page_size};
 use std::sync::Arc;
 
-/// Pages of a buffer, and their share of the budget.
 #[derive(Debug)]
 struct Block {
     pages: Mapping,
@@ -151,12 +150,10 @@ fn no_page(Fault: Fault) -> Error {
     Error::new(libc::ENOMEM, "the system has no page for device memory")
 }
 
-/// Device memory of a region.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) addr: u64,
     pub(crate) length: u64,
-    /// Prevents freeing.
     _use: Use,
     /// Keeps the pages after the buffer is dropped.
     _pages: Arc<Block>,

@@ -74,11 +74,9 @@ pub struct AsyncEvent {
     pub user: u64,
 }
 
-/// A queued event.
 #[derive(Debug)]
 struct Waiting<T> {
     event: T,
-    /// Object that it belongs to.
     source: ObjectId,
     /// Watch of the checker for events left unread, which ends with the event.
     watch: Option<Arc<dyn Deadline>>,
@@ -113,14 +111,12 @@ impl<T> EventQueue<T> {
         self.fd.as_fd()
     }
 
-    /// Queues an event of `source`.
     pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
         let mut events = self.events.lock();
         events.push_back(Waiting { event, source, watch });
         wake(self.units.as_raw_fd());
     }
 
-    /// Waits for the oldest event and takes it; EAGAIN if the descriptor is non-blocking.
     pub(crate) fn next(&self) -> Result<T, Error> {
         loop {
             let sleeps = self.sleep_on().map_err(|_| Error::new(libc::EAGAIN, "no event is pending"))?;
@@ -174,7 +170,6 @@ impl<T> EventQueue<T> {
         Some((oldest.source, events.len()))
     }
 
-    /// Drops the events of `source`.
     pub(crate) fn forget(&self, source: ObjectId) {
         drop(self.take_of(source));
     }
@@ -278,7 +273,6 @@ mod tests {
         assert_eq!(revents(queue.fd()), 0);
     }
 
-    /// Returns the events that `set` reports now.
     fn reported(set: &OwnedFd) -> Vec<u32> {
         let mut found = [libc::epoll_event { events: 0, u64: 0 }; 4];
         // SAFETY: room for four events, which outlives the call.

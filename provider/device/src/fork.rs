@@ -29,7 +29,6 @@ use std::sync::{Arc, Once};
 #[derive(Default)]
 struct Held {
     runtimes: Vec<Runtime>,
-    /// All engines of `runtimes`.
     engines: Vec<Arc<Engine>>,
     /// Queue pairs of the engines when their tables were locked.
     qps: Vec<Arc<dyn QueuePair>>,
@@ -88,7 +87,6 @@ fn lock_runtimes() -> Vec<Runtime> {
     }
 }
 
-/// Sorts locks by rank.
 fn in_order<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<Item = &'a dyn Lockable> {
     let mut locks: Vec<_> = locks.collect();
     locks.sort_by_key(|lock| lock.level());
@@ -166,12 +164,10 @@ mod tests {
     /// The fork handlers run while the test has its lock.
     mod rank {
         crate::ranks! { pub(crate), 1.. ;
-            /// Rank of the test's lock.
             OfTest,
         }
     }
 
-    /// Returns true if a thread of this process sleeps.
     fn sleeps(thread: i32) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))

@@ -50,12 +50,10 @@ struct Core {
     ids: HashMap<CommId, Arc<dyn CmHandler>>,
     listeners: HashMap<ListenId, Arc<dyn CmHandler>>,
     mad_sender: MadSender,
-    /// Timer registered with the engine.
     called_at: Option<Instant>,
     /// Time of the next check of peers and unanswered requests.
     check_at: Option<Instant>,
     unanswered: Vec<Unanswered>,
-    /// Source of unpredictable numbers.
     random: fn() -> u64,
 }
 
@@ -74,7 +72,6 @@ impl Core {
         Session { cm, engine, ids, listeners, cx, check_at, unanswered, timeout_errno, mad_sender }
     }
 
-    /// Registers the next timer with the engine.
     fn register_timer(&mut self, engine: &Engine) {
         let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
@@ -107,12 +104,10 @@ impl Agent {
         drop(std::mem::take(&mut *self.inbox.lock()));
     }
 
-    /// Lock for the fork handlers.
     pub(crate) fn raw(&self) -> &impl Lockable {
         &self.core
     }
 
-    /// Lock of the inbox for the fork handlers.
     pub(crate) fn raw_inbox(&self) -> &impl Lockable {
         &self.inbox
     }
@@ -230,7 +225,6 @@ fn draw() -> u64 {
     random::number().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
 }
 
-/// Observer of network interfaces.
 pub(crate) trait Observer: Send + Sync {
     /// Called without any lock after the interface of `adapter` has changed.
     fn interface_changed(&self, adapter: &Adapter);
@@ -249,7 +243,6 @@ pub(crate) fn unobserve(name: ObjectId) {
     OBSERVERS.lock().remove(&name);
 }
 
-/// Lock for the fork handlers.
 pub(crate) fn observers_lock() -> &'static impl Lockable {
     &*OBSERVERS
 }

@@ -41,7 +41,6 @@ mod cq;
 mod device;
 mod devices;
 mod dm;
-mod engine_set;
 #[allow(unsafe_code)]
 mod event;
 #[allow(unsafe_code)]

@@ -51,12 +51,10 @@ impl Pd {
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.object(), error)))
     }
 
-    /// Identity in the memory table.
     pub(crate) fn id(&self) -> PdId {
         self.id
     }
 
-    /// Identity in checker events.
     pub(crate) fn object(&self) -> ObjectId {
         self.tracked.id()
     }

@@ -12,7 +12,6 @@ use std::sync::{Arc, Weak};
 /// Devices returned by earlier calls of [`devices`](crate::devices()).
 pub(crate) static KNOWN: Mutex<rank::Devices, Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// Engines of this process by interface index.
 pub(crate) static ENGINES: Mutex<rank::Engines, Vec<(u32, WeakRuntime)>> = Mutex::new(Vec::new());
 
 /// Devices of this process, for its end; none while another thread changes the list.
@@ -37,7 +36,6 @@ pub(crate) fn alive(engines: &[(u32, WeakRuntime)]) -> Vec<Runtime> {
     engines.iter().filter_map(|(_, engine)| engine.upgrade()).collect()
 }
 
-/// The engine of a device and its connection manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
     engine: Arc<Engine>,
@@ -81,7 +79,6 @@ impl Runtime {
         std::iter::once(&self.engine).chain(self.engine.further()).map(Arc::clone)
     }
 
-    /// Returns true if `other` is the same runtime.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.engine, &other.engine)
     }
@@ -91,7 +88,6 @@ impl Runtime {
         self.engine
     }
 
-    /// First engine of the device.
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -100,12 +96,10 @@ impl Runtime {
         &self.agent
     }
 
-    /// Runs `verb` under the lock of the connection manager; see [`Agent::run`].
     pub(crate) fn cm<T>(&self, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
         self.agent.run(&self.engine, verb)
     }
 
-    /// Number of connections and lookups, including those in timewait.
     pub(crate) fn connections(&self) -> usize {
         self.agent.connections(&self.engine)
     }
@@ -123,7 +117,6 @@ impl WeakRuntime {
     }
 }
 
-/// Exit handler of the process.
 fn shut_down() {
     all().iter().flat_map(Runtime::engines).for_each(|engine| engine.shut_down());
 }

@@ -75,9 +75,7 @@ const MOST: u64 = 4096;
 /// A thread that sleeps until a descriptor is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sleeper {
-    /// Thread ID.
     pub(crate) thread: i32,
-    /// Name of the system call.
     pub(crate) call: &'static str,
     /// True if it waits for an edge, and so may sleep although the descriptor is readable.
     pub(crate) by_edges: bool,
@@ -95,7 +93,6 @@ pub(crate) fn sleepers(fd: RawFd) -> Vec<Sleeper> {
     threads.flatten().filter_map(sleeper).collect()
 }
 
-/// A system call that waits for descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     /// `epoll_wait` or a variant, with the descriptor of the set.
@@ -107,7 +104,6 @@ enum Call {
 }
 
 impl Call {
-    /// Parses a line of `/proc/self/task/*/syscall`.
     fn parse(call: &str) -> Option<Self> {
         let mut words = call.split_ascii_whitespace();
         let number: i64 = words.next()?.parse().ok()?;

@@ -80,14 +80,12 @@ pub struct TagRequest<'a> {
     pub handled: Option<u32>,
 }
 
-/// Posted requests in order, with their lists in one buffer.
 #[derive(Debug)]
 struct State {
     /// `wr_id` and list length of each request.
     requests: VecDeque<(u64, u32)>,
     sges: VecDeque<Sge>,
     attr: SrqAttr,
-    /// Present in a queue that matches tags.
     tags: Option<TagState>,
 }
 
@@ -140,7 +138,6 @@ enum Kind {
         domain: Arc<XrcQueues>,
         /// Completion queue for its receives, whichever queue pair received the message.
         cq: Arc<Cq>,
-        /// SRQ number in messages.
         number: u32,
     },
     /// Matches tags; receives and operations complete in this queue.
@@ -356,7 +353,6 @@ impl Srq {
     }
 }
 
-/// Tag matching.
 impl Srq {
     /// Returns true if the queue matches tags.
     pub fn matches_tags(&self) -> bool {
@@ -446,7 +442,6 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {
 struct TagState {
     list: TagList,
     max_ops: u32,
-    /// Unpolled completions of operations.
     unpolled: Unpolled,
 }
 
@@ -460,7 +455,6 @@ impl TagState {
         Ok(Self { list: TagList::new(max_tags, MAX_TM_SGE), max_ops, unpolled: Unpolled::default() })
     }
 
-    /// Returns true if another completion may wait in `cq`.
     fn has_room(&mut self, cq: &Cq) -> bool {
         if self.unpolled.len() >= self.max_ops {
             self.unpolled.forget(cq.polled());

@@ -13,18 +13,15 @@ use std::sync::Arc;
 
 pub(crate) use roxe_memory::testing::{PAGE, Pages, is_resident, load};
 
-/// Opens the first device.
 pub(crate) fn context() -> Arc<Context> {
     devices().unwrap().first().unwrap().open().unwrap()
 }
 
-/// Creates a protection domain in a new context.
 pub(crate) fn pd() -> Arc<Pd> {
     context().alloc_pd().unwrap()
 }
 
 impl Pd {
-    /// [`Pd::reg_mr`] for tests.
     pub(crate) fn register(
         self: &Arc<Self>,
         addr: u64,
@@ -38,7 +35,6 @@ impl Pd {
 }
 
 impl Mr {
-    /// [`Mr::reregister`] for tests.
     pub(crate) fn change(&self, change: MrChange) -> Result<(), Error> {
         // SAFETY: as in `Pd::register`.
         unsafe { self.reregister(change) }
@@ -57,7 +53,6 @@ pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
     }
 }
 
-/// Returns true if `fd` is readable.
 pub(crate) fn is_readable(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which outlives the call; it does not wait.
@@ -72,7 +67,6 @@ pub(crate) fn sleep_in_poll(fd: RawFd) {
     assert_eq!(unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) }, 1);
 }
 
-/// Sleeps in `select` until `fd` is readable.
 pub(crate) fn sleep_in_select(fd: RawFd) {
     let none = std::ptr::null_mut();
     // SAFETY: a set is plain bytes; `fd` is below FD_SETSIZE; the set outlives the call.
@@ -84,7 +78,6 @@ pub(crate) fn sleep_in_select(fd: RawFd) {
     }
 }
 
-/// Sleeps in `epoll_wait` until `fd` is readable.
 pub(crate) fn sleep_in_epoll(fd: RawFd) {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: descriptors of this thread, and an event that outlives the calls.

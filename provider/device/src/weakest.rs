@@ -42,13 +42,11 @@ const MOST_PIECES: usize = 12;
 const PAUSE: u32 = 200;
 /// Maximum number of successive polls that find nothing although there are entries.
 const MOST_IN_VAIN: u32 = 3;
-/// Delays of completions, microseconds.
 const HIDDEN_FOR: [u64; 4] = [10, 50, 200, 1000];
 
 /// Makes the card's atomics atomic among themselves.
 static ATOMICS: Mutex<rank::CardAtomics, ()> = Mutex::new(());
 
-/// Number of completion queues created in this process.
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// Turns on the weaknesses that the settings name, once, and prints a seed that they do not name.
@@ -71,13 +69,11 @@ pub(crate) type Payload = (Vec<u8>, Vec<(u64, Range<usize>)>);
 /// The weakest legal card's state of a queue pair.
 #[derive(Debug)]
 pub(crate) struct WeakQp {
-    /// Target of deadlines.
     me: Weak<dyn Deadline>,
     placement: Placement,
     slots: Slots,
     acks: Choices,
     ack: Ack,
-    /// True while a deadline is registered.
     is_scheduled: bool,
 }
 
@@ -90,7 +86,6 @@ enum Ack {
 }
 
 impl WeakQp {
-    /// Creates the state of queue pair `ordinal` with `depth` send places, if any weakness is on.
     pub(crate) fn of_new(me: Weak<dyn Deadline>, ordinal: u32, depth: u32) -> Option<Box<Self>> {
         has(Weakness::all()).then(|| {
             let slots = Slots { depth, posted: VecDeque::new(), groups: VecDeque::new() };
@@ -105,7 +100,6 @@ impl WeakQp {
         has(Weakness::RECEIVES)
     }
 
-    /// Returns true if payload goes to [`WeakQp::delay`] instead of memory.
     pub(crate) fn delays_payload(&self) -> bool {
         has(Weakness::PLACEMENT)
     }
@@ -131,12 +125,10 @@ impl WeakQp {
         true
     }
 
-    /// Writes the delayed payload of `side` to memory.
     pub(crate) fn settle(&mut self, side: Side) {
         self.placement.settle(side);
     }
 
-    /// Writes all delayed payload to memory and releases acknowledgements.
     pub(crate) fn settle_all(&mut self) {
         self.placement.settle_all();
         self.ack = Ack::Leaves;
@@ -178,7 +170,6 @@ impl WeakQp {
         self.ack == Ack::Waits
     }
 
-    /// Registers the next deadline.
     fn schedule(&mut self, engine: &Engine, now: Instant) {
         if !std::mem::replace(&mut self.is_scheduled, true) {
             let after = Duration::from_micros(self.acks.pick(ROUNDS));
@@ -271,7 +262,6 @@ pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, o
     regions.atomic_in_steps(reach, rkey, va, op, pause)
 }
 
-/// Delayed bytes.
 #[derive(Debug)]
 struct Piece {
     side: Side,
@@ -315,7 +305,6 @@ impl Placement {
         self.pieces.iter().all(|piece| piece.side != side)
     }
 
-    /// Splits one payload into pieces and delays some of them.
     fn delay(&mut self, side: Side, parts: &[(u64, &[u8])]) {
         for (addr, bytes) in parts {
             self.place_where(|piece| piece.overlaps(*addr, bytes.len()));
@@ -397,7 +386,6 @@ pub(crate) struct WeakCq {
     /// Number of hidden entries, the newest.
     pub(crate) hidden: usize,
     in_vain: u32,
-    /// True while a deadline is registered.
     is_scheduled: bool,
 }
 

@@ -68,7 +68,6 @@ impl WqState {
 pub struct Wq {
     qp: Arc<Qp>,
     uses: UseCount,
-    /// Serializes changes of state.
     modifies: Mutex<rank::WqModify, ()>,
 }
 

@@ -21,7 +21,6 @@ use std::sync::{Arc, Weak};
 /// Index of the card, and device and inode number of the file.
 type Name = (u32, u64, u64);
 
-/// Domains that a file names.
 static NAMED: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Parameters of [`Context::open_xrcd`] (`man ibv_open_xrcd`).
@@ -35,7 +34,6 @@ pub struct XrcdInit<'a> {
     pub exclusive: bool,
 }
 
-/// Domain state shared by its openings.
 #[derive(Debug, Default)]
 struct Shared {
     name: Option<Name>,
@@ -44,7 +42,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Finds or creates the domain.
     fn get(context: &Context, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
         let Some(file) = init.file else {
             return match init.create {

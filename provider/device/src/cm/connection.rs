@@ -204,14 +204,12 @@ impl Id {
         })?
     }
 
-    /// Engine of the id's device, or EINVAL.
     pub(super) fn runtime(&self) -> Result<Runtime, Error> {
         Ok(self.lock().device_addr()?.runtime.clone())
     }
 }
 
 impl Inner {
-    /// Connection in the state machine, or EINVAL.
     fn comm_id(&self) -> Result<CommId, Error> {
         match self.conn {
             ConnHandle::Alive(comm) => Ok(comm),
@@ -228,7 +226,6 @@ impl Inner {
         self.conn = ConnHandle::Over;
     }
 
-    /// Rejects a request that could not be accepted, as the kernel does.
     fn give_up(&mut self, session: &mut Session<'_>) {
         let ConnHandle::Alive(comm) = self.conn else { return };
         self.fail_qp();
@@ -256,7 +253,6 @@ impl Inner {
         self.path.as_ref().ok_or_else(|| Error::invalid("the id has no path"))
     }
 
-    /// Service that the peer's address names.
     // clause: CM-SERVICE-ID
     fn service_id(&self, id: &Id) -> Result<ServiceId, Error> {
         match self.peer {
@@ -415,7 +411,6 @@ impl Inner {
     }
 }
 
-/// Connection parameters in a peer's reply.
 // clause: CM-DEPTH
 fn reply_params(rep: &Rep) -> ConnParam {
     ConnParam {
@@ -430,10 +425,8 @@ fn reply_params(rep: &Rep) -> ConnParam {
     }
 }
 
-/// Attributes for `modify_qp`.
 type Modify = (QpAttr, AttrMask);
 
-/// Queue pairs.
 impl Id {
     /// Attaches a queue pair, which the id moves from now on: now to INIT, datagrams to RTS; later
     /// with connect, accept, reject and disconnect.
@@ -504,7 +497,6 @@ impl Id {
 }
 
 impl Inner {
-    /// Fails with EINVAL without a device, or if the queue pair is of another one.
     fn check_device(&self, qp: &Qp) -> Result<(), Error> {
         if self.device_addr()?.device.index() == qp.pd().context().device().index() {
             return Ok(());
@@ -512,7 +504,6 @@ impl Inner {
         Err(Error::invalid("the queue pair is of another device"))
     }
 
-    /// Service of the attached queue pair, or else `default`.
     fn qp_service(&self, default: Service) -> Service {
         self.qp.as_ref().map_or(default, |qp| qp.service())
     }
@@ -578,7 +569,6 @@ fn init(access: Access) -> Modify {
     (attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS)
 }
 
-/// Attributes of a datagram queue pair on its way to RTS.
 fn ud_states() -> [Modify; 3] {
     let attr = |state| QpAttr { state, qkey: UDP_QKEY, port: limits::PORTS, ..QpAttr::default() };
     let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
@@ -635,7 +625,6 @@ fn no_such_state() -> Error {
     Error::invalid("a queue pair is given attributes on its way to INIT, RTR and RTS only")
 }
 
-/// Alternate paths.
 impl Id {
     /// Sets if alternate paths that the peer proposes are loaded. By default they are refused,
     /// because they let the peer choose a destination of packets. EINVAL: not connected, or no
@@ -683,7 +672,6 @@ impl Inner {
         if self.qp.is_some() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
     }
 
-    /// Index of an address in the device's GID table.
     fn index_of(&self, sgid: Gid) -> Result<u8, Error> {
         let found =
             self.device_addr()?.device.adapter().gids().used().find(|(_, gid)| *gid == sgid).map(|(index, _)| index);
@@ -702,7 +690,6 @@ impl Inner {
         self.qp.as_ref().map_or(Ok(()), |qp| qp.modify_at_once(&attr, mask))
     }
 
-    /// Loads a path that the peer proposes, and replies.
     fn on_alternate_request(&mut self, session: &mut Session<'_>, comm: CommId, lap: &Lap) {
         let route = Route { local: lap.remote_gid, remote: lap.local_gid };
         let Some(own) = self.path else { return };

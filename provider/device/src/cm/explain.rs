@@ -15,7 +15,6 @@ use roxe_wire::cm::{RejReason, SidrStatus};
 /// Bytes of private data to print.
 const SHOWN: usize = 32;
 
-/// Cause and advice.
 type Cause = (String, &'static str);
 
 impl Id {
@@ -183,7 +182,6 @@ fn named(address: &Address) -> String {
     }
 }
 
-/// Name of an event as in `rdma_event_str`.
 const fn event_name(kind: EventKind) -> &'static str {
     match kind {
         EventKind::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",

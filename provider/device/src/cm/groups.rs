@@ -12,12 +12,10 @@ pub(super) struct Groups(Vec<Group>);
 pub(super) struct Group {
     pub(super) address: Address,
     pub(super) send_only: bool,
-    /// True if the id has attached its queue pair.
     pub(super) is_attached: bool,
 }
 
 impl Groups {
-    /// Adds a group and attaches the queue pair.
     pub(super) fn attach(&mut self, mut group: Group, qp: Option<&Qp>) -> Result<(), Error> {
         let attached = qp.filter(|_| !group.send_only).map(|qp| qp.attach_mcast(group.address.gid()));
         group.is_attached = matches!(attached, Some(Ok(())));
@@ -34,7 +32,6 @@ impl Groups {
         Ok(())
     }
 
-    /// Detaches the queue pair from groups that the id has attached it to.
     pub(super) fn detach_all(&mut self, qp: &Qp) {
         for group in &mut self.0 {
             group.detach(qp);

@@ -125,14 +125,12 @@ pub(super) enum State {
     #[default]
     Idle,
     Bound,
-    /// Waits for the neighbour towards the peer.
     Resolving,
     AddrResolved,
     RouteResolved,
     Connected,
     Disconnected,
     Listening,
-    /// The device was removed.
     Removed,
     Destroyed,
 }
@@ -140,10 +138,8 @@ pub(super) enum State {
 /// Connection or lookup of an id in the state machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ConnHandle {
-    /// None so far.
     #[default]
     None,
-    /// Known to the state machine.
     Alive(CommId),
     /// Over; the state machine may reuse the [`CommId`].
     Over,
@@ -156,12 +152,10 @@ pub(super) enum Side {
     Passive,
 }
 
-/// Port of an id.
 #[derive(Debug)]
 pub(super) enum Port {
     /// Claimed among all processes of the host.
     Claimed(Arc<Claim>),
-    /// Unique in this process.
     Ephemeral(#[expect(dead_code, reason = "gives the port back when dropped")] Ephemeral),
 }
 
@@ -172,7 +166,6 @@ pub(super) struct Resolution {
     pub(super) hop: NextHop,
     /// Deadline of the program.
     pub(super) until: Instant,
-    /// Delay until the next look.
     pub(super) pause: Duration,
     #[expect(dead_code, reason = "dropping it ends the looks")]
     pub(super) look: Arc<dyn Deadline>,
@@ -185,7 +178,6 @@ pub(super) struct Inner {
     pub(super) device_addr: Option<DeviceAddr>,
     pub(super) local: Option<Address>,
     pub(super) peer: Option<Address>,
-    /// TTL or hop limit towards the peer.
     pub(super) hop_limit: u8,
     pub(super) path: Option<Path>,
     /// Present in [`State::Resolving`].
@@ -206,7 +198,6 @@ pub(super) struct Inner {
     pub(super) alternates: Alternates,
     /// PSN that the peer starts with.
     pub(super) psn: Psn,
-    /// True once the program knows that its address is gone.
     pub(super) address_lost: bool,
 }
 
@@ -225,7 +216,6 @@ pub enum IdOption {
     Path(Path),
 }
 
-/// Options that the program has set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) tos: Option<u8>,
@@ -236,7 +226,6 @@ pub(super) struct Options {
 }
 
 impl Inner {
-    /// Fails with EINVAL unless the id is in one of these states.
     pub(super) fn check(&self, allowed: &[State]) -> Result<(), Error> {
         if allowed.contains(&self.state) {
             return Ok(());
@@ -244,7 +233,6 @@ impl Inner {
         Err(Error::invalid(format!("the id is in the state {:?}; this needs {allowed:?}", self.state)))
     }
 
-    /// Port, if it is claimed among all processes.
     pub(super) fn claim(&self) -> Option<Arc<Claim>> {
         match &self.port {
             Some(Port::Claimed(claim)) => Some(Arc::clone(claim)),
@@ -256,19 +244,16 @@ impl Inner {
         self.options.tos.unwrap_or(0)
     }
 
-    /// Groups, and the queue pair that is attached to them.
     pub(super) fn groups(&mut self) -> (&mut Groups, Option<&Qp>) {
         (&mut self.groups, self.qp.as_deref())
     }
 
-    /// Detaches the queue pair from the groups that the id attached it to.
     pub(super) fn leave_groups(&mut self) {
         if let (groups, Some(qp)) = self.groups() {
             groups.detach_all(qp);
         }
     }
 
-    /// Device, or EINVAL.
     pub(super) fn device_addr(&self) -> Result<&DeviceAddr, Error> {
         self.device_addr.as_ref().ok_or_else(|| Error::invalid("the id is not bound to a device"))
     }
@@ -573,7 +558,6 @@ fn fetched(event: Event) -> Event {
     event
 }
 
-/// Converts an error of the state machine.
 pub(super) fn refused(error: &CmError) -> Error {
     let errno = match error {
         CmError::UnknownId | CmError::State => libc::EINVAL,

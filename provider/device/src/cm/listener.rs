@@ -75,7 +75,6 @@ impl Id {
         Some((inner.listen_later.swap_remove(at), claim, listen))
     }
 
-    /// Stops listening; the id stays bound.
     fn stop_listening(&self) {
         let mut inner = self.lock();
         if inner.state == State::Listening {

@@ -179,7 +179,6 @@ impl Id {
         Ok(())
     }
 
-    /// Sets a path of the program, from the resolved address.
     pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {
         inner.check(&[State::AddrResolved])?;
         let ours = inner.device_addr()?.gid;
@@ -218,7 +217,6 @@ fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop
     Ok((route, hop))
 }
 
-/// Timer of a resolution.
 #[derive(Debug)]
 struct Look {
     me: Weak<Self>,

@@ -125,7 +125,6 @@ impl Address {
     }
 }
 
-/// A device and one of its addresses.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceAddr {
     pub(super) device: Arc<Device>,
@@ -199,7 +198,6 @@ fn no_device(gid: Gid) -> Error {
     }
 }
 
-/// Engines of all devices.
 pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
     devices()?.iter().map(watched).collect()
 }
@@ -211,16 +209,13 @@ fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
     Ok(runtime)
 }
 
-/// The system's route to a destination.
 #[derive(Clone, Debug)]
 pub(super) struct HostRoute {
     /// Outgoing device, with its address.
     pub(super) device_addr: DeviceAddr,
-    /// Source address of packets.
     pub(super) source: IpAddr,
     /// Destination; that of a local device if the requested one stands for this host.
     pub(super) destination: IpAddr,
-    /// TTL or hop limit of packets.
     pub(super) hop_limit: u8,
 }
 
@@ -262,12 +257,10 @@ impl HostRoute {
         found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of the loopback interface"))
     }
 
-    /// Both ends as GIDs.
     pub(super) fn ends(&self) -> Route {
         Route { local: self.device_addr.gid, remote: self.destination.into() }
     }
 
-    /// Route from an address to itself.
     fn to_self(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
         let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
         let address = device_addr.gid.to_ip();
@@ -330,7 +323,6 @@ pub struct Path {
 }
 
 impl Path {
-    /// Path of a connection on these terms.
     pub(super) fn of_terms(terms: &QpTerms) -> Self {
         Self {
             flow_label: terms.flow_label.get(),
@@ -342,7 +334,6 @@ impl Path {
         }
     }
 
-    /// Default path between two addresses.
     pub(super) fn between(route: Route, mtu: PathMtu) -> Self {
         Self {
             sgid: route.local,
@@ -358,12 +349,10 @@ impl Path {
         }
     }
 
-    /// Both ends of the path.
     pub(super) fn route(&self) -> Route {
         Route { local: self.sgid, remote: self.dgid }
     }
 
-    /// Address vector of the path, from the address with this index.
     pub(super) fn av(&self, sgid_index: u8) -> Av {
         let Self { sgid, dgid, traffic_class, hop_limit, flow_label, .. } = *self;
         Av { sgid, dgid, traffic_class, hop_limit, flow_label, sgid_index, static_rate: 0 }
@@ -385,7 +374,6 @@ impl Path {
     }
 }
 
-/// Alternate paths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Alternates {
     /// Proposed; the peer has not replied.

@@ -19,18 +19,15 @@ impl Moderation {
     }
 }
 
-/// Completions since the queue was armed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moderator {
     pub(super) rule: Moderation,
     pending: u16,
     /// End of the period.
     due: Option<Instant>,
-    /// Deadline registered with the engine.
     registered: Option<Instant>,
 }
 
-/// What a completion does to the event of an armed queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Announce,
@@ -40,7 +37,6 @@ pub(super) enum Verdict {
 }
 
 impl Moderator {
-    /// Counts a completion at `now`.
     #[inline]
     pub(super) fn count(&mut self, now: impl FnOnce() -> Instant) -> Verdict {
         if self.rule.is_on() { self.collect(now()) } else { Verdict::Announce }

@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Maximum number of ids that share one address and port.
 const MAX_SHARES: u8 = 16;
 
-/// Options for binding a port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sharing {
     /// True if others with the same option may bind it too (`RDMA_OPTION_ID_REUSEADDR`).
@@ -39,7 +38,6 @@ pub(crate) struct Sharing {
 pub(crate) struct Claim {
     place: Place,
     is_shared: bool,
-    /// Its name in [`HELD`].
     key: u64,
     /// Exclusive name in [`HELD`] of a listener on a shared port.
     exclusive: Mutex<rank::PortAlone, Option<u64>>,
@@ -55,7 +53,6 @@ fn keep(socket: NamedSocket) -> u64 {
     key
 }
 
-/// Locks for the fork handlers.
 pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
     [&HELD, &IN_USE]
 }
@@ -122,7 +119,6 @@ impl Claim {
         Ok(Self { place, is_shared: reuse, key: keep(socket), exclusive: Mutex::default() })
     }
 
-    /// Makes a listener the only user of its port. Later calls do nothing.
     fn be_exclusive(&self) -> Result<(), Error> {
         let mut exclusive = self.exclusive.lock();
         if !self.is_shared || exclusive.is_some() {
@@ -145,7 +141,6 @@ impl Drop for Claim {
 
 struct Own {
     place: Place,
-    /// True if it holds the exclusive name.
     exclusive: bool,
     /// True if it holds one of the shared names.
     shared: bool,
@@ -190,7 +185,6 @@ fn not_held(place: Place, cause: &io::Error) -> Error {
     }
 }
 
-/// Names for the users of a shared place.
 fn shares(place: Place) -> impl Iterator<Item = ClaimName> {
     (0..MAX_SHARES).map(move |number| ClaimName { place, share: Some(number) })
 }

@@ -37,7 +37,6 @@ const MIN_REFUSALS: u32 = 2;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Request<'a> {
-    /// For a connection.
     Connection(&'a Req, Ece),
     /// For the queue pair of a datagram service.
     Lookup(&'a SidrReq),
@@ -46,14 +45,12 @@ pub(crate) enum Request<'a> {
 /// Owner of a connection, lookup or listener (`ib_cm_handler` of the kernel). Called under the lock
 /// of the connection manager.
 pub(crate) trait CmHandler: Debug + Send + Sync {
-    /// Handles an event of `comm`.
     fn on_event(&self, session: &mut Session<'_>, comm: CommId, kind: EventKind);
 
     /// Handles a request to its listener; returns false if it is not taken.
     fn on_request(&self, session: &mut Session<'_>, request: Request<'_>, comm: CommId, origin: Origin) -> bool;
 }
 
-/// Work for the connection manager.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) messages: VecDeque<(Route, Mad)>,
@@ -66,7 +63,6 @@ pub(super) struct Inbox {
 pub(super) struct Unanswered {
     pub(super) id: CommId,
     pub(super) route: Route,
-    /// Latest probe.
     pub(super) probe: Option<Probe>,
     /// Successive answers that no card is open there.
     pub(super) refusals: u32,
@@ -77,9 +73,7 @@ pub(super) struct Unanswered {
 pub(crate) struct Session<'a> {
     pub(crate) cm: &'a mut Cm,
     pub(crate) engine: &'a Engine,
-    /// Handlers of connections and lookups.
     pub(crate) ids: &'a mut HashMap<CommId, Arc<dyn CmHandler>>,
-    /// Handlers of requests.
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
     pub(crate) cx: Cx<'a>,
     /// Time of the next check of peers and unanswered requests.
@@ -107,7 +101,6 @@ impl Session<'_> {
         }
     }
 
-    /// Sends messages and delivers events until there are no more.
     pub(super) fn settle(&mut self) {
         loop {
             self.send();
@@ -177,7 +170,6 @@ impl Session<'_> {
         }
     }
 
-    /// Checks the peers at `check_at`, and ends connections to dead processes.
     // clause: CM-PEER-GONE
     pub(super) fn check_peers(&mut self) {
         if self.check_at.is_none_or(|at| at > self.cx.now) {
@@ -239,7 +231,6 @@ impl Session<'_> {
     }
 }
 
-/// State of a peer's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Liveness {
     /// In this process, or on another host.
@@ -266,12 +257,9 @@ fn liveness_of(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Livenes
     liveness
 }
 
-/// Sender of queue pair 1.
 #[derive(Debug)]
 pub(super) struct MadSender {
-    /// PSN of the next message; receivers of datagrams ignore it.
     psn: Psn,
-    /// Link of the last message.
     link: Option<Arc<UdpLink>>,
     /// True if the lock of the receive side was not free in time.
     lock_timed_out: bool,

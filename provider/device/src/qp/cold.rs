@@ -104,7 +104,6 @@ impl QpHost<'_> {
         failure::note_remote(self.qp, status, || attempt.refused(error, facts));
     }
 
-    /// Records a request that ends in error.
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
@@ -126,7 +125,6 @@ impl QpHost<'_> {
         }
     }
 
-    /// Reports memory before a peer writes it.
     fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
         let place = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
@@ -229,7 +227,6 @@ impl QpHost<'_> {
         self.settle(Side::Recv);
     }
 
-    /// Writes the delayed payload of `side` to memory.
     pub(super) fn settle(&mut self, side: Side) {
         if let Some(weak) = &mut self.state.weak {
             weak.settle(side);

@@ -34,7 +34,6 @@ use roxe_wire::{Gid, Header, Kind, NetHeader, Packet, Qpn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Number of queue pairs created in this process.
 static CREATED: AtomicU32 = AtomicU32::new(0);
 
 /// The part of a queue pair that the engine shares.
@@ -71,7 +70,6 @@ pub(super) struct Inner {
 }
 
 impl QpCore {
-    /// Creates a queue pair in RESET; an XRC target has `xrc_queues`.
     pub(super) fn new(
         pd: &Pd,
         engine: &Arc<Engine>,
@@ -203,7 +201,6 @@ impl QpCore {
         true
     }
 
-    /// Runs `f` in a visit.
     pub(super) fn visit<R>(&self, now: Instant, f: impl FnOnce(&mut Machine, &mut QpHost<'_>) -> R) -> R {
         let mut inner = self.inner.lock();
         let Inner { machine, state, .. } = &mut *inner;
@@ -304,7 +301,6 @@ impl QpCore {
         }
     }
 
-    /// Explains the first failure of a request.
     #[cold]
     pub(super) fn explain_failure(&self) {
         let (failed, circumstances) = {

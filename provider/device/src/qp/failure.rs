@@ -24,21 +24,17 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// Number of history entries kept.
 const KEPT: usize = 64;
 
-/// The first failure of a queue pair since its reset; later ones follow from it.
 #[derive(Debug, Default)]
 pub(super) struct Failed {
     /// Why a local list or a local key could not be used.
     local: Option<Cause>,
-    /// The failed completion.
     cqe: Option<(Side, Cqe)>,
     /// Held until the failure is explained.
     owed: Option<Owed>,
 }
 
-/// Records why a local list or key could not be used.
 pub(super) fn note_local(failed: &mut Option<Box<Failed>>, why: impl FnOnce() -> Cause) {
     if explains() > Explain::Off {
         failed.get_or_insert_default().local = Some(why());
@@ -81,13 +77,10 @@ pub(super) fn note_flush(
     note(failed, side, cqe);
 }
 
-/// What the queue pair knows when it explains a failure.
 #[derive(Debug)]
 pub(super) struct Circumstances {
     pub(super) attr: QpAttr,
-    /// Length of a request of which no packet was acknowledged.
     pub(super) unanswered: Option<u32>,
-    /// Probe of the network path, sent when the first acknowledgement was overdue.
     pub(super) probe: Option<Box<Probe>>,
     pub(super) history: Vec<String>,
 }
