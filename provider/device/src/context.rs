@@ -191,7 +191,7 @@ mod tests {
 
     // clause: PKEY-TABLE
     #[test]
-    fn a_context_reports_its_attributes_one_port_and_one_pkey() {
+    fn context_reports_attributes_one_port_and_one_pkey() {
         let context = crate::testing::context();
         let attr = context.device().attr();
         assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gid_table_can_be_walked_to_its_end() {
+    fn gid_table_can_be_read_to_its_end() {
         let context = crate::testing::context();
         let gids: Vec<_> = (0..16).map(|i| context.gid(1, i).unwrap()).collect();
         assert_eq!(gids[0], std::net::Ipv4Addr::LOCALHOST.into());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_destroyed_object_are_forgotten() {
+    fn events_of_destroyed_object_are_dropped() {
         let context = crate::testing::context();
         let (a, b) = (ObjectId::next(), ObjectId::next());
         context.raise(AsyncEventKind::CommEst, 1, a);

@@ -115,12 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_come_in_the_order_of_their_names() {
+    fn interfaces_keep_order_of_names() {
         assert_eq!(chosen(&["eth1", "lo"]).unwrap(), ["eth1", "lo"]);
     }
 
     #[test]
-    fn wrong_names_are_explained() {
+    fn unknown_interface_is_explained() {
         let error = chosen(&["lo", "eth7"]).unwrap_err();
         assert_eq!(error.errno(), libc::ENODEV);
         let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_again_gives_the_same_devices() {
+    fn devices_are_same_on_second_call() {
         let (first, second) = (devices().unwrap(), devices().unwrap());
         assert!(Arc::ptr_eq(&first[0], &second[0]));
         assert_eq!((first[0].name(), first[0].netdev(), first[0].ifindex()), ("roxe0", "lo", 1));

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_as_much_as_the_device_says() {
+    fn device_memory_is_limited_to_max_dm_size() {
         let context = testing::context();
         let max = context.device().attr().max_dm_size;
         for (length, log_align, expected) in [
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_checked_and_bytes_are_zero_at_first() {
+    fn device_memory_is_zeroed_and_copies_are_checked() {
         let pd = testing::pd();
         let dm = dm(&pd, 100);
         let mut out = [7; 100];
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_named_from_zero_and_ends_where_it_was_told_to() {
+    fn dm_region_is_addressed_from_zero_to_its_length() {
         let pd = testing::pd();
         let (dm, memory) = (dm(&pd, 64), pd.context().memory());
         let mr = pd.reg_dm_mr(&dm, 16, 40, RIGHTS).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_with_a_region_is_busy_and_stays_until_the_region_goes() {
+    fn device_memory_lives_as_long_as_its_region() {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_in_device_memory_may_change_its_rights_but_not_its_place() {
+    fn dm_region_reregisters_rights_but_not_range() {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_when_they_are_used() {
+    fn device_memory_pages_are_allocated_on_first_use() {
         let pd = testing::pd();
         let dm = dm(&pd, 3 * testing::PAGE);
         let _mr = pd.reg_dm_mr(&dm, 0, 3 * testing::PAGE, RIGHTS).unwrap();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_comes_back_from_a_thread_that_the_child_lacks() {
+    fn child_takes_back_lock_handed_to_missing_thread() {
         static LOCK: Mutex<rank::OfTest, ()> = Mutex::new(());
         static WAITER: AtomicI32 = AtomicI32::new(0);
         LOCK.lock_raw();

@@ -30,7 +30,7 @@ fn drain(cq: &Cq) -> Vec<u64> {
 }
 
 #[test]
-fn entries_come_out_in_order_and_in_batches() {
+fn entries_are_polled_in_order_and_in_batches() {
     let cq = cq(10);
     (0..5).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
     let mut first = vec![];
@@ -54,7 +54,7 @@ fn timestamps_never_go_back() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
+fn overrun_is_permanent_and_keeps_entries() {
     let cq = cq(2);
     cq.push(cqe(1)).unwrap();
     cq.push(cqe(2)).unwrap();
@@ -66,7 +66,7 @@ fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_loses_nothing() {
+fn queue_that_ignores_overrun_keeps_all_entries() {
     let init = CqInit { cqe: 2, ignore_overrun: true, ..CqInit::default() };
     let cq = testing::context().create_cq(init).unwrap();
     (0..1000).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
@@ -76,7 +76,7 @@ fn a_queue_that_ignores_overruns_loses_nothing() {
 
 // clause: CQ-ARM
 #[test]
-fn arming_fires_once_for_later_entries() {
+fn armed_queue_fires_once_for_later_entries() {
     let cq = cq(10);
     cq.req_notify(false);
     assert_eq!(cq.push(cqe(2)), Ok(true));
@@ -92,7 +92,7 @@ fn has_event(cq: &Cq) -> bool {
 
 // clause: CQ-ARM
 #[test]
-fn an_unpolled_entry_from_before_arming_fires_at_once() {
+fn unpolled_entry_before_arming_fires_at_once() {
     let cq = cq(10);
     cq.push(cqe(1)).unwrap();
     cq.req_notify(true);
@@ -110,7 +110,7 @@ fn an_unpolled_entry_from_before_arming_fires_at_once() {
 
 // clause: CQ-ARM
 #[test]
-fn a_polled_entry_from_before_arming_does_not_fire() {
+fn polled_entry_before_arming_does_not_fire() {
     let cq = cq(10);
     cq.push(cqe(1)).unwrap();
     assert_eq!(drain(&cq), [1]);
@@ -121,7 +121,7 @@ fn a_polled_entry_from_before_arming_does_not_fire() {
 
 // clause: CQ-ARM
 #[test]
-fn solicited_arming_waits_for_a_solicited_entry() {
+fn solicited_arming_waits_for_solicited_entry() {
     let cq = cq(10);
     cq.req_notify(true);
     assert_eq!(cq.push(cqe(1)), Ok(false));
@@ -139,7 +139,7 @@ fn arming_for_all_outweighs_arming_for_solicited() {
 }
 
 #[test]
-fn with_moderation_one_event_stands_for_several_entries() {
+fn moderated_event_covers_several_entries() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: u16::MAX });
     cq.req_notify(false);
@@ -153,7 +153,7 @@ fn with_moderation_one_event_stands_for_several_entries() {
 }
 
 #[test]
-fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
+fn moderated_entry_before_arming_waits_at_most_a_period() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: 10 });
     assert_eq!(cq.push(late(1)), Ok(false));
@@ -164,7 +164,7 @@ fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
 }
 
 #[test]
-fn the_end_of_a_period_announces_entries_if_armed() {
+fn end_of_period_announces_entries_if_armed() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: 10 });
     cq.req_notify(false);
@@ -175,14 +175,14 @@ fn the_end_of_a_period_announces_entries_if_armed() {
 }
 
 #[test]
-fn a_queue_without_channel_never_asks_to_notify() {
+fn queue_without_channel_never_notifies() {
     let cq = testing::context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
     cq.req_notify(false);
     assert_eq!(cq.push(cqe(1)), Ok(false));
 }
 
 #[test]
-fn resizing_keeps_entries_or_refuses() {
+fn resize_keeps_entries_or_fails() {
     let cq = cq(1000);
     (0..600).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
     assert_eq!(cq.resize(599).unwrap_err().errno(), libc::EINVAL);
@@ -194,7 +194,7 @@ fn resizing_keeps_entries_or_refuses() {
 }
 
 #[test]
-fn sizes_and_vectors_beyond_the_limits_are_refused() {
+fn invalid_sizes_and_vectors_are_refused() {
     let context = testing::context();
     for (cqe, comp_vector) in [(0, 0), (MAX_CQE + 1, 0), (1, NUM_COMP_VECTORS)] {
         let init = CqInit { cqe, comp_vector, ..CqInit::default() };
@@ -204,7 +204,7 @@ fn sizes_and_vectors_beyond_the_limits_are_refused() {
 }
 
 #[test]
-fn a_destroyed_queue_takes_its_events_along() {
+fn destroyed_queue_drops_its_events() {
     let context = testing::context();
     let channel = context.create_comp_channel().unwrap();
     let make = |user| {
@@ -232,7 +232,7 @@ fn cqe_of(qpn: u32) -> Cqe {
 
 // clause: SEND-PLACE
 #[test]
-fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
+fn unpolled_counts_survive_resets_of_other_qps() {
     // All assignments of six entries to three queue pairs, repeated, while the queue pairs are
     // reset in turn and the queue is polled without running empty for long.
     for case in 0..3u32.pow(6) * 4 {
@@ -264,7 +264,7 @@ fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
 
 // clause: CQ-ARM
 #[test]
-fn an_entry_that_was_announced_does_not_fire_again_when_another_queue_pair_is_reset() {
+fn announced_entry_does_not_fire_again_after_reset() {
     let cq = cq(10);
     cq.req_notify(false);
     cq.push(cqe_of(1)).unwrap();
@@ -305,7 +305,7 @@ fn no_entry_is_lost_between_arming_and_polling() {
 }
 
 #[test]
-fn polled_entries_are_forgotten_with_the_next_entry_or_on_request() {
+fn unpolled_forgets_polled_entries() {
     let mut unpolled = Unpolled::default();
     for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
         unpolled.note(Entry { number, polled });

@@ -59,7 +59,7 @@ fn errno(result: Result<(), Error>) -> i32 {
 
 // clause: WINDOW-ACCESS, WINDOW-BIND
 #[test]
-fn a_window_shows_its_range_with_its_rights() {
+fn window_grants_its_range_with_its_rights() {
     let s = Setup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
@@ -84,7 +84,7 @@ fn a_window_shows_its_range_with_its_rights() {
 
 // clause: WINDOW-BIND, FLUSH-RIGHTS
 #[test]
-fn a_window_may_be_flushed_if_its_region_may() {
+fn window_is_flushable_if_its_region_is() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let flushable = s.pd.register(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
@@ -98,7 +98,7 @@ fn a_window_may_be_flushed_if_its_region_may() {
 
 // clause: WINDOW-REMOTE-ONLY
 #[test]
-fn the_key_of_a_window_is_none_for_lists() {
+fn window_key_is_refused_in_lists() {
     let s = Setup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
@@ -112,7 +112,7 @@ fn the_key_of_a_window_is_none_for_lists() {
 
 // clause: WINDOW-BIND
 #[test]
-fn bindings_that_break_a_rule_change_nothing() {
+fn invalid_bind_changes_nothing() {
     let s = Setup::new();
     let (one, two) = (s.pd.alloc_mw(MwKind::One).unwrap(), s.pd.alloc_mw(MwKind::Two).unwrap());
     let reg = |access| s.pd.register(s.at(0), PAGE, s.at(0), access).unwrap();
@@ -142,7 +142,7 @@ fn bindings_that_break_a_rule_change_nothing() {
 
 // clause: WINDOW-TYPE-1
 #[test]
-fn type_1_is_bound_again_and_closed_by_no_bytes() {
+fn type_1_window_rebinds_and_closes_with_zero_length() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::One).unwrap();
     let (first, second) = (s.bind(&mw, 1), Bind { addr: s.at(64), ..s.bind(&mw, 2) });
@@ -159,7 +159,7 @@ fn type_1_is_bound_again_and_closed_by_no_bytes() {
 
 // clause: WINDOW-TYPE-2, INVALIDATE-REFUSED
 #[test]
-fn type_2_is_invalidated_before_it_is_bound_again() {
+fn type_2_window_needs_invalidation_before_rebind() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let zero_based = Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&mw, 1) };
@@ -177,7 +177,7 @@ fn type_2_is_invalidated_before_it_is_bound_again() {
 
 // clause: KEY-DEAD
 #[test]
-fn when_a_window_is_closed_nothing_is_written_any_more() {
+fn invalidated_window_is_not_written() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let (table, qp, va) = (s.table(), s.qp, s.at(0));
@@ -196,7 +196,7 @@ fn when_a_window_is_closed_nothing_is_written_any_more() {
 
 // clause: WINDOW-QP-GONE
 #[test]
-fn windows_of_a_queue_pair_that_goes_are_closed() {
+fn destroyed_qp_closes_its_type_2_windows() {
     let s = Setup::new();
     let [one, two, other] = [MwKind::One, MwKind::Two, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     let [first, second, third] = [&one, &two, &other].map(|mw| s.bind(mw, 5));
@@ -213,7 +213,7 @@ fn windows_of_a_queue_pair_that_goes_are_closed() {
 
 // clause: WINDOW-HOLDS
 #[test]
-fn a_region_that_is_dropped_takes_its_windows_with_it() {
+fn dropped_region_closes_its_windows() {
     let Setup { pages, pd, mr, qp } = Setup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| pd.alloc_mw(kind).unwrap());
     let bindings = [&windows[0], &windows[1]].map(|mw| Bind {
@@ -237,7 +237,7 @@ fn a_region_that_is_dropped_takes_its_windows_with_it() {
 
 // clause: WINDOW-HOLDS
 #[test]
-fn a_region_is_busy_while_windows_are_bound_to_it_and_a_domain_while_it_has_windows() {
+fn region_and_domain_are_busy_while_they_have_windows() {
     let s = Setup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     for mw in &windows {

@@ -68,7 +68,7 @@ fn write(qp: &Qp) {
 }
 
 #[test]
-fn a_timer_waits_until_arrived_packets_are_received() {
+fn timer_waits_until_arrived_packets_are_received() {
     let _engines = engines();
     let (qp, cq) = alone();
     let mut done = vec![];
@@ -90,7 +90,7 @@ fn a_timer_waits_until_arrived_packets_are_received() {
 }
 
 #[test]
-fn a_rescheduled_timer_waits_for_a_receive_after_it() {
+fn rescheduled_timer_waits_for_a_later_receive() {
     let _engines = engines();
     let (qp, cq) = alone();
     let engine = cq.engine();
@@ -114,7 +114,7 @@ fn a_rescheduled_timer_waits_for_a_receive_after_it() {
 }
 
 #[test]
-fn waiting_for_an_event_receives_the_packets_that_cause_it() {
+fn get_event_receives_packets() {
     let _engines = engines();
     let (qp, cq) = alone();
     for _ in 0..100 {
@@ -126,7 +126,7 @@ fn waiting_for_an_event_receives_the_packets_that_cause_it() {
 }
 
 #[test]
-fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free() {
+fn cm_message_within_host_does_not_need_receive_side() {
     let _engines = engines();
     // An engine that no other test uses.
     let runtime = Runtime::new(testing::context().device()).unwrap();

@@ -63,7 +63,7 @@ fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
 // IBA §9.5: only a receive, an atomic or a WRITE with immediate orders an earlier WRITE before it;
 // neither its own last byte nor a later WRITE does.
 #[test]
-fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
+fn flag_may_be_visible_before_earlier_data() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.take(FLAG, &[1]);
@@ -75,7 +75,7 @@ fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
 }
 
 #[test]
-fn the_last_byte_of_a_message_is_seen_before_and_after_its_first_one() {
+fn last_byte_may_be_visible_before_first() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.watch(|world| {
@@ -87,7 +87,7 @@ fn the_last_byte_of_a_message_is_seen_before_and_after_its_first_one() {
 }
 
 #[test]
-fn a_word_is_seen_half_written() {
+fn word_may_be_visible_in_part() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(FLAG, &[0xff; 8]);
         world.watch(|world| {
@@ -98,7 +98,7 @@ fn a_word_is_seen_half_written() {
 }
 
 #[test]
-fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
+fn settle_places_all_payload_of_one_side() {
     let seen = outcomes(|mut world, outcomes| {
         let addr = world.pages.addr();
         world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
@@ -116,7 +116,7 @@ fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
 // IBA §9.5: a queue pair executes requests in order, so the later of two on the same bytes remains,
 // and the earlier is never seen after it.
 #[test]
-fn bytes_written_twice_never_become_what_they_were_written_first() {
+fn overlapping_writes_keep_order() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[1; LEN]);
         world.take(DATA + 50, &[2; LEN]);
@@ -136,7 +136,7 @@ fn bytes_written_twice_never_become_what_they_were_written_first() {
 }
 
 #[test]
-fn a_list_of_several_parts_arrives_whole() {
+fn scattered_payload_is_placed_whole() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed);
         let addr = world.pages.addr();
@@ -149,7 +149,7 @@ fn a_list_of_several_parts_arrives_whole() {
 }
 
 #[test]
-fn the_same_seed_makes_the_same_choices_and_another_one_others() {
+fn choices_depend_on_seed() {
     let run = |seed| {
         let (mut world, mut seen) = (World::new(seed), vec![]);
         (0..4).for_each(|at| world.take(at * 256, &[9; LEN]));
@@ -161,7 +161,7 @@ fn the_same_seed_makes_the_same_choices_and_another_one_others() {
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn delayed_payload_is_bounded() {
     let mut world = World::new(5);
     let addr = world.pages.addr();
     for _ in 0..10_000 {
@@ -172,7 +172,7 @@ fn what_waits_is_bounded() {
 }
 
 #[test]
-fn a_program_that_polls_gets_what_is_there_before_long() {
+fn hidden_completion_is_shown_after_few_polls() {
     for seed in 0..100 {
         let mut weak = WeakCq::new(seed, 0, Weakness::COMPLETIONS);
         let (mut held, mut in_vain, mut was_in_vain) = (0, 0, false);

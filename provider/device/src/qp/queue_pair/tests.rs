@@ -32,7 +32,7 @@ fn create_with(pd: &Arc<Pd>, service: Service, srq: Option<Arc<Srq>>) -> (Arc<Qp
 }
 
 #[test]
-fn rc_looks_at_no_payload_but_where_a_shared_queue_matches_tags() {
+fn only_rc_without_tags_takes_shared_payload() {
     let pd = testing::pd();
     let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 0 };
     let plain = pd.create_srq(init()).unwrap();
@@ -76,7 +76,7 @@ fn icrc_errors(qp: &Qp) -> u64 {
 
 // clause: ICRC-WRONG
 #[test]
-fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
+fn packet_with_wrong_icrc_is_only_counted() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = receiver(&pd);
@@ -105,7 +105,7 @@ fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
 /// perftest requests the depth that its peer reports, and rxe reports 128.
 // clause: STATE-VALUES
 #[test]
-fn depths_of_a_peer_that_promises_more_are_taken_up_to_128() {
+fn rd_atomic_depths_up_to_128_are_accepted() {
     let (qp, _) = create(&testing::pd(), Service::Rc);
     let loopback = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: loopback, dgid: loopback, ..Av::default() };
@@ -157,7 +157,7 @@ fn receive(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
 }
 
 #[test]
-fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
+fn overtaking_request_of_local_peer_waits() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
@@ -174,7 +174,7 @@ fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
 }
 
 #[test]
-fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
+fn psn_gap_is_a_loss_after_wait_or_at_once_if_remote() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
@@ -190,12 +190,12 @@ fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
 }
 
 #[test]
-fn the_engine_prefetches_a_queue_pair_as_far_as_its_first_lines_go() {
+fn prefetched_lines_fit_queue_pair() {
     assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
 }
 
 #[test]
-fn the_last_events_hold_the_retries_that_were_in_vain() {
+fn history_holds_failed_retries() {
     let pd = testing::pd();
     let (qp, cq) = create(&pd, Service::Rc);
     let loopback = Ipv4Addr::LOCALHOST.into();
