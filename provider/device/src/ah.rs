@@ -46,10 +46,8 @@ impl Context {
 }
 
 impl Pd {
-    /// Creates an address handle, after the neighbour is resolved.
-    ///
-    /// # Errors
-    /// As [`Context::resolve_av`]. ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
+    /// Creates an address handle, after the neighbour is resolved. Errors of
+    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
     /// ETIMEDOUT: the neighbour has not answered for a second. ENOMEM: the device has `max_ah`.
     // clause: AV-NEXT-HOP
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {

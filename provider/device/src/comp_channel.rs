@@ -6,7 +6,7 @@ use crate::sleepers::{LONG, watch_unread};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{RwLock, rank};
-use roxe_base::uses::{ObjectId, Use, UseCount};
+use roxe_base::uses::{ObjectId, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
@@ -23,7 +23,7 @@ pub struct CompChannel {
     engines: EngineSet,
     /// The `user` tokens of completion queues.
     events: Arc<EventQueue<u64>>,
-    uses: UseCount,
+    pub(crate) uses: UseCount,
     tracked: Tracked,
 }
 
@@ -66,10 +66,8 @@ impl CompChannel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event and returns the `user` token of its CQ.
-    ///
-    /// # Errors
-    /// EAGAIN: the descriptor is non-blocking and no event is pending. EINTR: as `read(2)`.
+    /// Waits for the next event and returns the `user` token of its CQ. EAGAIN: the descriptor is
+    /// non-blocking and no event is pending. EINTR: as `read(2)`.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
         self.events.next()
@@ -77,8 +75,6 @@ impl CompChannel {
 
     /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    ///
-    /// # Errors
     /// EAGAIN: [`CompChannel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, impl Sized + '_)> {
         let is_over = || !self.events.is_empty();
@@ -126,10 +122,6 @@ impl CompChannel {
 
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()
-    }
-
-    pub(crate) fn hold(&self) -> Use {
-        self.uses.hold()
     }
 
     pub(crate) fn announce(&self, cq: ObjectId, user: u64) {

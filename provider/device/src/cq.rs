@@ -63,18 +63,15 @@ pub struct Cq {
     id: ObjectId,
     user: u64,
     tracked: Tracked,
-    uses: UseCount,
+    pub(crate) uses: UseCount,
     /// True if there are entries. Read without the lock, because most polls find none.
     has_entries: AtomicBool,
     state: Mutex<rank::Cq, State>,
 }
 
 impl Context {
-    /// Creates a completion queue.
-    ///
-    /// # Errors
-    /// EINVAL: a size of 0 or beyond `max_cqe`, or an unknown vector. ENOMEM: the device has
-    /// `max_cq`.
+    /// Creates a completion queue. EINVAL: a size of 0 or beyond `max_cqe`, or an unknown vector.
+    /// ENOMEM: the device has `max_cq`.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -91,7 +88,7 @@ impl Context {
             me: Weak::clone(me),
             context: Arc::clone(self),
             engines: EngineSet::new(engine),
-            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
+            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.uses.hold())))),
             channel: init.channel,
             id,
             user: init.user,
@@ -234,12 +231,12 @@ impl Cq {
     ///
     /// A full queue fails now and from then on; entries in it stay.
     pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
-        self.append(cqe, |_| ())
+        self.append(cqe, None)
     }
 
     /// As [`Cq::push`], for a send, whose place in the send queue is taken until it is polled.
     pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
-        self.append(cqe, |entry| unpolled.note(entry))
+        self.append(cqe, Some(unpolled))
     }
 
     /// Number of the oldest unpolled entry.
@@ -247,7 +244,7 @@ impl Cq {
         self.state.lock().polled
     }
 
-    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Entry)) -> Result<bool, Overrun> {
+    fn append(&self, mut cqe: Cqe, unpolled: Option<&mut Unpolled>) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -271,7 +268,9 @@ impl Cq {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
-        note(Entry { number: state.appended, polled: state.polled });
+        if let Some(unpolled) = unpolled {
+            unpolled.note(state.appended, state.polled);
+        }
         state.appended += 1;
         // A completion may have read the clock before the one appended earlier, but programs
         // subtract successive timestamps.
@@ -339,10 +338,6 @@ impl Cq {
     /// Identity of the queue in checker events.
     pub fn id(&self) -> ObjectId {
         self.id
-    }
-
-    pub(crate) fn hold(&self) -> Use {
-        self.uses.hold()
     }
 
     /// Main engine of the queue pairs that complete here; without any, that of the creating thread.
@@ -534,14 +529,6 @@ impl State {
     }
 }
 
-/// Place of an entry in a completion queue, and how far the queue was polled at that time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    number: u64,
-    /// Number of the oldest unpolled entry.
-    polled: u64,
-}
-
 /// Completions of one send queue that may be unpolled: their places in the send queue are taken.
 ///
 /// A poll has nothing to do: a queue pair that looks full asks the completion queue for
@@ -559,11 +546,12 @@ impl Unpolled {
         u32::try_from(usize::from(self.oldest.is_some()) + self.newer.len()).unwrap_or(u32::MAX)
     }
 
-    fn note(&mut self, entry: Entry) {
-        self.forget(entry.polled);
+    /// Adds entry `number` of a completion queue whose oldest entry is `polled`.
+    fn note(&mut self, number: u64, polled: u64) {
+        self.forget(polled);
         match self.oldest {
-            None => self.oldest = Some(entry.number),
-            Some(_) => self.newer.push_back(entry.number),
+            None => self.oldest = Some(number),
+            Some(_) => self.newer.push_back(number),
         }
     }
 

@@ -15,11 +15,8 @@ use roxe_net::runtime_dir;
 use std::sync::Arc;
 
 /// Returns the devices of this process: the interfaces that `ROXE_NETDEV` names (by default the
-/// loopback interface) as `roxe0`, `roxe1`, ... Later calls return the same devices.
-///
-/// # Errors
-/// ENODEV: an interface does not exist. EINVAL: one is named twice, or a `ROXE_*` variable is not
-/// understood.
+/// loopback interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. ENODEV: an
+/// interface does not exist. EINVAL: one is named twice, or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;

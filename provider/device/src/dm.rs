@@ -48,11 +48,9 @@ pub struct Dm {
 }
 
 impl Context {
-    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes.
-    ///
-    /// # Errors
-    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not enough
-    /// is left.
+    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. EINVAL:
+    /// no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not enough is
+    /// left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
@@ -82,11 +80,9 @@ impl Dm {
         self.length
     }
 
-    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it.
-    ///
-    /// # Errors
-    /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the
-    /// buffer. ENOMEM: the system has no page.
+    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. EINVAL: offset
+    /// or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the buffer. ENOMEM:
+    /// the system has no page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, data.len() as u64)?;
         let written = guard::write(addr, data);

@@ -177,12 +177,9 @@ impl Pd {
     }
 
     /// Registers `length` bytes of device memory at `offset`; lists and peers name them by
-    /// addresses from 0.
-    ///
-    /// # Errors
-    /// EINVAL: beyond the buffer, freed memory or that of another context, rights without
-    /// `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM: the
-    /// device has `max_mr`.
+    /// addresses from 0. EINVAL: beyond the buffer, freed memory or that of another context, rights
+    /// without `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM:
+    /// the device has `max_mr`.
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -226,10 +223,7 @@ impl Pd {
     }
 
     /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
-    /// regions.
-    ///
-    /// # Errors
-    /// EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
+    /// regions. EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
     /// [`Advice::PrefetchWrite`], a range beyond its region, or memory not mapped with these
     /// rights. Some of the list may have been applied.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {

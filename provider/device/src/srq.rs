@@ -125,7 +125,7 @@ pub struct Srq {
     id: ObjectId,
     user: u64,
     tracked: Tracked,
-    uses: UseCount,
+    pub(crate) uses: UseCount,
     kind: Kind,
     state: Mutex<rank::Srq, State>,
 }
@@ -170,7 +170,7 @@ impl XrcQueues {
                 Error::new(libc::ENOMEM, "the XRC domain has no number left for another shared receive queue")
             })?;
         let kind = Kind::Xrc { domain: Arc::clone(self), cq: Arc::clone(cq), number };
-        let srq = Srq::make(pd, init, kind, None, vec![opening, cq.hold()])?;
+        let srq = Srq::make(pd, init, kind, None, vec![opening, cq.uses.hold()])?;
         queues.insert(number, Arc::downgrade(&srq));
         Ok(srq)
     }
@@ -193,7 +193,7 @@ impl Pd {
         if !Arc::ptr_eq(self.context(), cq.context()) {
             return Err(Error::invalid("the completion queue belongs to another context than the protection domain"));
         }
-        Srq::make(self, init, Kind::Tags(Arc::clone(cq)), Some(TagState::new(tags)?), vec![cq.hold()])
+        Srq::make(self, init, Kind::Tags(Arc::clone(cq)), Some(TagState::new(tags)?), vec![cq.uses.hold()])
     }
 }
 
@@ -283,8 +283,6 @@ impl Srq {
     }
 
     /// Changes the size, the limit, or both. The limit fires when a request is taken, never here.
-    ///
-    /// # Errors
     /// EINVAL: the size is beyond `max_srq_wr` or too small for the posted requests, or the limit
     /// exceeds the size. Nothing changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
@@ -347,10 +345,6 @@ impl Srq {
     pub(crate) fn user(&self) -> u64 {
         self.user
     }
-
-    pub(crate) fn hold(&self) -> Use {
-        self.uses.hold()
-    }
 }
 
 impl Srq {
@@ -359,11 +353,8 @@ impl Srq {
         matches!(self.kind, Kind::Tags(_))
     }
 
-    /// Executes an operation on the list of tags, and returns the handle of a new tag.
-    ///
-    /// # Errors
-    /// `BadOpcode`: the queue matches no tags. `QueueFull`: too many tags, or too many unpolled
-    /// completions.
+    /// Executes an operation on the list of tags, and returns the handle of a new tag. `BadOpcode`:
+    /// the queue matches no tags. `QueueFull`: too many tags, or too many unpolled completions.
     pub fn post_op(&self, request: &TagRequest<'_>) -> Result<Option<TagHandle>, PostError> {
         let Kind::Tags(cq) = &self.kind else { return Err(PostError::BadOpcode) };
         let mut state = self.state.lock();

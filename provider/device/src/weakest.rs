@@ -114,7 +114,7 @@ impl WeakQp {
         };
         let Some((bytes, places)) = found.filter(|(_, places)| places.iter().all(is_mapped)) else {
             // The usual path writes behind everything delayed.
-            self.placement.settle_all();
+            self.placement.place_where(|_| true);
             return false;
         };
         let parts: Vec<_> = places.into_iter().filter_map(|(addr, part)| Some((addr, bytes.get(part)?))).collect();
@@ -130,7 +130,7 @@ impl WeakQp {
     }
 
     pub(crate) fn settle_all(&mut self) {
-        self.placement.settle_all();
+        self.placement.place_where(|_| true);
         self.ack = Ack::Leaves;
     }
 
@@ -357,10 +357,6 @@ impl Placement {
 
     fn settle(&mut self, side: Side) {
         self.place_where(|piece| piece.side == side);
-    }
-
-    fn settle_all(&mut self) {
-        self.place_where(|_| true);
     }
 
     fn place_where(&mut self, mut is_due: impl FnMut(&Piece) -> bool) {

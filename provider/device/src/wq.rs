@@ -93,22 +93,20 @@ impl Pd {
         if !hash.fields.is_possible() {
             return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
         }
-        if !Arc::ptr_eq(self.context(), table.context()) {
+        if !Arc::ptr_eq(self.context(), &table.context) {
             return Err(Error::invalid("the table belongs to another context than the protection domain"));
         }
-        let (send_cq, recv_cq) = (Arc::clone(table.cq()), Arc::clone(table.cq()));
+        let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
         let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        Qp::create_in(self, init, Part::Spread(Arc::new(Rss::new(table, hash))))
+        Qp::create_in(self, init, Part::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
     }
 }
 
 impl Context {
-    /// Creates a table that spreads frames over `wqs`.
-    ///
-    /// # Errors
-    /// EINVAL: their number is not a power of two up to `max_rwq_indirection_table_size`, or they
-    /// belong to another context. ENOMEM: the device has `max_rwq_indirection_tables`.
+    /// Creates a table that spreads frames over `wqs`. EINVAL: their number is not a power of two
+    /// up to `max_rwq_indirection_table_size`, or they belong to another context. ENOMEM: the
+    /// device has `max_rwq_indirection_tables`.
     // clause: RSS-TABLE
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
@@ -120,8 +118,9 @@ impl Context {
         }
         let quota = self.device().quotas().rwq_tables.take()?;
         let entries = wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect();
-        let held = wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect();
-        Ok(RwqTable::new(self, entries, first.qp.recv_cq(), held))
+        let held = Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect());
+        let (context, cq, uses) = (Arc::clone(self), Arc::clone(first.qp.recv_cq()), UseCount::default());
+        Ok(Arc::new(RwqTable { context, entries, cq, uses, held }))
     }
 }
 
@@ -270,7 +269,7 @@ mod tests {
         let table = pd.context().create_rwq_table(&wqs).unwrap();
         let key = std::array::from_fn(|at| (at * 73 % 251) as u8);
         let hash = RxHash { key, fields: HashFields::SRC_IPV4 | HashFields::DST_IPV4 };
-        let rss = Rss::new(&table, hash);
+        let rss = Rss { table, hash };
         let mut frame = vec![0; 34];
         (frame[12], frame[14], frame[17], frame[23]) = (8, 0x45, 20, 17);
         let mut chosen = std::collections::BTreeSet::new();

@@ -98,12 +98,9 @@ impl Xrcd {
     }
 
     /// Creates a shared receive queue of the domain, whose receives complete in `cq`. The first one
-    /// opens the sockets of the engine.
-    ///
-    /// # Errors
-    /// EINVAL: beyond the limits of the device, or objects of several contexts. ENOMEM: the domain
-    /// has [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ). EADDRINUSE: another user has the UDP
-    /// port.
+    /// opens the sockets of the engine. EINVAL: beyond the limits of the device, or objects of
+    /// several contexts. ENOMEM: the domain has [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ).
+    /// EADDRINUSE: another user has the UDP port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), self.context()) || !Arc::ptr_eq(cq.context(), self.context()) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));

@@ -95,11 +95,8 @@ impl Id {
 
     /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
     /// the active side, moves a queue pair attached after the request to RTS, and then does as
-    /// [`Id::establish`]; `param` has no effect.
-    ///
-    /// # Errors
-    /// EINVAL: no request, too much private data, or terms that the queue pair refuses; in the last
-    /// case the request is rejected.
+    /// [`Id::establish`]; `param` has no effect. EINVAL: no request, too much private data, or
+    /// terms that the queue pair refuses; in the last case the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -129,10 +126,8 @@ impl Id {
         accepted.inspect_err(|_| inner.give_up(session))
     }
 
-    /// Rejects a request, or the peer's reply. A datagram id does not send the reason.
-    ///
-    /// # Errors
-    /// EINVAL: nothing to reject, or too much private data.
+    /// Rejects a request, or the peer's reply. A datagram id does not send the reason. EINVAL:
+    /// nothing to reject, or too much private data.
     pub fn reject(&self, private_data: &[u8], reason: RejReason) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -182,10 +177,7 @@ impl Id {
 
     /// Reports an event of the queue pair. [`AsyncEventKind::CommEst`] establishes an accepted
     /// connection whose confirmation was lost; [`AsyncEventKind::PathMig`] makes the alternate path
-    /// the path of the connection.
-    ///
-    /// # Errors
-    /// EISCONN: established already. EINVAL: any other event or state.
+    /// the path of the connection. EISCONN: established already. EINVAL: any other event or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let runtime = self.runtime()?;
@@ -429,11 +421,8 @@ type Modify = (QpAttr, AttrMask);
 
 impl Id {
     /// Attaches a queue pair, which the id moves from now on: now to INIT, datagrams to RTS; later
-    /// with connect, accept, reject and disconnect.
-    ///
-    /// # Errors
-    /// EINVAL: the id has one, or no device, or the queue pair is of another device or not in
-    /// RESET.
+    /// with connect, accept, reject and disconnect. EINVAL: the id has one, or no device, or the
+    /// queue pair is of another device or not in RESET.
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.qp.is_some() {
@@ -459,10 +448,7 @@ impl Id {
 
     /// Attaches this queue pair instead of the present one, whatever the states of both: C programs
     /// move a queue pair to another id by assigning `rdma_cm_id.qp`. Unsuitable ones fail when they
-    /// are moved.
-    ///
-    /// # Errors
-    /// That of a joined group which the queue pair cannot be attached to; the id has it all the
+    /// are moved. Fails if a joined group cannot take the queue pair, which is attached all the
     /// same.
     pub fn replace_qp(&self, qp: Option<&Arc<Qp>>) -> Result<(), Error> {
         let mut inner = self.lock();

@@ -104,16 +104,8 @@ pub struct ConnParam {
 /// As many READs, atomics and retries as possible.
 impl Default for ConnParam {
     fn default() -> Self {
-        Self {
-            private_data: Vec::new(),
-            responder_resources: Self::MOST,
-            initiator_depth: Self::MOST,
-            flow_control: false,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            srq: false,
-            qp_num: 0,
-        }
+        let (responder_resources, initiator_depth) = (Self::MOST, Self::MOST);
+        Self { responder_resources, initiator_depth, retry_count: 7, rnr_retry_count: 7, ..Self::NOTHING }
     }
 }
 

@@ -63,19 +63,14 @@ impl Channel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event.
-    ///
-    /// # Errors
-    /// EAGAIN: the descriptor is non-blocking and no event is pending. EINTR: as `read(2)`.
+    /// Waits for the next event. EAGAIN: the descriptor is non-blocking and no event is pending.
+    /// EINTR: as `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
         Ok(fetched(self.events.next()?))
     }
 
     /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
-    /// event is pending.
-    ///
-    /// # Errors
-    /// EAGAIN: [`Channel::fd`] is non-blocking and no event is pending.
+    /// event is pending. EAGAIN: [`Channel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<Option<RawFd>> {
         self.events.sleep_on()
     }

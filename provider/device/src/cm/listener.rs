@@ -24,10 +24,7 @@ const MAX_UNANSWERED: usize = 1 << 16;
 impl Id {
     /// Listens for requests, with at most `backlog` of them pending (0 and less: 1024). An unbound
     /// id binds all IPv4 addresses and any port. An id bound to all addresses listens on all
-    /// devices.
-    ///
-    /// # Errors
-    /// EINVAL: wrong state. EADDRINUSE: another id listens.
+    /// devices. EINVAL: wrong state. EADDRINUSE: another id listens.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
         self.begin_to_listen(backlog)?;
         self.listen_where_possible().inspect_err(|_| self.stop_listening())

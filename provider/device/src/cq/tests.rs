@@ -214,7 +214,7 @@ fn destroyed_queue_drops_its_events() {
     let (gone, stays) = (make(1), make(2));
     gone.notify();
     stays.notify();
-    let user = gone.hold();
+    let user = gone.uses.hold();
     assert_eq!(gone.destroy().unwrap_err().errno(), libc::EBUSY);
     drop(user);
     gone.destroy().unwrap();
@@ -308,7 +308,7 @@ fn no_entry_is_lost_between_arming_and_polling() {
 fn unpolled_forgets_polled_entries() {
     let mut unpolled = Unpolled::default();
     for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
-        unpolled.note(Entry { number, polled });
+        unpolled.note(number, polled);
         assert_eq!(unpolled.len(), len, "entry {number}, {polled} taken");
     }
     unpolled.forget(11);

@@ -64,11 +64,8 @@ pub(crate) fn abandon() {
 }
 
 impl Claim {
-    /// Binds `port` (0: a free one) at `address`, which may be the wildcard.
-    ///
-    /// # Errors
-    /// EADDRINUSE: taken at this address. EADDRNOTAVAIL: taken, and one of both has all addresses;
-    /// or no port is free.
+    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. EADDRINUSE: taken at
+    /// this address. EADDRNOTAVAIL: taken, and one of both has all addresses; or no port is free.
     pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
         let scope = match address {
             _ if !address.is_unspecified() => Scope::At(address.into()),

@@ -13,10 +13,8 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::{SendFlags, SendRequest};
 
 impl Qp {
-    /// Posts `requests` in order and sends what can be sent.
-    ///
-    /// # Errors
-    /// The index of the refused request, and why. Requests before it are posted.
+    /// Posts `requests` in order and sends what can be sent. On an error, returns the
+    /// index of the refused request; those before it are posted.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
         let mut guard = self.send();
         requests.iter().enumerate().try_for_each(|(at, request)| guard.push(request).map_err(|error| (at, error)))

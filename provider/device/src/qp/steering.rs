@@ -142,30 +142,16 @@ fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
 /// A table of receive work queues, indexed by the hash of a frame.
 #[derive(Debug)]
 pub struct RwqTable {
-    context: Arc<Context>,
-    entries: Vec<Arc<QpCore>>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) entries: Vec<Arc<QpCore>>,
     /// Nominal completion queue of hash queue pairs, which complete nothing.
-    cq: Arc<Cq>,
-    uses: UseCount,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) uses: UseCount,
     /// Uses of the queues and of the quota, until the table is destroyed.
-    held: Mutex<rank::Uses, Vec<Use>>,
+    pub(crate) held: Mutex<rank::Uses, Vec<Use>>,
 }
 
 impl RwqTable {
-    /// Creates a table of these work queues; hash queue pairs name `cq` and `held` ends with it.
-    pub(crate) fn new(context: &Arc<Context>, entries: Vec<Arc<QpCore>>, cq: &Arc<Cq>, held: Vec<Use>) -> Arc<Self> {
-        let (context, cq, uses) = (Arc::clone(context), Arc::clone(cq), UseCount::default());
-        Arc::new(Self { context, entries, cq, uses, held: Mutex::new(held) })
-    }
-
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    pub(crate) fn cq(&self) -> &Arc<Cq> {
-        &self.cq
-    }
-
     /// Destroys the table; EBUSY while hash queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("indirection table", "queue pairs")?;
@@ -177,18 +163,8 @@ impl RwqTable {
 /// The table and hash of a hash queue pair.
 #[derive(Debug)]
 pub(crate) struct Rss {
-    table: Arc<RwqTable>,
-    hash: RxHash,
-}
-
-impl Rss {
-    pub(crate) fn new(table: &Arc<RwqTable>, hash: RxHash) -> Self {
-        Self { table: Arc::clone(table), hash }
-    }
-
-    pub(crate) fn hold(&self) -> Use {
-        self.table.uses.hold()
-    }
+    pub(crate) table: Arc<RwqTable>,
+    pub(crate) hash: RxHash,
 }
 
 impl Spread for Rss {

@@ -50,8 +50,6 @@ pub struct Qp {
 
 impl Pd {
     /// Creates a queue pair in the RESET state. The first one opens the sockets of the engine.
-    ///
-    /// # Errors
     /// EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: the device
     /// has `max_qp` already. EADDRINUSE: another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
@@ -76,8 +74,8 @@ impl Qp {
         check_init(pd, &init)?;
         let context = pd.context();
         let quota = context.device().quotas().qps.take()?;
-        let mut uses = vec![quota, pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
-        uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
+        let mut uses = vec![quota, pd.hold(), init.send_cq.uses.hold(), init.recv_cq.uses.hold()];
+        uses.extend(init.srq.as_ref().map(|srq| srq.uses.hold()));
         let tags = init.srq.clone().filter(|srq| srq.matches_tags());
         // clause: TM-QUEUE
         let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
@@ -94,7 +92,7 @@ impl Qp {
             }
             Part::Spread(rss) => (None, Some(rss)),
         };
-        uses.extend(rss.as_ref().map(|rss| rss.hold()));
+        uses.extend(rss.as_ref().map(|rss| rss.table.uses.hold()));
         let make = |qpn| {
             let config = config(context, &init, qpn, xrc_queues.is_some());
             Arc::new(QpCore::new(pd, &engine, &init, config, xrc_queues.as_ref(), is_work_queue))
@@ -201,12 +199,9 @@ impl Qp {
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
-    /// neighbour is resolved.
-    ///
-    /// # Errors
-    /// EINVAL: not valid or not allowed in this state; nothing changed. EOPNOTSUPP: a hash queue
-    /// pair. ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address. ETIMEDOUT: the neighbour
-    /// has not answered for a second.
+    /// neighbour is resolved. EINVAL: not valid or not allowed in this state; nothing changed.
+    /// EOPNOTSUPP: a hash queue pair. ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
+    /// ETIMEDOUT: the neighbour has not answered for a second.
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
@@ -290,11 +285,8 @@ impl Qp {
 
     /// Joins the multicast group `mgid` (`man ibv_attach_mcast`); joining twice changes nothing.
     /// For a raw packet queue pair the last six bytes of `mgid` are an Ethernet group address, the
-    /// rest is 0.
-    ///
-    /// # Errors
-    /// EINVAL: not a group, or neither UD nor raw packets. ENOMEM: too many groups or members.
-    /// EADDRINUSE: another user listens for the group.
+    /// rest is 0. EINVAL: not a group, or neither UD nor raw packets. ENOMEM: too many groups or
+    /// members. EADDRINUSE: another user listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -314,8 +306,6 @@ impl Qp {
     }
 
     /// Steers frames to the queue pair until the returned flow is dropped (`man ibv_create_flow`).
-    ///
-    /// # Errors
     /// EINVAL: not a raw packet queue pair, or a flow that passes frames on and is not a normal
     /// one. ENOMEM: too many flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {

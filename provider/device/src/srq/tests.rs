@@ -86,7 +86,7 @@ fn sizes_beyond_the_device_are_refused() {
 #[test]
 fn destroy_is_busy_with_users_and_frees_domain() {
     let srq = srq(1, 0);
-    let user = srq.hold();
+    let user = srq.uses.hold();
     assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
     drop(user);
     srq.destroy().unwrap();
