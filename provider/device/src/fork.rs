@@ -1,4 +1,4 @@
-//! Forks: the child may go on using what it inherited. **Unsafe room**: `pthread_atfork`.
+//! Forks: the child may go on using what it inherited. Contains unsafe code for `pthread_atfork`.
 //!
 //! A lock that another thread holds during the fork would stay locked in the child, and sockets
 //! would have two owners. So the handlers take every lock that a background thread takes first, and

@@ -44,9 +44,9 @@ impl Id {
     ) -> Option<Cause> {
         let peer = || inner.peer.map_or_else(String::new, |peer| named(&peer));
         Some(match kind {
-            EventKind::AddrError => (error?.to_string(), way(error?.errno())),
+            EventKind::AddrError => (error?.to_string(), route_advice(error?.errno())),
             EventKind::ConnectError => (
-                format!("the peer accepted, and the own queue pair could not be moved: {}", error?),
+                format!("the peer accepted, but the own queue pair could not be moved: {}", error?),
                 "create the queue pair on the device of the id (id->verbs), and leave its state to librdmacm",
             ),
             EventKind::Unreachable if status > 0 => look_up(status, &peer()),
@@ -64,7 +64,7 @@ const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open bo
                           has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
 
 /// Advice for an address that cannot be reached.
-const fn way(errno: i32) -> &'static str {
+const fn route_advice(errno: i32) -> &'static str {
     match errno {
         libc::ENODEV => "open the interface that the way leads over: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
         libc::EADDRNOTAVAIL => "use an address of this host as the source; `ip addr` lists them",
@@ -75,10 +75,10 @@ const fn way(errno: i32) -> &'static str {
 fn look_up(status: i32, peer: &str) -> Cause {
     match u8::try_from(status).map(SidrStatus::from_code) {
         Ok(SidrStatus::Unsupported) => {
-            (format!("nobody there looks after datagrams for {peer}"), "start the server, or correct the port")
+            (format!("no program there serves datagrams for {peer}"), "start the server, or correct the port")
         }
-        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see what the server says"),
-        _ => (format!("the other end answered with status {status}"), "see what the server says"),
+        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see the server's messages"),
+        _ => (format!("the other end answered with status {status}"), "see the server's messages"),
     }
 }
 
@@ -89,7 +89,7 @@ fn unanswered(status: i32, inner: &Inner) -> String {
             format!("the host {host} answers that nobody listens on UDP port 4791: no RoCE card is open there")
         }
         libc::EHOSTUNREACH | libc::ENETUNREACH => format!("the network answers that the host {host} cannot be reached"),
-        _ => format!("no answer came from {host}, however often it was asked"),
+        _ => format!("{host} did not answer any request"),
     }
 }
 
@@ -103,23 +103,21 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
         ),
         RejReason::ConsumerDefined => consumer(inner, data),
         RejReason::StaleConnection => (
-            "the other end takes the queue pair number for that of a connection which is not over there, or is in \
-             timewait"
-                .to_owned(),
+            "the other end still has a connection with this queue pair number, or it is in timewait there".to_owned(),
             "create a new queue pair for each connection, and disconnect before it is destroyed",
         ),
         RejReason::Timeout if inner.side == Side::Passive => (
-            "the client gave up: it had waited in vain for the answer to its request (rdma_accept)".to_owned(),
+            "the client gave up: its request was not answered in time (rdma_accept)".to_owned(),
             "take RDMA_CM_EVENT_CONNECT_REQUEST from the channel and accept in time",
         ),
         RejReason::Timeout => (
-            "the other end accepted and waited for the last message of the exchange in vain".to_owned(),
+            "the other end accepted, and did not get the last message of the exchange in time".to_owned(),
             "fetch and handle the events of the channel in time",
         ),
         RejReason::InvalidCommId | RejReason::InvalidCommInstance => (
             format!(
-                "the other end knows nothing of this connection any more ({reason}): its program has ended, or has \
-                 destroyed the identifier"
+                "the other end does not know this connection ({reason}): its program has ended, or destroyed the \
+                 identifier"
             ),
             "see why the other program ended while the connection was being made",
         ),
@@ -141,11 +139,11 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
             (reason, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
         }
         None if private_data(data).is_some() => {
-            ("the program there refused (rdma_reject), and says why".to_owned(), "see its private data")
+            ("the program there refused (rdma_reject) and gave a reason".to_owned(), "see its private data")
         }
         None => (
-            "the program there refused (rdma_reject), or its backlog was full; which of them is not known".to_owned(),
-            "see what the server says; on this host start it with `roxe run --explain` too",
+            "the program there refused (rdma_reject), or its backlog was full".to_owned(),
+            "see the server's messages; on this host start it with `roxe run --explain` too",
         ),
     }
 }
@@ -153,7 +151,7 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
 /// Records for the peer that its request was refused without reaching the program.
 pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
     reasons::note_refusal(ifindex, peer, || {
-        format!("the listener's backlog is full: {backlog} requests wait that its program has not heard of")
+        format!("the listener's backlog is full: {backlog} requests wait that its program has not fetched")
     });
 }
 
@@ -235,7 +233,7 @@ mod tests {
         // Only after seconds of real time the loopback interface reports that the port is closed.
         let unanswered = (0..5).map(|_| attempt_without_answer()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
         let (_, (cause, advice)) = unanswered.expect("ends with a timeout");
-        assert_eq!(cause, "no answer came from 127.9.8.7, however often it was asked");
+        assert_eq!(cause, "127.9.8.7 did not answer any request");
         assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
     }
 

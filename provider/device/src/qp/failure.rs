@@ -69,7 +69,7 @@ pub(super) fn note_flush(
         )
     } else {
         cause(
-            "the queue pair went to ERR, and no request of either end had failed: why is not known".to_owned(),
+            "the queue pair went to ERR, and no request of either end had failed: the cause is unknown".to_owned(),
             "handle asynchronous events (ibv_get_async_event): a completion queue that overran has one",
         )
     };
@@ -107,8 +107,8 @@ impl Failed {
             causes.extend(reason.into_iter().map(|reason| mismatch_cause(reason, qp.qpn, &attr)));
             causes.extend(owner_cause(&owner, attr.dest_qpn).filter(|_| is_unanswered));
         } else if is_connected && is_unanswered {
-            let way = Route { local: attr.av.sgid, remote: attr.av.dgid };
-            causes.extend(qp.engine().why_unreachable(way, probe.as_deref()).map(|text| cause(text, NETWORK)));
+            let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
+            causes.extend(qp.engine().why_unreachable(route, probe.as_deref()).map(|text| cause(text, NETWORK)));
         }
         if causes.is_empty() && is_unanswered {
             causes.extend(unanswered.and_then(|length| suspect_mtu(&attr, length)));
@@ -135,7 +135,7 @@ fn mismatch_cause(reason: Reason, own: Qpn, attr: &QpAttr) -> Cause {
     match expects {
         Some((dest, _)) if dest != own => cause(
             format!(
-                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num and not {:#08x}, so its answers go elsewhere",
+                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num and not {:#08x}, so its responses go to another queue pair",
                 dest.get(),
                 own.get()
             ),
@@ -162,7 +162,7 @@ fn owner_cause(owner: &Owner, qpn: Qpn) -> Option<Cause> {
             "compare dest_qp_num with qp_num of the peer, and let its process live until both ends are done",
         ),
         Owner::Dead(process) => {
-            cause(format!("process {process}, which had the queue pair {qpn:#08x}, has died"), "see why it has died")
+            cause(format!("process {process}, which had the queue pair {qpn:#08x}, has died"), "find out why it died")
         }
         Owner::Stopped(process) => cause(
             format!("process {process}, which has the queue pair {qpn:#08x}, is stopped"),
@@ -229,7 +229,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
             (format!("is in state {:?}, which takes no such packets", machine.state()), advice)
         }
         DropReason::WrongService => {
-            ("is of another transport service than the packets that come".to_owned(), "create both with one qp_type")
+            ("is of another transport service than the packets".to_owned(), "create both with one qp_type")
         }
         DropReason::Pkey => ("was sent packets with another P_Key".to_owned(), "use pkey_index 0 at both ends"),
         DropReason::Qkey => (
@@ -238,7 +238,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         ),
         DropReason::Address => (
             format!(
-                "expects packets from {} to {}, and others come: compare the GIDs of both ends",
+                "expects packets from {} to {}, but got others: compare the GIDs of both ends",
                 attr.av.dgid.to_ip(),
                 attr.av.sgid.to_ip()
             ),
@@ -250,7 +250,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::DuplicateRequest => {
             expects = Some((attr.dest_qpn, attr.rq_psn));
-            ("takes what comes for repeated".to_owned(), "")
+            ("took packets for duplicates".to_owned(), "")
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
@@ -346,7 +346,7 @@ impl KeyAccess {
                 "keep the memory mapped, with its rights, until it is deregistered",
             ),
             (MemError::Fault, _) => {
-                ("the memory cannot be used any more".to_owned(), "keep the memory mapped until it is deregistered")
+                ("the memory is not usable any more".to_owned(), "keep the memory mapped until it is deregistered")
             }
         };
         Cause { text: format!("{len} bytes at {addr:#x} under {kind} {key:#x}: {cause}"), advice: advice.to_owned() }
@@ -404,7 +404,7 @@ pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFa
             match needed.difference(access).is_empty() {
                 true => (
                     format!(
-                        "the region {lkey:#x} or the window does not take these rights: the region grants {granted}, the \
+                        "the region {lkey:#x} or the window does not allow these rights: the region grants {granted}, the \
                          window asks for {}",
                         names(bind.access)
                     ),
@@ -528,11 +528,11 @@ impl fmt::Display for Entry {
                     (counts.rnr_nak_retry_err, "RNR NAK received"),
                     (counts.send_rnr_err, "RNR NAK sent"),
                 ];
-                let met = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
+                let seen = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
                     1 => (*what).to_owned(),
                     _ => format!("{what} {times} times"),
                 });
-                f.write_str(&met.collect::<Vec<_>>().join(", "))?;
+                f.write_str(&seen.collect::<Vec<_>>().join(", "))?;
                 // After the last retry no packet is outstanding.
                 if oldest == next {
                     return Ok(());
