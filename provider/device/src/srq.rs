@@ -13,7 +13,7 @@ use roxe_base::limits::{self, MAX_TM_OPS, MAX_TM_SGE, MAX_TM_TAGS, MAX_XRC_SRQ};
 use roxe_base::lock::{Mutex, RwLock, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::explain::because;
-use roxe_check::{Event, Made, Tracked, is_on, tell};
+use roxe_check::{Event, Made, Tracked, tell};
 use roxe_net::slot::Slot;
 use roxe_transport::cx::TagFit;
 use roxe_transport::qp::PostError;
@@ -247,38 +247,26 @@ impl Srq {
 
     /// Appends a request; `QueueFull` beyond `max_wr`, `TooManySges` beyond `max_sge`.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if is_on() { self.post_recv_told(request) } else { self.append(request, || ()) }
-    }
-
-    /// As [`Srq::post_recv`] while events are observed.
-    #[cold]
-    #[inline(never)]
-    fn post_recv_told(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        // Under the lock, because a message may take the request at once.
-        let queued = || tell(|| Event::PostedRecv { queue: self.id, request });
-        self.append(request, queued).inspect_err(|error| {
-            tell(|| Event::of_refused_recv(self.id, request, *error));
-        })
-    }
-
-    /// Appends a request and calls `queued` under the lock.
-    #[inline]
-    fn append(&self, request: &RecvRequest<'_>, queued: impl FnOnce()) -> Result<(), PostError> {
         let mut state = self.state.lock();
-        let count = u32::try_from(request.sges.len()).unwrap_or(u32::MAX);
-        if count > state.attr.max_sge {
-            let (error, most) = (PostError::TooManySges, state.attr.max_sge);
-            because(|| format!("{error}: num_sge is {count}, max_sge of the shared receive queue is {most}"));
-            return Err(error);
-        }
-        if state.len() >= state.attr.max_wr {
-            let (error, most) = (PostError::QueueFull, state.attr.max_wr);
-            because(|| format!("{error}: max_wr of the shared receive queue is {most}"));
+        let (count, attr) = (u32::try_from(request.sges.len()).unwrap_or(u32::MAX), state.attr);
+        let refused = if count > attr.max_sge {
+            let text = format_args!("num_sge is {count}, max_sge of the shared receive queue is {}", attr.max_sge);
+            because(|| format!("{}: {text}", PostError::TooManySges));
+            Some(PostError::TooManySges)
+        } else if state.len() >= attr.max_wr {
+            because(|| format!("{}: max_wr of the shared receive queue is {}", PostError::QueueFull, attr.max_wr));
+            Some(PostError::QueueFull)
+        } else {
+            None
+        };
+        if let Some(error) = refused {
+            tell(|| Event::of_refused_recv(self.id, request, error));
             return Err(error);
         }
         state.requests.push_back((request.wr_id, count));
         state.sges.extend(request.sges);
-        queued();
+        // Under the lock, because a message may take the request at once.
+        tell(|| Event::PostedRecv { queue: self.id, request });
         Ok(())
     }
 

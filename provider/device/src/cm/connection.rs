@@ -647,7 +647,7 @@ impl Id {
             };
             let comm = inner.comm_id()?;
             session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(|e| refused(&e))?;
-            inner.alternates.proposed = Some(*path);
+            inner.proposed_path = Some(*path);
             Ok(())
         })?
     }
@@ -692,21 +692,21 @@ impl Inner {
             Ok(_) => AprStatus::Reject,
         };
         if status == AprStatus::Success {
-            self.alternates.loaded = Some(path);
+            self.alternate_path = Some(path);
         }
         // Cannot fail directly after the request.
         let _ = session.cm.answer_alternate(comm, &AlternateAnswer::new(status));
     }
 
     fn on_alternate_reply(&mut self, status: AprStatus) -> Outcome {
-        let loaded = match (status, self.alternates.proposed.take()) {
+        let loaded = match (status, self.proposed_path.take()) {
             (AprStatus::Success, Some(path)) => self.rearm(&path).map(|()| path).map_err(|e| -e.errno()),
             (AprStatus::Unsupported, _) => Err(-libc::EOPNOTSUPP),
             (status, _) => Err(status.code().into()),
         };
         match loaded {
             Ok(path) => {
-                self.alternates.loaded = Some(path);
+                self.alternate_path = Some(path);
                 (EventKind::RouteResolved, 0, EventData::None)
             }
             Err(status) => self.alternate_failed(status),
@@ -714,7 +714,7 @@ impl Inner {
     }
 
     fn alternate_failed(&mut self, status: i32) -> Outcome {
-        self.alternates.proposed = None;
+        self.proposed_path = None;
         (EventKind::RouteError, status, EventData::None)
     }
 
@@ -722,7 +722,7 @@ impl Inner {
     // clause: CM-MIGRATED
     fn swap_paths(&mut self, session: &mut Session<'_>) -> Result<(), Error> {
         session.cm.migrated(self.comm_id()?).map_err(|e| refused(&e))?;
-        std::mem::swap(&mut self.path, &mut self.alternates.loaded);
+        std::mem::swap(&mut self.path, &mut self.alternate_path);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@
 
 use super::event::{EventData, EventKind};
 use super::groups::Groups;
-use super::route::{Address, Alternates, DeviceAddr, HostRoute, Path};
+use super::route::{Address, DeviceAddr, HostRoute, Path};
 use crate::device::Device;
 use crate::event::EventQueue;
 use crate::ib_cm::ports::{Claim, Ephemeral};
@@ -190,7 +190,9 @@ pub(super) struct Inner {
     pub(super) remote_ece: Ece,
     pub(super) qp: Option<Arc<Qp>>,
     pub(super) groups: Groups,
-    pub(super) alternates: Alternates,
+    /// Alternate path proposed to the peer, which has not replied, and loaded at both ends.
+    pub(super) proposed_path: Option<Path>,
+    pub(super) alternate_path: Option<Path>,
     /// PSN that the peer starts with.
     pub(super) psn: Psn,
     pub(super) address_lost: bool,

@@ -373,11 +373,3 @@ impl Path {
         }
     }
 }
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Alternates {
-    /// Proposed; the peer has not replied.
-    pub(super) proposed: Option<Path>,
-    /// Loaded at both ends.
-    pub(super) loaded: Option<Path>,
-}

@@ -226,14 +226,11 @@ impl QpCore {
         if !machine.has_work() {
             return VisitOutcome::default();
         }
-        let mut is_blocked = false;
         let mut host = QpHost::new(&self.resources, state, now);
         let mut tx_path = TxPath::new(self.engine(), tx, self.resources.qpn, self.resources.service.is_reliable());
-        loop {
+        let is_blocked = loop {
             if tx_path.waits_for_send_room(frames.as_deref()) {
-                machine.on_link_full(now);
-                is_blocked = true;
-                break;
+                break true;
             }
             let copied = if frames.is_none() { tx_path.lend_copied() } else { None };
             host.begin_batch(copied, tx_path.by_ring(), tx_path.rings());
@@ -246,13 +243,14 @@ impl QpCore {
                 Some(frames) => tx_path.flush_frames(frames),
             };
             if !may_go_on {
-                machine.on_link_full(now);
-                is_blocked = true;
-                break;
+                break true;
             }
             if tx_state == TxState::Drained {
-                break;
+                break false;
             }
+        };
+        if is_blocked {
+            machine.on_link_full(now);
         }
         tx_path.put_back();
         let report = host.end();

@@ -157,37 +157,18 @@ impl Qp {
 
     /// Posts a receive request. Its list is checked when a message arrives.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if is_on() { self.post_recv_watched(request) } else { self.queue_recv(request, |_| ()) }
-    }
-
-    /// As [`Qp::post_recv`] while events are observed.
-    #[cold]
-    #[inline(never)]
-    fn post_recv_watched(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let qp = &self.core.resources;
-        // Under the lock, because a waiting message completes the request at once.
-        let queued = |inner: &mut Inner| {
-            if is_checking() {
-                inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
-            }
-            tell(|| Event::PostedRecv { queue: qp.id, request });
-        };
-        self.queue_recv(request, queued).inspect_err(|error| {
-            tell(|| Event::of_refused_recv(qp.id, request, *error));
-        })
-    }
-
-    /// Posts a receive and calls `queued` under the lock.
-    #[inline]
-    fn queue_recv(&self, request: &RecvRequest<'_>, queued: impl FnOnce(&mut Inner)) -> Result<(), PostError> {
         let mut inner = self.core.inner.lock();
-        if inner.is_cut_off {
-            return Err(PostError::State);
+        let posted = match inner.is_cut_off {
+            true => Err(PostError::State),
+            false => inner.machine.post_recv(request).inspect_err(|error| {
+                because(|| inner.machine.why_receive_refused(*error, request.sges.len()));
+            }),
+        };
+        if is_on() {
+            // Under the lock, because a waiting message completes the request at once.
+            self.observe_recv(&mut inner, request, posted);
         }
-        inner.machine.post_recv(request).inspect_err(|error| {
-            because(|| inner.machine.why_receive_refused(*error, request.sges.len()));
-        })?;
-        queued(&mut inner);
+        posted?;
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
             // The receive is flushed, or a message waits for it.
             let now = clock::now();
@@ -196,6 +177,21 @@ impl Qp {
             self.core.engine().send_credits(now);
         }
         Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn observe_recv(&self, inner: &mut Inner, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
+        let qp = &self.core.resources;
+        match posted {
+            Err(error) => tell(|| Event::of_refused_recv(qp.id, request, error)),
+            Ok(()) => {
+                if is_checking() {
+                    inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
+                }
+                tell(|| Event::PostedRecv { queue: qp.id, request });
+            }
+        }
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
