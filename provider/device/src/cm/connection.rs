@@ -80,7 +80,7 @@ impl Id {
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
-        let comm = session.cm.connect(&mut session.cx, &connect).map_err(|e| refused(&e))?;
+        let comm = session.cm.connect(&mut session.cx, &connect).map_err(refused)?;
         session.watch_answer(comm, path.route());
         Ok(comm)
     }
@@ -90,7 +90,7 @@ impl Id {
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
         let retry_for = retry_for(session.engine, path);
         let resolve = Resolve { retry_for, private_data, ..Resolve::new(path.route(), service_id) };
-        session.cm.resolve(&mut session.cx, &resolve).map_err(|e| refused(&e))
+        session.cm.resolve(&mut session.cx, &resolve).map_err(refused)
     }
 
     /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
@@ -122,7 +122,7 @@ impl Id {
         };
         let comm = inner.comm_id()?;
         let ready = inner.make_ready(session, Some((accept.responder_resources, accept.initiator_depth)));
-        let accepted = ready.and_then(|()| session.cm.accept(&mut session.cx, comm, &accept).map_err(|e| refused(&e)));
+        let accepted = ready.and_then(|()| session.cm.accept(&mut session.cx, comm, &accept).map_err(refused));
         accepted.inspect_err(|_| inner.give_up(session))
     }
 
@@ -135,10 +135,10 @@ impl Id {
             if self.service() == Service::Ud {
                 let private_data = self::private_data(private_data)?;
                 let resolution = Resolution { private_data, ..Resolution::refused(SidrStatus::Reject) };
-                session.cm.answer(comm, &resolution).map_err(|e| refused(&e))?;
+                session.cm.answer(comm, &resolution).map_err(refused)?;
             } else {
                 let refusal = Refusal { reason, info: Info::EMPTY, private_data: self::private_data(private_data)? };
-                session.cm.reject(comm, &refusal).map_err(|e| refused(&e))?;
+                session.cm.reject(comm, &refusal).map_err(refused)?;
             }
             inner.forget_conn(session);
             Ok(())
@@ -192,7 +192,7 @@ impl Id {
             Err(CmError::State) if session.cm.state(comm) == Some(machine::State::Established) => {
                 Err(Error::new(libc::EISCONN, "the connection is established"))
             }
-            established => established.map_err(|e| refused(&e)),
+            established => established.map_err(refused),
         })?
     }
 
@@ -227,7 +227,7 @@ impl Inner {
     }
 
     fn confirm(&self, session: &mut Session<'_>) -> Result<(), Error> {
-        session.cm.confirm(self.comm_id()?, &PrivateData::EMPTY).map_err(|e| refused(&e))
+        session.cm.confirm(self.comm_id()?, &PrivateData::EMPTY).map_err(refused)
     }
 
     fn answer(&mut self, session: &mut Session<'_>, param: &ConnParam) -> Result<(), Error> {
@@ -236,7 +236,7 @@ impl Inner {
             ece: self.local_ece,
             private_data: private_data(&param.private_data)?,
         };
-        session.cm.answer(self.comm_id()?, &resolution).map_err(|e| refused(&e))?;
+        session.cm.answer(self.comm_id()?, &resolution).map_err(refused)?;
         self.forget_conn(session);
         Ok(())
     }
@@ -620,7 +620,7 @@ impl Id {
             let inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.attached()?;
-            session.cm.take_alternates(inner.comm_id()?, takes).map_err(|e| refused(&e))
+            session.cm.take_alternates(inner.comm_id()?, takes).map_err(refused)
         })?
     }
 
@@ -646,7 +646,7 @@ impl Id {
                 ..Alternate::new(path.route())
             };
             let comm = inner.comm_id()?;
-            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(|e| refused(&e))?;
+            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(refused)?;
             inner.proposed_path = Some(*path);
             Ok(())
         })?
@@ -721,7 +721,7 @@ impl Inner {
     /// Makes the alternate path the path of the connection.
     // clause: CM-MIGRATED
     fn swap_paths(&mut self, session: &mut Session<'_>) -> Result<(), Error> {
-        session.cm.migrated(self.comm_id()?).map_err(|e| refused(&e))?;
+        session.cm.migrated(self.comm_id()?).map_err(refused)?;
         std::mem::swap(&mut self.path, &mut self.alternate_path);
         Ok(())
     }

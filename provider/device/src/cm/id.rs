@@ -555,7 +555,7 @@ fn fetched(event: Event) -> Event {
     event
 }
 
-pub(super) fn refused(error: &CmError) -> Error {
+pub(super) fn refused(error: CmError) -> Error {
     let errno = match error {
         CmError::UnknownId | CmError::State => libc::EINVAL,
         CmError::InUse => libc::EADDRINUSE,

@@ -58,7 +58,7 @@ impl Id {
                 self.lock().listens.push((runtime.clone(), name));
                 Ok(())
             });
-            listening?.map_err(|e| refused(&e))?;
+            listening?.map_err(refused)?;
             claim.watch(runtime.engine())?;
         }
         Ok(())

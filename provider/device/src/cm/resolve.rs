@@ -110,7 +110,7 @@ impl Id {
 
     fn resolved(&self, inner: &mut Inner, route: HostRoute) {
         let ifindex = route.device_addr.device.ifindex();
-        inner.local = inner.local.map(|local| local.at(route.source, ifindex));
+        inner.local = inner.local.map(|local| local.at(route.device_addr.gid.to_ip(), ifindex));
         inner.peer = inner.peer.map(|peer| peer.at(route.destination, ifindex));
         inner.hop_limit = route.hop_limit;
         inner.device_addr = Some(route.device_addr);
@@ -173,10 +173,8 @@ impl Id {
     pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::AddrResolved])?;
-        inner.path = Some(inner.find_path()?);
-        inner.state = State::RouteResolved;
-        self.raise_in(&inner, EventKind::RouteResolved, 0, EventData::None);
-        Ok(())
+        let path = inner.find_path()?;
+        self.set_path(&mut inner, path)
     }
 
     pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {

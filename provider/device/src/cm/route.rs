@@ -213,7 +213,6 @@ fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
 pub(super) struct HostRoute {
     /// Outgoing device, with its address.
     pub(super) device_addr: DeviceAddr,
-    pub(super) source: IpAddr,
     /// Destination; that of a local device if the requested one stands for this host.
     pub(super) destination: IpAddr,
     pub(super) hop_limit: u8,
@@ -237,17 +236,16 @@ impl HostRoute {
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
             _ => system_route(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
-        let device_addr = DeviceAddr::of(source.into()).or_else(|error| match source {
+        let device_addr = match DeviceAddr::of(source.into()) {
             // The card may have another loopback address.
-            _ if any_source && source.is_loopback() => {
+            Err(_) if any_source && source.is_loopback() => {
                 let own = Self::loopback(source.is_ipv4())?;
                 notify_of_owner(to.ip().into(), own.gid);
-                Ok(own)
+                own
             }
-            _ => Err(error),
-        })?;
-        let source = device_addr.gid.to_ip();
-        Ok(Self { device_addr, source, destination: to.ip(), hop_limit })
+            found => found?,
+        };
+        Ok(Self { device_addr, destination: to.ip(), hop_limit })
     }
 
     /// Loopback address of this user's card.
@@ -263,8 +261,8 @@ impl HostRoute {
 
     fn to_self(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
         let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
-        let address = device_addr.gid.to_ip();
-        Ok(Self { device_addr, source: address, destination: address, hop_limit: HOP_LIMIT })
+        let destination = device_addr.gid.to_ip();
+        Ok(Self { device_addr, destination, hop_limit: HOP_LIMIT })
     }
 }
 
