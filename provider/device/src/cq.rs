@@ -144,7 +144,7 @@ impl Cq {
             return 0;
         }
         let (mut state, mut verdict) = (self.state.lock(), Verdict::Wait);
-        let max = if instruments::any() { self.look_watched(&mut state, max, &mut verdict) } else { max };
+        let max = if instruments::any() { self.poll_watched(&mut state, max, &mut verdict) } else { max };
         let n = state.take(max, f);
         self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
         drop(state);
@@ -158,7 +158,7 @@ impl Cq {
     /// hide some.
     #[cold]
     #[inline(never)]
-    fn look_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
+    fn poll_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
         let held = state.ring.len();
         state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
@@ -180,11 +180,8 @@ impl Cq {
         });
         let mut state = self.state.lock();
         // clause: CQ-ARM
-        state.armed = match state.armed {
-            Armed::No if solicited_only => Armed::Solicited,
-            Armed::Solicited if solicited_only => Armed::Solicited,
-            _ => Armed::Any,
-        };
+        let is_solicited = solicited_only && state.armed != Armed::Any;
+        state.armed = if is_solicited { Armed::Solicited } else { Armed::Any };
         let verdict = state.fires_for_missed();
         drop(state);
         if self.announces(verdict) {
@@ -278,7 +275,7 @@ impl Cq {
         state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
         self.has_entries.store(true, Ordering::Release);
-        let verdict = if instruments::any() { self.show_watched(&mut state, &cqe) } else { state.fires(&cqe) };
+        let verdict = if instruments::any() { self.append_watched(&mut state, &cqe) } else { state.fires(&cqe) };
         drop(state);
         Ok(self.announces(verdict))
     }
@@ -286,8 +283,8 @@ impl Cq {
     /// Appends an entry while the checker or the weakest legal card is on.
     #[cold]
     #[inline(never)]
-    fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
-        self.tell_held(state);
+    fn append_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
+        self.report_level(state);
         if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
             state.slept_on = Some(SleptOn::begin(self));
         }
@@ -303,7 +300,7 @@ impl Cq {
     /// Reports the fill level of a queue that can overrun.
     #[cold]
     #[inline(never)]
-    fn tell_held(&self, state: &State) {
+    fn report_level(&self, state: &State) {
         if !state.ignore_overrun {
             tell(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
         }
@@ -323,7 +320,7 @@ impl Cq {
         let mut state = self.state.lock();
         state.forget(qpn, dropped);
         if is_on() {
-            self.tell_held(&state);
+            self.report_level(&state);
         }
     }
 
