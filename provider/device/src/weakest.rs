@@ -136,7 +136,7 @@ impl WeakQp {
 
     /// Returns true if the queue pair may send now, false if an acknowledgement waits for company.
     /// Payload is in memory before it is acknowledged or answered.
-    pub(crate) fn lets_send(
+    pub(crate) fn may_send(
         &mut self,
         machine: &mut Machine,
         is_reliable: bool,

@@ -286,7 +286,7 @@ impl QpCore {
     pub(super) fn transmit_watched(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, is_cut_off: false, .. } = inner else { return VisitOutcome::default() };
         let Some(weak) = state.weak.as_mut().filter(|_| machine.has_work()) else { return VisitOutcome::default() };
-        if !weak.lets_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
+        if !weak.may_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
             return VisitOutcome::default();
         }
         inner.fast_path = true;
