@@ -333,9 +333,7 @@ impl Srq {
     pub(crate) fn user(&self) -> u64 {
         self.user
     }
-}
 
-impl Srq {
     /// Returns true if the queue matches tags.
     pub fn matches_tags(&self) -> bool {
         matches!(self.kind, Kind::Tags(_))

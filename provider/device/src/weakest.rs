@@ -136,13 +136,7 @@ impl WeakQp {
 
     /// Returns true if the queue pair may send now, false if an acknowledgement waits for company.
     /// Payload is in memory before it is acknowledged or answered.
-    pub(crate) fn may_send(
-        &mut self,
-        machine: &mut Machine,
-        is_reliable: bool,
-        engine: &Engine,
-        now: Instant,
-    ) -> bool {
+    pub(crate) fn may_send(&mut self, machine: &mut Machine, is_reliable: bool, engine: &Engine, now: Instant) -> bool {
         // Requests may send the payload of a READ.
         self.placement.settle(Side::Send);
         if is_reliable {

@@ -352,9 +352,7 @@ impl Id {
         let pending = channel.events.take_of(self.name);
         pending.iter().filter(|event| event.listener.is_some()).for_each(|event| event.id.destroy());
     }
-}
 
-impl Id {
     /// Token of the program; 0 for the id of a request until [`Id::set_user`].
     pub fn user(&self) -> u64 {
         self.user.load(Ordering::Relaxed)

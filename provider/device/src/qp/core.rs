@@ -4,7 +4,7 @@
 //! timer, drop the lock, announce completions and events. Visits come from the program's verbs
 //! ([`super::verbs`], [`super::send`]) and from the engine ([`super::queue_pair`]).
 
-use super::failure::{self, Circumstances, Entry, History};
+use super::failure::{self, Entry, History};
 use super::host::{QpHost, QpHostState};
 use super::resources::{QpInit, QpResources};
 use crate::event::AsyncEventKind;
@@ -301,16 +301,14 @@ impl QpCore {
 
     #[cold]
     pub(super) fn explain_failure(&self) {
-        let (failed, circumstances) = {
-            let mut inner = self.inner.lock();
-            self.report_state(&mut inner);
-            let Some(failed) = inner.state.failed.take() else { return };
-            inner.state.is_explained = true;
-            let (attr, unanswered) = (*inner.machine.attr(), inner.machine.unanswered());
-            let (probe, history) = (inner.state.probe.take(), inner.state.history.lines());
-            (failed, Circumstances { attr, unanswered, probe, history })
-        };
-        failed.explain(&self.resources, circumstances);
+        let mut inner = self.inner.lock();
+        self.report_state(&mut inner);
+        let Some(failed) = inner.state.failed.take() else { return };
+        inner.state.is_explained = true;
+        let (attr, unanswered) = (*inner.machine.attr(), inner.machine.unanswered());
+        let (probe, history) = (inner.state.probe.take(), inner.state.history.lines());
+        drop(inner);
+        failed.explain(&self.resources, &attr, unanswered, probe.as_deref(), history);
     }
 
     /// Reports a state that the card itself may have changed.

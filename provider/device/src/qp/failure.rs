@@ -77,17 +77,17 @@ pub(super) fn note_flush(
     note(failed, side, cqe);
 }
 
-#[derive(Debug)]
-pub(super) struct Circumstances {
-    pub(super) attr: QpAttr,
-    pub(super) unanswered: Option<u32>,
-    pub(super) probe: Option<Box<Probe>>,
-    pub(super) history: Vec<String>,
-}
-
 impl Failed {
-    pub(super) fn explain(self, qp: &QpResources, circumstances: Circumstances) {
-        let Circumstances { attr, unanswered, probe, history } = circumstances;
+    /// Prints an explanation. `unanswered` is the length of a request of which no packet was
+    /// acknowledged; `probe` asked the network when the first acknowledgement was overdue.
+    pub(super) fn explain(
+        self,
+        qp: &QpResources,
+        attr: &QpAttr,
+        unanswered: Option<u32>,
+        probe: Option<&Probe>,
+        history: Vec<String>,
+    ) {
         let Some((side, cqe)) = self.cqe else { return };
         if cqe.status == WcStatus::WrFlushErr {
             // A flush is no failure: one line is enough.
@@ -104,19 +104,18 @@ impl Failed {
         if is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some() {
             let (owner, reason) = reasons::of(ifindex(qp), attr.dest_qpn, cqe.status);
             is_mute = owner == Owner::Mute;
-            causes.extend(reason.into_iter().map(|reason| mismatch_cause(reason, qp.qpn, &attr)));
+            causes.extend(reason.into_iter().map(|reason| mismatch_cause(reason, qp.qpn, attr)));
             causes.extend(owner_cause(&owner, attr.dest_qpn).filter(|_| is_unanswered));
         } else if is_connected && is_unanswered {
             let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
-            causes.extend(qp.engine().why_unreachable(route, probe.as_deref()).map(|text| cause(text, NETWORK)));
+            causes.extend(qp.engine().why_unreachable(route, probe).map(|text| cause(text, NETWORK)));
         }
         if causes.is_empty() && is_unanswered {
-            causes.extend(unanswered.and_then(|length| suspect_mtu(&attr, length)));
+            causes.extend(unanswered.and_then(|length| suspect_mtu(attr, length)));
         }
         let cause = self.local.or_else(|| causes.pop());
         let (qpn, service, others) = (qp.qpn, qp.service, causes);
         let port_mtu = qp.context.device().adapter().active_mtu().bytes();
-        let attr = &attr;
         explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, cause, others, is_mute, port_mtu, history });
     }
 }
