@@ -196,8 +196,9 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
 }
 
-/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR, BAD_QKEY_CNTR,
-/// AUTO_PATH_MIG, MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (that is, invalidation).
+/// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR,
+/// BAD_QKEY_CNTR, AUTO_PATH_MIG, MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (that is,
+/// invalidation).
 const CAP_FLAGS: u32 =
     1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17 | 1 << 24 | 1 << 21 | RAW_FLAGS;
 /// RAW_MULTI, RAW_IP_CSUM, MANAGED_FLOW_STEERING, which need CAP_NET_RAW when they are used.

@@ -158,8 +158,9 @@ impl Pd {
     ///
     /// # Safety
     /// Until the region is deregistered ([`Mr::revoke`], or the last reference is dropped), queue
-    /// pairs of this domain and, with remote rights, peers read and write the memory. Nothing else may
-    /// rely on its contents, and no reference (`&[u8]`, `&mut [u8]`) to it may be used meanwhile.
+    /// pairs of this domain and, with remote rights, peers read and write the memory. Nothing else
+    /// may rely on its contents, and no reference (`&[u8]`, `&mut [u8]`) to it may be used
+    /// meanwhile.
     ///
     /// # Errors
     /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped

@@ -1,3 +1,5 @@
+//! Completion queues: order, events, overrun, numbering.
+
 use super::*;
 use crate::testing;
 use roxe_base::limits::MAX_CQE;

@@ -1,3 +1,5 @@
+//! Keys, rights and ranges of regions, against real memory.
+
 use super::*;
 use crate::pd::Pd;
 use crate::testing::{self, PAGE, Pages};

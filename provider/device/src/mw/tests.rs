@@ -1,3 +1,5 @@
+//! Memory windows: access, binding, invalidation.
+
 use super::*;
 use crate::mr::{Mr, MrChange};
 use crate::testing::{self, PAGE, Pages};

@@ -1,3 +1,5 @@
+//! Shared receive queues: order, limits, tags.
+
 use super::*;
 use crate::testing;
 use roxe_base::limits::{MAX_SRQ_SGE, MAX_SRQ_WR};

@@ -1,3 +1,5 @@
+//! Packets received by a queue pair.
+
 use super::*;
 use crate::cq::{Cq, CqInit};
 use crate::pd::Pd;
