@@ -112,7 +112,7 @@ impl Claim {
     fn bind(place: Place, reuse: bool) -> Result<Self, Error> {
         let socket = if reuse { hold_shared(place)? } else { hold_exclusive(place)? };
         // Hold the own name first: of two that do this at a time, at least one sees the other.
-        Own { place, exclusive: !reuse, shared: reuse }.check_others()?;
+        check_others(place, !reuse, reuse)?;
         Ok(Self { place, is_shared: reuse, key: keep(socket), exclusive: Mutex::default() })
     }
 
@@ -122,7 +122,7 @@ impl Claim {
             return Ok(());
         }
         let socket = hold_exclusive(self.place)?;
-        Own { place: self.place, exclusive: true, shared: true }.check_others()?;
+        check_others(self.place, true, true)?;
         *exclusive = Some(keep(socket));
         Ok(())
     }
@@ -136,28 +136,18 @@ impl Drop for Claim {
     }
 }
 
-struct Own {
-    place: Place,
-    exclusive: bool,
-    /// True if it holds one of the shared names.
-    shared: bool,
-}
-
-impl Own {
-    /// Checks that the names held by others allow these.
-    fn check_others(&self) -> Result<(), Error> {
-        let probe = Probe::new().map_err(|e| not_held(self.place, &e))?;
-        match overlapping(self.place.scope).into_iter().find(|scope| self.is_barred_at(*scope, &probe)) {
-            Some(scope) => Err(taken(self.place, scope)),
-            None => Ok(()),
-        }
-    }
-
-    fn is_barred_at(&self, scope: Scope, probe: &Probe) -> bool {
-        let (place, mine) = (Place { scope, ..self.place }, scope == self.place.scope);
-        let exclusive = || !(mine && self.exclusive) && ClaimName { place, share: None }.is_held(probe);
-        let shared = || shares(place).filter(|name| name.is_held(probe)).count() > usize::from(mine && self.shared);
-        exclusive() || self.exclusive && shared()
+/// Checks that the names held by others allow those of this claim: the exclusive or a shared one.
+fn check_others(own: Place, exclusive: bool, shared: bool) -> Result<(), Error> {
+    let probe = Probe::new().map_err(|e| not_held(own, &e))?;
+    let is_barred_at = |scope: &Scope| {
+        let (place, mine) = (Place { scope: *scope, ..own }, *scope == own.scope);
+        let one = || !(mine && exclusive) && ClaimName { place, share: None }.is_held(&probe);
+        let sharing = || shares(place).filter(|name| name.is_held(&probe)).count() > usize::from(mine && shared);
+        one() || exclusive && sharing()
+    };
+    match overlapping(own.scope).into_iter().find(is_barred_at) {
+        Some(scope) => Err(taken(own, scope)),
+        None => Ok(()),
     }
 }
 

@@ -87,13 +87,13 @@ fn nothing_is_lost(link: &str) {
     players.iter_mut().for_each(introduce);
     let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
     let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
-    openers.iter_mut().for_each(|peer| peer.tell(&format!("open {seconds}")));
-    pairs.iter_mut().for_each(|peer| peer.tell(&format!("pairs {seconds}")));
+    openers.iter_mut().for_each(|peer| peer.send_line(&format!("open {seconds}")));
+    pairs.iter_mut().for_each(|peer| peer.send_line(&format!("pairs {seconds}")));
     for [a, b] in &mut players {
-        b.tell("answer");
-        a.tell(&format!("serve {seconds}"));
+        b.send_line("answer");
+        a.send_line(&format!("serve {seconds}"));
     }
-    let count = |peer: &mut Peer| peer.hear().parse::<u64>().unwrap();
+    let count = |peer: &mut Peer| peer.read_line().parse::<u64>().unwrap();
     let played: Vec<_> = players.iter_mut().map(|[a, _]| count(a)).collect();
     let [opened, written] = [&mut openers, &mut pairs].map(|peers| peers.iter_mut().map(count).sum::<u64>());
     println!("link {link}: {played:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
@@ -116,7 +116,7 @@ fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
     let mut players = [(); 2].map(|()| Peer::start("rc", &knobs));
     introduce(&mut players);
     let [a, b] = &mut players;
-    b.tell("answer");
+    b.send_line("answer");
     a.ask("overtaken 1000")[0]
 }
 

@@ -95,7 +95,7 @@ fn program_that_moves_its_qp_calls_establish() {
     give(&active.id, QpState::Init);
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL);
     active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"") }).unwrap();
-    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "nobody has answered");
+    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "the peer has not replied");
     let (passive, request) = listener.request();
     assert_eq!(terms(&request).qp_num, qp.qpn().get());
     let passive = passive.with_qp(&node);
@@ -382,7 +382,7 @@ fn migrated_id_keeps_its_events() {
     assert!(listener.is_quiet());
     let request = next(&new_home);
     assert_eq!(request.kind, EventKind::ConnectRequest);
-    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "what comes of it comes there too");
+    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "later events of the request arrive there, too");
     assert!(Arc::ptr_eq(&listener.id.channel(), &new_home));
 }
 
@@ -646,7 +646,7 @@ fn xrc_initiator_connects_to_target() {
     let plain = new(Service::Rc);
     plain.resolve(&listener.address());
     plain.id.connect(&saying(b"")).unwrap();
-    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "who listens for XRC wants nothing else");
+    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener takes XRC only");
 }
 
 #[test]

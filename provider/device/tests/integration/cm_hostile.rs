@@ -68,7 +68,7 @@ impl Hostile {
     }
 
     /// Returns the next message with this name; skips retransmits of others.
-    fn hear(&self, wanted: &str) -> Message {
+    fn receive(&self, wanted: &str) -> Message {
         let mut bytes = [0; 2048];
         loop {
             let len = match self.socket.recv(&mut bytes) {
@@ -199,7 +199,7 @@ impl Victim {
         peer.send(req.clone());
         let passive = self.listener.request().0.with_qp(&self.node);
         passive.id.accept(&saying(b"welcome")).unwrap();
-        let Message::Rep(rep) = peer.hear("REP") else { unreachable!() };
+        let Message::Rep(rep) = peer.receive("REP") else { unreachable!() };
         let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
         peer.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
         passive.expect(EventKind::Established);
@@ -351,16 +351,16 @@ fn exit_disconnects_are_repeated() {
         // Timewait lasts beyond the exit, or is over before.
         for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
             let mut leaver = Peer::start("leaver", knobs);
-            let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
+            let service = ServiceId::new(PortSpace::Tcp, leaver.read_line().parse().unwrap());
             let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
             req.primary.local_ack_timeout = local_ack_timeout;
             other.send(req.clone());
-            let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
+            let Message::Rep(rep) = other.receive("REP") else { unreachable!() };
             let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
             other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
             other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
             // One DREQ or DREP as usual, and copies at exit: the first three may be lost.
-            (0..4).for_each(|_| assert_eq!(other.hear("DREP").name(), "DREP"));
+            (0..4).for_each(|_| assert_eq!(other.receive("DREP").name(), "DREP"));
         }
     });
 }
@@ -371,7 +371,7 @@ fn rejection_without_local_id_reaches_owner_process() {
     alone("rejection_without_local_id_reaches_owner_process", || {
         // The kernel chooses the socket that gets a message: mostly one of these.
         let mut others: Vec<_> = (0..8).map(|_| Peer::start("leaver", &[])).collect();
-        others.iter_mut().for_each(|other| drop(other.hear()));
+        others.iter_mut().for_each(|other| drop(other.read_line()));
         let victim = Victim::new();
         for host in 2..10 {
             let peer = Hostile::at(Ipv4Addr::new(127, 0, 0, host));
@@ -400,7 +400,7 @@ fn connect_request_survives_listener_restart() {
         active.expect(EventKind::RouteResolved);
         active.id.connect(&saying(b"")).unwrap();
         let ask = || {
-            let Message::Req(req) = server.hear("REQ") else { unreachable!() };
+            let Message::Req(req) = server.receive("REQ") else { unreachable!() };
             req
         };
         let refuse = |req: &Req| {
@@ -411,7 +411,7 @@ fn connect_request_survives_listener_restart() {
         let first = ask();
         refuse(&first);
         let again = ask();
-        assert_eq!(again, first, "nobody there knows of it any more");
+        assert_eq!(again, first, "the request is retransmitted unchanged");
         refuse(&again);
         let (local_comm_id, remote_comm_id) = (CommId(5), ask().local_comm_id);
         server.send(Rep { local_comm_id, remote_comm_id, local_ca_guid: GUID, ..Rep::default() });
@@ -430,7 +430,7 @@ fn unfetched_requests_of_processes_are_bounded() {
             peer.send(peer.req(victim.service, serial));
             victim.wait_for("received_mads", refused + u64::from(serial) + 1);
         }
-        let Message::Rej(rej) = peer.hear("REJ") else { unreachable!() };
+        let Message::Rej(rej) = peer.receive("REJ") else { unreachable!() };
         assert_eq!((rej.answered, rej.remote_comm_id.0 >> 24), (Answered::Req, 0x77));
         assert_eq!(victim.connections(), BACKLOG as usize);
         for _ in 0..BACKLOG {

@@ -176,16 +176,16 @@ fn peer() {
 fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
     namespace::inside(test, namespace::UP, "lo", || {
         let mut server = Peer::start(&format!("serve {}", story.name()), knobs);
-        assert_eq!(server.hear(), "listening");
+        assert_eq!(server.read_line(), "listening");
         let idle = || {
             let mut peer = Peer::start("idle sends", knobs);
-            assert_eq!(peer.hear(), "there");
+            assert_eq!(peer.read_line(), "there");
             peer
         };
         let _others: Vec<_> = (0..others).map(|_| idle()).collect();
         let mut client = Peer::start(&format!("connect {}", story.name()), knobs);
-        assert_eq!(client.hear(), "0");
-        assert_eq!(server.hear(), "0", "connections of {ROUNDS} whose end overtook what was sent before");
+        assert_eq!(client.read_line(), "0");
+        assert_eq!(server.read_line(), "0", "connections of {ROUNDS} whose end overtook what was sent before");
     });
 }
 

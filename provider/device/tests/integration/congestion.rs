@@ -73,9 +73,9 @@ fn marked_packets_are_answered_with_cnp() {
 fn cnps_answer_only_marks_and_limit_rate_with_dcqcn() {
     let _alone = ONE_TEST.lock();
     let output = program("dcqcn_process").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    let stats = told.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{told}"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let stats = stderr.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{stderr}"));
     let facts = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
     assert!(facts.iter().all(|fact| stats.contains(fact)) && !stats.contains("rp_cnp_ignored"), "{stats}");
 }

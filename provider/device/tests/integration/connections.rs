@@ -64,7 +64,7 @@ impl Puppet {
             "establish" => self.establish(),
             "disconnect" => self.disconnect(),
             "exit" => std::process::exit(0),
-            "hear" => self.hear(),
+            "event" => self.next_event(),
             "cycle" => self.cycle(number(1) as u16, number(2)),
             "descriptors" => descriptors(),
             "left" => self.left(),
@@ -246,7 +246,7 @@ impl Puppet {
         id.destroy();
         match event.data {
             EventData::Ud(found) if event.kind == EventKind::Established => found.qp_num.into(),
-            _ => heard(event.kind, event.status),
+            _ => event_code(event.kind, event.status),
         }
     }
 
@@ -263,7 +263,7 @@ impl Puppet {
     }
 
     /// Returns the kind of the next event times 1000, plus its status.
-    fn hear(&mut self) -> u64 {
+    fn next_event(&mut self) -> u64 {
         let event = self.party.event();
         event.kind as u64 * 1000 + u64::from(event.status.unsigned_abs())
     }
@@ -282,8 +282,8 @@ fn ask(peer: &mut Peer, line: &str) -> u64 {
     peer.ask(line)[0]
 }
 
-/// Returns the expected answer of [`Puppet::hear`].
-fn heard(kind: EventKind, status: i32) -> u64 {
+/// Returns the expected answer of [`Puppet::next_event`].
+fn event_code(kind: EventKind, status: i32) -> u64 {
     kind as u64 * 1000 + status as u64
 }
 
@@ -294,7 +294,7 @@ fn connect_request_finds_listening_process() {
         let mut clients: Vec<_> = (0..3).map(|_| start()).collect();
         for (n, server) in servers.iter_mut().enumerate() {
             assert_eq!(ask(server, &format!("listen 127.0.0.1:{}", 7001 + n)), 0);
-            server.tell(&format!("serve 3 {n}"));
+            server.send_line(&format!("serve 3 {n}"));
         }
         for client in &mut clients {
             for n in 0..3 {
@@ -302,7 +302,7 @@ fn connect_request_finds_listening_process() {
                 assert_eq!(ask(client, "disconnect"), 0);
             }
         }
-        assert!(servers.iter_mut().all(|server| server.hear() == "3"));
+        assert!(servers.iter_mut().all(|server| server.read_line() == "3"));
     });
 }
 
@@ -315,16 +315,16 @@ fn twenty_processes_connect_to_each_other() {
         for (n, server) in (0..).zip(&mut servers) {
             let address = ["127.0.0.1", "0.0.0.0", "[::]"][n as usize % 3];
             assert_eq!(ask(server, &format!("listen {address}:{}", 7001 + n)), 0);
-            server.tell(&format!("serve {EACH} {n}"));
+            server.send_line(&format!("serve {EACH} {n}"));
         }
         for turn in 0..EACH {
             let to = |n: u64| (n + turn) % EACH;
-            (0..).zip(&mut clients).for_each(|(n, client)| client.tell(&format!("connect {}", 7001 + to(n))));
-            (0..).zip(&mut clients).for_each(|(n, client)| assert_eq!(client.hear(), to(n).to_string()));
-            clients.iter_mut().for_each(|client| client.tell("disconnect"));
-            clients.iter_mut().for_each(|client| assert_eq!(client.hear(), "0"));
+            (0..).zip(&mut clients).for_each(|(n, client)| client.send_line(&format!("connect {}", 7001 + to(n))));
+            (0..).zip(&mut clients).for_each(|(n, client)| assert_eq!(client.read_line(), to(n).to_string()));
+            clients.iter_mut().for_each(|client| client.send_line("disconnect"));
+            clients.iter_mut().for_each(|client| assert_eq!(client.read_line(), "0"));
         }
-        assert!(servers.iter_mut().all(|server| server.hear() == EACH.to_string()));
+        assert!(servers.iter_mut().all(|server| server.read_line() == EACH.to_string()));
     });
 }
 
@@ -335,9 +335,9 @@ fn lookup_finds_serving_process() {
         assert_eq!(ask(&mut other, "listen 127.0.0.1:7001"), 0, "another port space");
         assert_eq!(ask(&mut server, "serve_lookup 3"), 0);
         let found = [0; 3].map(|_| ask(&mut client, "look_up 7001"));
-        let answered: u64 = server.hear().parse().unwrap();
+        let answered: u64 = server.read_line().parse().unwrap();
         assert_eq!(found, [answered; 3]);
-        let refused = heard(EventKind::Unreachable, SidrStatus::Unsupported.code().into());
+        let refused = event_code(EventKind::Unreachable, SidrStatus::Unsupported.code().into());
         assert_eq!(ask(&mut client, "look_up 7009"), refused);
     });
 }
@@ -355,9 +355,9 @@ fn stopped_processes_do_not_block_connecting() {
             assert_eq!(ask(peer, &format!("listen 127.0.0.1:{}", 7100 + n)), 0);
             peer.stop();
         }
-        server.tell("serve 1 5");
+        server.send_line("serve 1 5");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [5, 0]);
-        assert_eq!(server.hear(), "1");
+        assert_eq!(server.read_line(), "1");
     });
 }
 
@@ -368,9 +368,9 @@ fn forked_child_has_own_ports() {
         assert_eq!(ask(&mut first, "listen 127.0.0.1:7001"), 0);
         let child = ask(&mut first, "fork");
         assert_ne!(child, 0, "the child could not connect");
-        first.tell("serve 1 1");
+        first.send_line("serve 1 1");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [1, 0]);
-        assert_eq!(first.hear(), "1");
+        assert_eq!(first.read_line(), "1");
         kill(first);
         assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), 0, "a child does not hold the port of its parent");
         // SAFETY: a child of our child, which is still there: nobody else ends it.
@@ -386,8 +386,8 @@ fn connect_without_listener_is_rejected() {
         // Either process may get the request; both know that no process listens.
         for port in 8000..8010 {
             assert_eq!(ask(&mut one, &format!("ask {port}")), 0);
-            let refused = heard(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
-            assert_eq!(ask(&mut one, "hear"), refused);
+            let refused = event_code(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
+            assert_eq!(ask(&mut one, "event"), refused);
         }
     });
 }
@@ -400,15 +400,15 @@ fn port_has_one_owner_until_it_dies() {
         assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), libc::EADDRINUSE as u64);
         assert_eq!(ask(&mut second, "listen 0.0.0.0:7001"), libc::EADDRNOTAVAIL as u64);
         assert_eq!(ask(&mut second, "listen [::]:7001"), libc::EADDRNOTAVAIL as u64);
-        first.tell("serve 1 1");
+        first.send_line("serve 1 1");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [1, 0]);
-        assert_eq!(first.hear(), "1");
+        assert_eq!(first.read_line(), "1");
         first.signal(libc::SIGKILL);
         drop(first);
         assert_eq!(ask(&mut second, "listen 0.0.0.0:7001"), 0);
-        second.tell("serve 1 2");
+        second.send_line("serve 1 2");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [2, 0]);
-        assert_eq!(second.hear(), "1");
+        assert_eq!(second.read_line(), "1");
     });
 }
 
@@ -425,7 +425,7 @@ fn connected() -> (Peer, Peer) {
     let (mut server, mut client) = asked();
     assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
     assert_eq!(ask(&mut client, "establish"), 0);
-    assert_eq!(ask(&mut server, "hear"), heard(EventKind::Established, 0));
+    assert_eq!(ask(&mut server, "event"), event_code(EventKind::Established, 0));
     (server, client)
 }
 
@@ -444,8 +444,8 @@ fn client_is_rejected_if_server_dies_before_accept() {
         let (server, mut client) = asked();
         kill(server);
         // The request is retransmitted, and no process listens any more.
-        let refused = heard(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
-        assert_eq!(ask(&mut client, "hear"), refused);
+        let refused = event_code(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
+        assert_eq!(ask(&mut client, "event"), refused);
     });
 }
 
@@ -455,7 +455,7 @@ fn server_is_rejected_if_client_dies_before_accept() {
         let (mut server, client) = asked();
         kill(client);
         assert_eq!(ask(&mut server, "accept"), 0);
-        assert_eq!(ask(&mut server, "hear"), heard(EventKind::Rejected, UNKNOWN.code().into()));
+        assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
     });
 }
 
@@ -465,7 +465,7 @@ fn server_is_rejected_if_client_dies_before_rtu() {
         let (mut server, mut client) = asked();
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(client);
-        assert_eq!(ask(&mut server, "hear"), heard(EventKind::Rejected, UNKNOWN.code().into()));
+        assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
     });
 }
 
@@ -476,7 +476,7 @@ fn client_is_disconnected_if_server_dies_before_rtu() {
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(server);
         assert_eq!(ask(&mut client, "establish"), 0);
-        assert_eq!(ask(&mut client, "hear"), heard(EventKind::Disconnected, 0));
+        assert_eq!(ask(&mut client, "event"), event_code(EventKind::Disconnected, 0));
     });
 }
 
@@ -496,10 +496,10 @@ fn survivor_disconnects_after_peer_was_killed() {
 fn exiting_server_rejects_pending_request() {
     alone("exiting_server_rejects_pending_request", || {
         let (mut server, mut client) = asked();
-        server.tell("exit");
+        server.send_line("exit");
         // Unlike a killed process, this one rejects its requests.
-        let refused = heard(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
-        assert_eq!(ask(&mut client, "hear"), refused);
+        let refused = event_code(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
+        assert_eq!(ask(&mut client, "event"), refused);
     });
 }
 
@@ -507,13 +507,13 @@ fn exiting_server_rejects_pending_request() {
 #[test]
 fn killed_peer_is_detected_without_traffic() {
     alone("killed_peer_is_detected_without_traffic", || {
-        let over = heard(EventKind::Disconnected, 0);
+        let over = event_code(EventKind::Disconnected, 0);
         let (server, mut client) = connected();
         kill(server);
-        assert_eq!(ask(&mut client, "hear"), over);
+        assert_eq!(ask(&mut client, "event"), over);
         let (mut server, client) = connected();
         kill(client);
-        assert_eq!(ask(&mut server, "hear"), over);
+        assert_eq!(ask(&mut server, "event"), over);
     });
 }
 
@@ -527,9 +527,9 @@ fn ended_connections_leave_no_state() {
         // The first round opens descriptors that stay open.
         let mut before = [0; 2];
         for count in [1, count] {
-            server.tell(&format!("serve {count} 0"));
+            server.send_line(&format!("serve {count} 0"));
             assert_eq!(ask(&mut client, &format!("cycle 7001 {count}")), count);
-            assert_eq!(server.hear(), count.to_string());
+            assert_eq!(server.read_line(), count.to_string());
             assert_eq!([ask(&mut server, "left"), ask(&mut client, "left")], [0, 0]);
             let now = [ask(&mut server, "descriptors"), ask(&mut client, "descriptors")];
             assert!(before == [0; 2] || now == before, "descriptors: {before:?} before, {now:?} now");

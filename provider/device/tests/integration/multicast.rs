@@ -144,7 +144,7 @@ fn every_process_gets_a_copy_despite_steering() {
     namespace::inside("every_process_gets_a_copy_despite_steering", namespace::UP, "lo", || {
         let group = mapped(6);
         let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
-        peers.iter_mut().for_each(|peer| assert_eq!(peer.hear(), "ready"));
+        peers.iter_mut().for_each(|peer| assert_eq!(peer.read_line(), "ready"));
         let node = Node::open();
         let sender = member(&node, 0, 32);
         sender.attach_mcast(group).unwrap();
@@ -152,7 +152,7 @@ fn every_process_gets_a_copy_despite_steering() {
             send(&node, &sender, group, Qpn::MULTICAST, n);
             assert_eq!(numbers(&receives(&node, 1, 1)), [u64::from(n)]);
             for peer in &mut peers {
-                assert_eq!(peer.hear(), format!("{n} true"));
+                assert_eq!(peer.read_line(), format!("{n} true"));
             }
         }
     });

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 /// Connects two peers with one queue pair each.
 fn join(a: &mut Peer, b: &mut Peer) {
     let (of_a, of_b) = (describe(a), describe(b));
-    a.tell(&format!("connect {of_b}"));
-    assert_eq!(a.hear(), "connected");
-    b.tell(&format!("connect {of_a}"));
-    assert_eq!(b.hear(), "connected");
+    a.send_line(&format!("connect {of_b}"));
+    assert_eq!(a.read_line(), "connected");
+    b.send_line(&format!("connect {of_a}"));
+    assert_eq!(b.read_line(), "connected");
 }
 
 fn describe(peer: &mut Peer) -> String {
-    peer.tell("create");
-    peer.hear()
+    peer.send_line("create");
+    peer.read_line()
 }
 
 /// Peer process: obeys one command per line.
@@ -361,7 +361,7 @@ fn ring_is_unmapped_after_either_process_ends() {
     assert!(a.ask("rings")[2] > 0);
     assert_eq!(a.ask("try"), [0]);
     b.signal(libc::SIGKILL);
-    assert_eq!(a.hear(), (WcStatus::RetryExcErr as u32).to_string());
+    assert_eq!(a.read_line(), (WcStatus::RetryExcErr as u32).to_string());
     let mut c = Peer::start("rc", &[BY_RING]);
     join(&mut a, &mut c);
     assert_eq!(a.ask("write 10 100000"), [10]);
@@ -407,12 +407,12 @@ fn full_ring_blocks_sender_without_loss() {
         let [mut a, mut b] = joined_by_ring(role);
         assert_eq!(b.ask(&format!("receive {count}")), [count]);
         b.stop();
-        a.tell(&format!("send {count}"));
+        a.send_line(&format!("send {count}"));
         // More than a ring holds: the send cannot end before the receiver continues.
         std::thread::sleep(Duration::from_millis(50));
         b.signal(libc::SIGCONT);
         assert_eq!(b.ask(&format!("take {count}")), [count], "{role}");
-        assert_eq!(a.hear(), count.to_string());
+        assert_eq!(a.read_line(), count.to_string());
     }
 }
 
@@ -436,11 +436,11 @@ fn briefly_stopped_receiver_causes_no_error() {
     let (mut a, b) = with_rings("rc", &[]);
     for _ in 0..3 {
         b.stop();
-        a.tell(BURST);
+        a.send_line(BURST);
         // The retries of the sender last for more than 1.5 s.
         std::thread::sleep(Duration::from_millis(400));
         b.signal(libc::SIGCONT);
-        assert_eq!(a.hear(), ["0"; 16].join(" "));
+        assert_eq!(a.read_line(), ["0"; 16].join(" "));
     }
 }
 
@@ -451,7 +451,7 @@ fn ack_of_exited_process_reaches_stopped_peer() {
     join(&mut a, &mut b);
     assert_eq!(b.ask("write 1 100000"), [1]);
     b.stop();
-    a.tell("write 1 8");
+    a.send_line("write 1 8");
     // The retries of the sender last for more than 1.5 s.
     std::thread::sleep(Duration::from_millis(100));
     a.stop();
@@ -460,7 +460,7 @@ fn ack_of_exited_process_reaches_stopped_peer() {
     // Longer than the owner of a port is cached.
     std::thread::sleep(Duration::from_millis(100));
     a.signal(libc::SIGCONT);
-    assert_eq!(a.hear(), "1");
+    assert_eq!(a.read_line(), "1");
 }
 
 #[test]
@@ -541,16 +541,16 @@ fn reordering_between_processes_causes_no_retransmit() {
         let (mut pairs, mut in_time) = (0, 0);
         while pairs < 10 || in_time == 0 {
             pairs += 1;
-            assert!(pairs <= 200, "nothing went over another process, or all of it too late");
+            assert!(pairs <= 200, "no packet was forwarded in time");
             let [mut a, mut b] = [(); 2].map(|()| Peer::start("rc", &[BY_UDP, ("ROXE_STEERING", "off")]));
             join(&mut a, &mut b);
             let len = 1 << 16;
-            a.tell(&format!("write_all 100 {len}"));
+            a.send_line(&format!("write_all 100 {len}"));
             // A process that joins changes the kernel's distribution. None ends before the others:
             // it would take packets along.
             let mut others = [(); 2].map(|()| Peer::start("rc", &[BY_UDP]));
             others.iter_mut().for_each(|other| _ = describe(other));
-            assert_eq!((a.hear().as_str(), b.ask(&format!("check 100 {len}"))), ("100", vec![1]));
+            assert_eq!((a.read_line().as_str(), b.ask(&format!("check 100 {len}"))), ("100", vec![1]));
             let [a, b] = [a.ask("counters"), b.ask("counters")];
             let (forwarded, naks) = (a[0] + b[0], a[6] + b[6]);
             for (sender, receiver) in [(&a, &b), (&b, &a)] {
@@ -614,7 +614,7 @@ fn killed_peer_is_an_error_and_frees_its_numbers() {
     join(&mut a, &mut b);
     assert_eq!(a.ask("try"), [0]);
     b.signal(libc::SIGKILL);
-    assert_eq!(a.hear(), (WcStatus::RetryExcErr as u32).to_string());
+    assert_eq!(a.read_line(), (WcStatus::RetryExcErr as u32).to_string());
     let mut c = Peer::start("rc", &[]);
     join(&mut a, &mut c);
     assert_eq!(a.ask("write 10 100000"), [10]);
@@ -662,9 +662,9 @@ fn with_stopped(role: &str, stopped_come_first: bool) -> [Peer; 11] {
 /// Returns true if all of a hundred messages arrive.
 fn arrive_all(from: &mut Peer, to: &mut Peer) -> bool {
     to.ask("receive 100");
-    from.tell("send 100");
+    from.send_line("send 100");
     let got = to.ask("drain 100");
-    from.hear();
+    from.read_line();
     got == [100]
 }
 
@@ -720,7 +720,7 @@ fn long_messages_arrive_while_processes_join_and_leave() {
     loss_free("uc", &[BY_UDP], || {
         others.truncate(1);
         others.insert(0, Peer::start("rc", &[]));
-        others[0].tell("create");
+        others[0].send_line("create");
     });
 }
 
@@ -806,7 +806,7 @@ fn slot_names_are_removed_at_exit_death_or_next_start() {
     let knobs = [("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
     let (mut a, mut b) = with_rings("rc", &knobs);
     assert_eq!(slots_named_in(&runtime), 2);
-    b.tell("exit");
+    b.send_line("exit");
     wait_for_slots(&runtime, 1);
     drop(b);
 
@@ -822,7 +822,7 @@ fn slot_names_are_removed_at_exit_death_or_next_start() {
     let mut d = Peer::start("rc", &knobs);
     describe(&mut d);
     assert_eq!(slots_named_in(&runtime), 1);
-    d.tell("exit");
+    d.send_line("exit");
     wait_for_slots(&runtime, 0);
     drop(d);
     std::fs::remove_dir_all(runtime).unwrap();

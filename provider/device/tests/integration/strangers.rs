@@ -135,9 +135,9 @@ fn alone(name: &str, test: impl FnOnce()) {
         .env(INSIDE, unused_user().to_string())
         .output()
         .unwrap();
-    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains(&format!("{MARK}done")), "{said}{told}");
-    told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+    let (said, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(&format!("{MARK}done")), "{said}{stderr}");
+    stderr.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
     println!("{said}");
 }
 
@@ -471,7 +471,7 @@ fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let mut taken = send_to_every_name(&[1; 64], || slow_to_close(&listener));
     taken += send_to_every_name(&ring_offer(), || fs::File::open("/dev/zero").unwrap());
-    let (start, mut names, mut heard) = (Instant::now(), HeldNames::default(), 0);
+    let (start, mut names, mut received) = (Instant::now(), HeldNames::default(), 0);
     names.take_all();
     println!("\n{MARK}0");
     while start.elapsed() < TURN {
@@ -480,9 +480,9 @@ fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
             (0..8192).for_each(|_| forgers.write(victim));
             forge_naks(victim.writes);
         }
-        heard += names.hear();
+        received += names.received();
     }
-    format!("{taken} {heard} {}", forgers.sent)
+    format!("{taken} {received} {}", forgers.sent)
 }
 
 /// Forges NAKs for the packets of the victim's outstanding message; returns their number.
@@ -501,15 +501,15 @@ fn forge_naks(qpn: u32) -> String {
 
 /// Takes all free names for `seconds`; returns the number of bytes received there.
 fn hold_names() -> String {
-    let (start, mut names, mut heard, mut is_told) = (Instant::now(), HeldNames::default(), 0, false);
+    let (start, mut names, mut received, mut is_printed) = (Instant::now(), HeldNames::default(), 0, false);
     while start.elapsed() < Duration::from_secs(seconds() + 5) {
         names.take_all();
-        heard += names.hear();
-        if !std::mem::replace(&mut is_told, true) {
+        received += names.received();
+        if !std::mem::replace(&mut is_printed, true) {
             println!("\n{MARK}0");
         }
     }
-    heard.to_string()
+    received.to_string()
 }
 
 /// Names of the victim's processes held by the attacker.
@@ -532,7 +532,7 @@ impl HeldNames {
     }
 
     /// Returns the number of bytes received.
-    fn hear(&self) -> usize {
+    fn received(&self) -> usize {
         let mut bytes = [0; 65_536];
         self.0.iter().filter_map(|socket| socket.recv(&mut bytes).ok()).sum()
     }
@@ -571,9 +571,9 @@ fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
 
 /// Runs an attack while the pair moves data; returns its result.
 fn attack(a: &mut Peer, attacker: &mut Peer, order: &str) -> u64 {
-    a.tell(&format!("write {}", seconds()));
+    a.send_line(&format!("write {}", seconds()));
     let reached = attacker.ask(order)[0];
-    let written: u64 = a.hear().parse().unwrap();
+    let written: u64 = a.read_line().parse().unwrap();
     assert!(written > 0);
     assert_eq!(a.ask("write 0"), [1], "the pair still works");
     reached
@@ -635,16 +635,16 @@ fn names_taken_by_other_user_are_not_used() {
         let place = Place::new();
         let (mut a, b, _) = pair_of_victims(&place, "udp");
         let mut attacker = place.peer(attacker(), "udp");
-        attacker.tell("names");
-        assert_eq!(attacker.hear(), "0");
+        attacker.send_line("names");
+        assert_eq!(attacker.read_line(), "0");
         // New processes find free numbers, and running ones continue.
         let (_c, _d, _) = pair_of_victims(&place, "auto");
         assert_eq!(a.ask("write 1").len(), 1);
         // The survivor of a pair must not send to the attacker instead of the dead process.
-        a.tell("try");
+        a.send_line("try");
         drop(b);
-        assert_eq!(a.hear(), "1", "the survivor hears that its peer is gone");
-        assert_eq!(attacker.hear(), "0", "bytes that were not for the attacker");
+        assert_eq!(a.read_line(), "1", "the survivor notices the death of its peer");
+        assert_eq!(attacker.read_line(), "0", "bytes that were not for the attacker");
     });
 }
 
@@ -668,24 +668,24 @@ fn repeated_attacks_do_not_disturb_connections() {
         while turns < 2 * attackers.len() || start.elapsed() < time {
             if turns == attackers.len() {
                 start = Instant::now();
-                pairs.iter_mut().for_each(|(a, ..)| a.tell(&format!("write {}", time.as_secs())));
+                pairs.iter_mut().for_each(|(a, ..)| a.send_line(&format!("write {}", time.as_secs())));
             }
             let (which, link) = (turns % attackers.len(), links[turns % links.len()]);
             // A short-lived pair: one dies, and the other must not send to the attacker instead.
             let (mut survivor, dies, _) = pair_of_victims(&place, link);
-            attackers[which].tell(&format!("all{known}"));
-            assert_eq!(attackers[which].hear(), "0");
-            survivor.tell("try");
+            attackers[which].send_line(&format!("all{known}"));
+            assert_eq!(attackers[which].read_line(), "0");
+            survivor.send_line("try");
             drop(dies);
-            assert_eq!(survivor.hear(), "1", "link {link}: the survivor hears that its peer is gone");
-            let said = attackers[which].hear();
+            assert_eq!(survivor.read_line(), "1", "link {link}: the survivor notices the death of its peer");
+            let said = attackers[which].read_line();
             let (reached, forged) = said.rsplit_once(' ').unwrap();
-            assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes heard at their names");
+            assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes received at their names");
             sent[which] = forged.parse::<u64>().unwrap();
             turns += 1;
         }
         for (link, (a, b, ..)) in links.into_iter().zip(&mut pairs) {
-            let written: u64 = a.hear().parse().unwrap();
+            let written: u64 = a.read_line().parse().unwrap();
             println!("link {link}: {written} messages of {MESSAGE} bytes written and read back");
             assert!(written > 0);
             assert_eq!(b.ask("target"), [0], "link {link}: memory was written");

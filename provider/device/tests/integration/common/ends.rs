@@ -23,7 +23,7 @@ pub(crate) fn first_of(channels: &[&Channel]) -> usize {
     let mut polls: Vec<_> = channels.iter().map(entry).collect();
     let (count, wait) = (polls.len().try_into().unwrap(), i32::try_from(TIMEOUT.as_millis()).unwrap());
     // SAFETY: as many entries as it says, which outlive the call.
-    assert!(unsafe { libc::poll(polls.as_mut_ptr(), count, wait) } > 0, "no event came");
+    assert!(unsafe { libc::poll(polls.as_mut_ptr(), count, wait) } > 0, "no event within the timeout");
     polls.iter().position(|poll| poll.revents != 0).unwrap()
 }
 

@@ -51,12 +51,12 @@ impl Peer {
         Self { child, input, output, _alone }
     }
 
-    pub(crate) fn tell(&mut self, line: &str) {
+    pub(crate) fn send_line(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
     /// Returns the next line of the peer.
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn read_line(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -69,8 +69,8 @@ impl Peer {
 
     /// Sends a command and returns the answer as numbers.
     pub(crate) fn ask(&mut self, line: &str) -> Vec<u64> {
-        self.tell(line);
-        let answer = self.hear();
+        self.send_line(line);
+        let answer = self.read_line();
         answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
     }
 
@@ -85,7 +85,7 @@ impl Peer {
 
     /// Makes the peer exit, and waits for it.
     pub(crate) fn end(mut self) {
-        self.tell("exit");
+        self.send_line("exit");
         assert!(self.child.wait().unwrap().success());
     }
 
