@@ -125,7 +125,7 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
 
 fn unlock_in_parent(lock: &dyn Lockable) {
     // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs,
-    // whose lists nobody can change until they are unlocked.
+    // whose lists cannot change until they are unlocked.
     unsafe { lock.unlock_raw() }
 }
 

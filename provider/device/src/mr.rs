@@ -352,7 +352,10 @@ impl Mr {
     fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
         let mut now = self.registration.lock();
         if now.uses.is_some() {
-            if is_checking() && now.is_marked && may_look() && !mapped::is_still_there(now.terms.addr, now.terms.length)
+            if is_checking()
+                && now.is_marked
+                && may_check_mapping()
+                && !mapped::is_still_there(now.terms.addr, now.terms.length)
             {
                 tell(|| Event::Unmapped { mr: self.tracked.id() });
             }
@@ -454,11 +457,11 @@ fn marked(terms: Terms, backing: &Backing) -> bool {
     is_checking() && is_pinned && mapped::mark(terms.addr, terms.length)
 }
 
-/// Returns true for the first regions deregistered; to examine all mappings takes long.
-fn may_look() -> bool {
+/// Returns true for the first regions deregistered, since examining all mappings takes long.
+fn may_check_mapping() -> bool {
     const MOST: u32 = 1000;
-    static LOOKED: AtomicU32 = AtomicU32::new(0);
-    LOOKED.fetch_add(1, Ordering::Relaxed) < MOST
+    static EXAMINED: AtomicU32 = AtomicU32::new(0);
+    EXAMINED.fetch_add(1, Ordering::Relaxed) < MOST
 }
 
 fn check_rights(access: Access) -> Result<(), Error> {

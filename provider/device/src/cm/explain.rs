@@ -66,7 +66,7 @@ const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open bo
 /// Advice for an address that cannot be reached.
 const fn route_advice(errno: i32) -> &'static str {
     match errno {
-        libc::ENODEV => "open the interface that the way leads over: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
+        libc::ENODEV => "open the interface that the route uses: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
         libc::EADDRNOTAVAIL => "use an address of this host as the source; `ip addr` lists them",
         _ => "see `ip route get ADDRESS`: the host needs a route, and its interface has to be up",
     }

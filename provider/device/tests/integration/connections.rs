@@ -373,7 +373,7 @@ fn forked_child_has_own_ports() {
         assert_eq!(first.read_line(), "1");
         kill(first);
         assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), 0, "a child does not hold the port of its parent");
-        // SAFETY: a child of our child, which is still there: nobody else ends it.
+        // SAFETY: a child of our child, which still runs and which no other process ends.
         assert_eq!(unsafe { libc::kill(child as i32, libc::SIGKILL) }, 0);
     });
 }
