@@ -1,7 +1,5 @@
-//! Address handles: where a datagram or a connection goes, as programs say it, and what that is on
-//! the wire.
-//!
-//! Touches the GID table of the device.
+//! Address handles: destinations of datagrams and connections as programs describe them, resolved
+//! to address vectors.
 
 use crate::context::{Context, check_port};
 use crate::pd::Pd;
@@ -14,7 +12,7 @@ use roxe_transport::wr::Av;
 use roxe_wire::Gid;
 use std::sync::Arc;
 
-/// Where a datagram or a connection shall go, as programs say it (`struct ibv_ah_attr`).
+/// A destination as programs describe it (`struct ibv_ah_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AhAttr {
     /// Destination address.
@@ -25,21 +23,21 @@ pub struct AhAttr {
     pub hop_limit: u8,
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Port number.
     pub port: u8,
-    /// Whether the fields above but `port` are given; required on Ethernet.
+    /// True if the fields above except `port` are given; required on Ethernet.
     pub has_grh: bool,
-    /// Service level; has no meaning on the wire here.
+    /// Service level; not used on Ethernet.
     pub sl: u8,
-    /// The most that a connection sends there, Mbit/s; 0: as much as it can.
+    /// Rate limit of a connection, Mbit/s; 0 means none.
     pub static_rate: u32,
 }
 
 impl Context {
-    /// The address vector that `attr` describes. EINVAL without GRH, with an unused `sgid_index`, a
-    /// zero destination, or one of the other address family.
+    /// Resolves `attr`. EINVAL: no GRH, an unused `sgid_index`, a zero destination, or one of the
+    /// other address family.
     pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
         check_port(attr.port)?;
         let sgid = self.device().adapter().gids().get(attr.sgid_index.into()).unwrap_or_default();
@@ -48,9 +46,9 @@ impl Context {
 }
 
 impl Pd {
-    /// A new address handle, once packets can leave for its address. Errors as
-    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH, EACCES: no route leads there; ETIMEDOUT:
-    /// the neighbour has not answered for a second; ENOMEM: there are `max_ah`.
+    /// Creates an address handle, after the neighbour is resolved. Errors of
+    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
+    /// ETIMEDOUT: the neighbour has not answered for a second. ENOMEM: the device has `max_ah`.
     // clause: AV-NEXT-HOP
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
         let av = self.context().resolve_av(attr)?;
@@ -62,8 +60,6 @@ impl Pd {
 }
 
 impl AhAttr {
-    /// The address vector from `sgid`, which is what the table holds at `sgid_index` (zero:
-    /// nothing).
     fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
         // clause: AV-VALID
         if !self.has_grh {
@@ -103,12 +99,12 @@ pub struct Ah {
 }
 
 impl Ah {
-    /// The resolved address.
+    /// Resolved address.
     pub fn av(&self) -> &Av {
         &self.av
     }
 
-    /// Its protection domain.
+    /// Protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -125,7 +121,7 @@ mod tests {
 
     // clause: AV-VALID
     #[test]
-    fn addresses_that_lead_nowhere_are_refused() {
+    fn invalid_addresses_are_refused() {
         let pd = crate::testing::pd();
         assert!(pd.create_ah(&loopback()).is_ok());
         let v6 = std::net::IpAddr::from(Ipv6Addr::LOCALHOST);
@@ -142,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_busy_while_it_has_objects() {
+    fn domain_is_busy_while_it_has_objects() {
         let pd = crate::testing::pd();
         let ah = pd.create_ah(&loopback()).unwrap();
         assert_eq!(pd.dealloc().unwrap_err().errno(), libc::EBUSY);
@@ -151,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_domain_is_in_use_and_shares_its_memory() {
+    fn extended_domain_shares_memory_and_counts_apart() {
         let pd = crate::testing::pd();
         let extended = pd.extend().unwrap();
         assert_eq!(extended.id(), pd.id());

@@ -1,7 +1,5 @@
-//! A [`Context`]: one opening of a device, with its memory table and its asynchronous events.
-//!
-//! Knows none of the objects that are created in it; those that hold it are in files of their own,
-//! with the methods of a context that create them. Touches a descriptor and the engine.
+//! A [`Context`]: one opening of a device, with its memory table and asynchronous events. Objects
+//! hold their context; it does not know them.
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
@@ -28,30 +26,27 @@ pub struct Context {
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
     events: Arc<EventQueue<AsyncEvent>>,
-    /// Only there to be a descriptor with an identity: programs duplicate it and import the device
-    /// by the copy.
+    /// A descriptor with an identity: programs duplicate it to import the device.
     command: File,
     tracked: Tracked,
 }
 
 impl Context {
-    /// Ends the use of the device. If nothing else in this process uses it, nothing of it runs any
-    /// more when this returns. To be called with no lock held that anything of the device may need;
-    /// dropping the last reference closes as well, but does not wait.
+    /// Closes the device. If nothing else in this process uses it, its threads have ended when this
+    /// returns. Call it without locks; dropping the last reference closes too, but does not wait.
     pub fn close(self: Arc<Self>) {
         let engine = Arc::clone(&self.engine);
         drop(self);
         engine.release();
     }
 
-    /// An opening of `device`, whose engine in this process is `engine`.
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
         let (memory, events, command) = (Arc::default(), Arc::new(EventQueue::new()?), command()?);
         let tracked = Tracked::new(ObjectId::next(), || Made::Context);
         Ok(Arc::new(Self { device, engine, memory, events, command, tracked }))
     }
 
-    /// The device that was opened.
+    /// Device of the context.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -62,79 +57,76 @@ impl Context {
         Ok(self.device.port_attr())
     }
 
-    /// The GID at `index`: all zero in a hole, EINVAL outside the table.
+    /// Returns the GID at `index`: zero if unused, EINVAL outside the table.
     pub fn gid(&self, port: u8, index: usize) -> Result<Gid, Error> {
         check_port(port)?;
         self.device.adapter().gids().get(index).ok_or_else(|| no_such_index("GID", index))
     }
 
-    /// The used entries of the GID table, in order.
+    /// Returns the used entries of the GID table, in order.
     pub fn gid_entries(&self) -> Vec<GidEntry> {
         self.device.gid_entries()
     }
 
-    /// The P_Key at `index`; there is one.
+    /// Returns the P_Key at `index`; there is one.
     pub fn pkey(&self, port: u8, index: usize) -> Result<Pkey, Error> {
         check_port(port)?;
         // clause: PKEY-TABLE
         if index == 0 { Ok(Pkey::DEFAULT) } else { Err(no_such_index("P_Key", index)) }
     }
 
-    /// Readable while asynchronous events are pending; may be polled and made non-blocking.
+    /// Descriptor that is readable while asynchronous events are pending; may be polled and made
+    /// non-blocking.
     pub fn async_fd(&self) -> RawFd {
         self.events.fd()
     }
 
-    /// The descriptor of [`Context::async_fd`], borrowed.
+    /// As [`Context::async_fd`], borrowed.
     pub fn async_as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// A descriptor that stays open as long as the context and is never readable.
+    /// Descriptor that stays open as long as the context and is never readable.
     pub fn cmd_fd(&self) -> RawFd {
         self.command.as_raw_fd()
     }
 
-    /// Device and inode number (`man fstat`) of the descriptor and its duplicates; no other
+    /// Device and inode number (`man fstat`) of [`Context::cmd_fd`] and its duplicates; no other
     /// descriptor has them.
     pub fn cmd_identity(&self) -> Result<(u64, u64), Error> {
-        let found = self.command.metadata().map_err(|e| Error::os("cannot ask about the command descriptor", &e))?;
+        let found = self.command.metadata().map_err(|e| Error::os("fstat of the command descriptor failed", &e))?;
         Ok((found.dev(), found.ino()))
     }
 
-    /// Waits for the next asynchronous event; EAGAIN if `async_fd` is non-blocking and none is
+    /// Waits for the next asynchronous event; EAGAIN if the descriptor is non-blocking and none is
     /// pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         self.events.next()
     }
 
-    /// For a caller that sleeps itself: the descriptor of which a unit is to be read, `None` if an
-    /// event is pending.
-    ///
-    /// # Errors
-    /// EAGAIN if the program has made `async_fd` non-blocking and nothing is pending.
+    /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
+    /// event is pending. EAGAIN: `async_fd` is non-blocking and no event is pending.
     pub fn before_async_wait(&self) -> io::Result<Option<RawFd>> {
         self.events.sleep_on()
     }
 
-    /// The next asynchronous event for a caller of [`Context::before_async_wait`] that has `slept`,
-    /// by reading a unit, or did not have to. `None`: there is no event any more, go on waiting.
+    /// Returns the next event to a caller of [`Context::before_async_wait`]; `slept` is true if it
+    /// has read a unit. `None`: the event is gone, wait again.
     pub fn take_async_event(&self, slept: bool) -> Option<AsyncEvent> {
         self.events.take_next(slept)
     }
 
-    /// As [`Context::next_async_event`], but never waits, whatever the mode of `async_fd`.
+    /// As [`Context::next_async_event`], but never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
-        self.events.try_next()
+        self.events.take_next(false)
     }
 
-    /// Everything counted so far on this device in this process, by name.
+    /// Returns the counters of this device in this process, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.engine.count_socket_drops();
         self.device.adapter().counters().list()
     }
 
-    /// Names it in what the checker is told.
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()
     }
@@ -147,7 +139,6 @@ impl Context {
         &self.memory
     }
 
-    /// Queues an asynchronous event of the object `source`, whose token is `user`.
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
         let fatal = kind.is_fatal().then_some((source, kind));
@@ -155,7 +146,6 @@ impl Context {
         self.events.push(source, AsyncEvent { kind, user }, watch);
     }
 
-    /// Forgets the pending events of an object that is destroyed.
     pub(crate) fn forget_events(&self, source: ObjectId) {
         self.events.forget(source);
     }
@@ -173,13 +163,12 @@ impl PortObserver for Context {
     }
 }
 
-/// One end of a pipe that nobody writes to.
+/// Returns the read end of a pipe without a write end.
 fn command() -> Result<File, Error> {
     let (reader, _) = io::pipe().map_err(|e| Error::os("cannot create a pipe", &e))?;
     Ok(File::from(OwnedFd::from(reader)))
 }
 
-/// The port of every device, as events name it.
 const PORT: u8 = limits::PORTS;
 
 pub(crate) fn check_port(port: u8) -> Result<(), Error> {
@@ -199,7 +188,7 @@ mod tests {
 
     // clause: PKEY-TABLE
     #[test]
-    fn a_context_reports_its_attributes_one_port_and_one_pkey() {
+    fn context_reports_attributes_one_port_and_one_pkey() {
         let context = crate::testing::context();
         let attr = context.device().attr();
         assert!(attr.vendor_id != 0 && attr.vendor_id != 0x02c9 && attr.node_guid != 0);
@@ -212,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gid_table_can_be_walked_to_its_end() {
+    fn gid_table_can_be_read_to_its_end() {
         let context = crate::testing::context();
         let gids: Vec<_> = (0..16).map(|i| context.gid(1, i).unwrap()).collect();
         assert_eq!(gids[0], std::net::Ipv4Addr::LOCALHOST.into());
@@ -222,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_destroyed_object_are_forgotten() {
+    fn events_of_destroyed_object_are_dropped() {
         let context = crate::testing::context();
         let (a, b) = (ObjectId::next(), ObjectId::next());
         context.raise(AsyncEventKind::CommEst, 1, a);

@@ -1,8 +1,6 @@
-//! Completion queues: QPs push, programs poll, and whoever asked for it is woken once.
-//!
-//! One lock per queue guards the ring and the arming, so an entry either is there before a program
-//! arms or comes after; either way it fires, unless it was announced or polled already. Touches its
-//! channel and the engine.
+//! Completion queues. One lock per queue guards the entries and the arming, so that an entry is
+//! either appended before a program arms the queue or after it; both raise the event, unless the
+//! entry was announced or polled already.
 
 mod moderation;
 #[cfg(test)]
@@ -10,11 +8,10 @@ mod tests;
 
 pub use moderation::Moderation;
 
-use crate::comp_channel::CompChannel;
+use crate::comp_channel::{CompChannel, EngineSet};
 use crate::context::Context;
-use crate::engine_set::EngineSet;
 use crate::event::AsyncEventKind;
-use crate::sleepers::{Sleeper, sleepers};
+use crate::sleepers::{LONG, Sleeper, sleepers};
 use crate::weakest::WeakCq;
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
@@ -33,54 +30,48 @@ use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-/// Entries a ring starts with; it doubles up to the capacity as entries pile up, so that a huge
-/// queue that is polled in time stays small, and a queue in steady state allocates nothing.
+/// Initial capacity of the ring. It doubles up to the queue's capacity, so that a huge queue that
+/// is polled in time stays small, and a queue in steady state allocates nothing.
 const FIRST_ENTRIES: usize = 128;
-/// After so long without a poll the checker looks whether a thread sleeps in front of a queue.
-const LONG: Duration = Duration::from_secs(1);
 
-/// What a completion queue is created with.
+/// Creation parameters of a completion queue.
 #[derive(Clone, Debug, Default)]
 pub struct CqInit {
-    /// Entries it shall take, 1..=`max_cqe`.
+    /// Capacity, 1..=`max_cqe`.
     pub cqe: u32,
-    /// Where its events go.
+    /// Channel for its events.
     pub channel: Option<Arc<CompChannel>>,
-    /// Token that events carry.
+    /// Token of its events.
     pub user: u64,
     /// Completion vector, below the number of vectors.
     pub comp_vector: u32,
-    /// A full queue takes more all the same; nothing is lost, and nothing fails
-    /// (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
+    /// True if a full queue grows instead of failing (`IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`).
     pub ignore_overrun: bool,
 }
 
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
-    /// For the deadlines of moderation.
     me: Weak<Self>,
     context: Arc<Context>,
     engines: EngineSet,
     channel: Option<Arc<CompChannel>>,
-    /// The place in the quota and the use of the channel; they end when the queue is destroyed.
-    /// Locked while an event is announced.
+    /// Uses of the quota and of the channel, until the queue is destroyed. Locked while an event is
+    /// announced.
     held: Mutex<rank::CqChannel, Option<(Use, Option<Use>)>>,
     id: ObjectId,
     user: u64,
     tracked: Tracked,
-    uses: UseCount,
-    /// Whether there are entries, for who looks without the lock: most looks of a program that
-    /// polls are in vain.
+    pub(crate) uses: UseCount,
+    /// True if there are entries. Read without the lock, because most polls find none.
     has_entries: AtomicBool,
     state: Mutex<rank::Cq, State>,
 }
 
 impl Context {
-    /// A new completion queue; EINVAL for a size of 0 or beyond `max_cqe`, or a vector that does
-    /// not exist. ENOMEM: there are `max_cq`.
+    /// Creates a completion queue. EINVAL: a size of 0 or beyond `max_cqe`, or an unknown vector.
+    /// ENOMEM: the device has `max_cq`.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -97,7 +88,7 @@ impl Context {
             me: Weak::clone(me),
             context: Arc::clone(self),
             engines: EngineSet::new(engine),
-            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.hold())))),
+            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.uses.hold())))),
             channel: init.channel,
             id,
             user: init.user,
@@ -116,28 +107,28 @@ impl Context {
 }
 
 impl Cq {
-    /// The context it belongs to.
+    /// Context of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Its channel.
+    /// Channel of the queue, if it has one.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.channel.as_ref()
     }
 
-    /// The token that its events carry.
+    /// Token of its events.
     pub fn user(&self) -> u64 {
         self.user
     }
 
-    /// Entries it takes.
+    /// Number of entries that fit.
     pub fn capacity(&self) -> usize {
         self.state.lock().capacity
     }
 
-    /// Hands up to `max` entries to `f`, oldest first, and returns how many. An empty queue first
-    /// lets the engine receive what has arrived. `f` must not use this queue.
+    /// Passes up to `max` entries to `f`, oldest first, and returns their number. If the queue is
+    /// empty, first receives what has arrived. `f` must not use this queue.
     pub fn poll(&self, max: usize, mut f: impl FnMut(&Cqe)) -> Result<usize, Error> {
         let n = self.take(max, &mut f);
         if n > 0 || max == 0 {
@@ -153,7 +144,7 @@ impl Cq {
             return 0;
         }
         let (mut state, mut verdict) = (self.state.lock(), Verdict::Wait);
-        let max = if instruments::any() { self.look_watched(&mut state, max, &mut verdict) } else { max };
+        let max = if instruments::any() { self.poll_watched(&mut state, max, &mut verdict) } else { max };
         let n = state.take(max, f);
         self.has_entries.store(!state.ring.is_empty(), Ordering::Release);
         drop(state);
@@ -163,11 +154,11 @@ impl Cq {
         n
     }
 
-    /// How many entries are about to be handed out; the checker is told of them. Once for all of
-    /// them, so that the loop that hands them out asks nothing.
+    /// Reports the entries about to be polled, and returns their number; the weakest legal card may
+    /// hide some.
     #[cold]
     #[inline(never)]
-    fn look_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
+    fn poll_watched(&self, state: &mut State, max: usize, verdict: &mut Verdict) -> usize {
         let held = state.ring.len();
         state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
@@ -176,12 +167,12 @@ impl Cq {
         max
     }
 
-    /// Asks for one event on the next entry, or on the next solicited one. An entry that came since
-    /// the last event, and that nobody has polled, raises it at once: the standard asks programs to
-    /// poll again after arming, but cards do this, and UCX sleeps without another look. Arming for
-    /// any entry outweighs arming for solicited ones (IBA §11.4.2.2).
+    /// Requests one event for the next entry, or for the next solicited one. An unpolled entry that
+    /// no event has announced raises it at once: the standard does not ask for that, but cards do
+    /// it, and UCX relies on it. Arming for any entry outweighs arming for solicited ones (IBA
+    /// §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
-        // With moderation an event may stand for several completions, or come late.
+        // With moderation an event stands for several completions and may be late.
         tell(|| {
             let state = self.state.lock();
             let is_plain = state.moderator.rule == Moderation::default();
@@ -189,11 +180,8 @@ impl Cq {
         });
         let mut state = self.state.lock();
         // clause: CQ-ARM
-        state.armed = match state.armed {
-            Armed::No if solicited_only => Armed::Solicited,
-            Armed::Solicited if solicited_only => Armed::Solicited,
-            _ => Armed::Any,
-        };
+        let is_solicited = solicited_only && state.armed != Armed::Any;
+        state.armed = if is_solicited { Armed::Solicited } else { Armed::Any };
         let verdict = state.fires_for_missed();
         drop(state);
         if self.announces(verdict) {
@@ -203,8 +191,7 @@ impl Cq {
         self.engines.others().iter().for_each(|engine| engine.arm());
     }
 
-    /// Changes the capacity, keeping the entries; EINVAL if they do not fit or it exceeds
-    /// `max_cqe`.
+    /// Changes the capacity and keeps the entries; EINVAL if they do not fit, or beyond `max_cqe`.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let capacity = check_size(cqe)?;
         let mut state = self.state.lock();
@@ -217,17 +204,17 @@ impl Cq {
         Ok(())
     }
 
-    /// Sets how many completions one event stands for, from the next one on.
+    /// Sets the moderation from the next event on.
     pub fn moderate(&self, rule: Moderation) {
         self.state.lock().moderator.rule = rule;
     }
 
-    /// Takes the queue out of use: EBUSY while QPs use it; then its pending events are forgotten.
+    /// Destroys the queue and its pending events; EBUSY while queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion queue", "send and receive queues of queue pairs");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id, error)))?;
         self.tracked.end();
-        // First no new events, then forget the old ones.
+        // No new event may follow `forget`.
         let held = self.held.lock().take();
         if let Some(channel) = &self.channel {
             channel.forget(self.id);
@@ -237,25 +224,24 @@ impl Cq {
         Ok(())
     }
 
-    /// Appends an entry; the answer tells whether [`Cq::notify`] must be called, once no QP lock is
-    /// held.
+    /// Appends an entry. Returns true if [`Cq::notify`] must be called, without any QP lock.
     ///
-    /// A full queue refuses and from then on refuses everything; nothing that was there is lost.
+    /// A full queue fails now and from then on; entries in it stay.
     pub(crate) fn push(&self, cqe: Cqe) -> Result<bool, Overrun> {
-        self.append(cqe, |_| ())
+        self.append(cqe, None)
     }
 
-    /// As [`Cq::push`] for a completion that keeps its place in a send queue until it is polled.
+    /// As [`Cq::push`], for a send, whose place in the send queue is taken until it is polled.
     pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
-        self.append(cqe, |entry| unpolled.note(entry))
+        self.append(cqe, Some(unpolled))
     }
 
-    /// An entry with a lower number than this is no longer in the queue.
+    /// Number of the oldest unpolled entry.
     pub(crate) fn polled(&self) -> u64 {
         self.state.lock().polled
     }
 
-    fn append(&self, mut cqe: Cqe, note: impl FnOnce(Entry)) -> Result<bool, Overrun> {
+    fn append(&self, mut cqe: Cqe, unpolled: Option<&mut Unpolled>) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {
             return Err(Overrun);
@@ -279,24 +265,26 @@ impl Cq {
             self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
             return Err(Overrun);
         }
-        note(Entry { number: state.appended, polled: state.polled });
+        if let Some(unpolled) = unpolled {
+            unpolled.note(state.appended, state.polled);
+        }
         state.appended += 1;
-        // Whoever looked at the clock first may come second. Programs subtract the timestamps of
-        // successive entries.
+        // A completion may have read the clock before the one appended earlier, but programs
+        // subtract successive timestamps.
         cqe.timestamp = cqe.timestamp.max(state.newest);
         state.newest = cqe.timestamp;
         state.ring.push_back(cqe);
         self.has_entries.store(true, Ordering::Release);
-        let verdict = if instruments::any() { self.show_watched(&mut state, &cqe) } else { state.fires(&cqe) };
+        let verdict = if instruments::any() { self.append_watched(&mut state, &cqe) } else { state.fires(&cqe) };
         drop(state);
         Ok(self.announces(verdict))
     }
 
-    /// The entry that was just appended, while something watches or changes what the card does.
+    /// Appends an entry while the checker or the weakest legal card is on.
     #[cold]
     #[inline(never)]
-    fn show_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
-        self.tell_held(state);
+    fn append_watched(&self, state: &mut State, cqe: &Cqe) -> Verdict {
+        self.report_level(state);
         if state.slept_on.is_none() && self.channel.is_some() && is_checking() {
             state.slept_on = Some(SleptOn::begin(self));
         }
@@ -309,16 +297,16 @@ impl Cq {
         Verdict::Wait
     }
 
-    /// A queue without a limit has none to be compared with.
+    /// Reports the fill level of a queue that can overrun.
     #[cold]
     #[inline(never)]
-    fn tell_held(&self, state: &State) {
+    fn report_level(&self, state: &State) {
         if !state.ignore_overrun {
             tell(|| Event::Held { cq: self.id, held: state.ring.len(), capacity: state.capacity });
         }
     }
 
-    /// Whether it is time for an event; sees to it that it will be.
+    /// Returns true if an event is due now; registers a deadline for one that is due later.
     fn announces(&self, verdict: Verdict) -> bool {
         if let Verdict::WaitUntil(deadline) = verdict {
             self.engine().scheduler.add_deadline(deadline, Weak::clone(&self.me) as _);
@@ -326,17 +314,16 @@ impl Cq {
         verdict == Verdict::Announce && self.channel.is_some()
     }
 
-    /// Drops what waits here of one queue pair; `dropped` is told of each and must not use this
+    /// Drops the entries of one queue pair and passes each to `dropped`, which must not use this
     /// queue.
     pub(crate) fn forget(&self, qpn: Qpn, dropped: impl FnMut(&Cqe)) {
         let mut state = self.state.lock();
         state.forget(qpn, dropped);
         if is_on() {
-            self.tell_held(&state);
+            self.report_level(&state);
         }
     }
 
-    /// Announces on the channel that an armed entry came; not any more once the queue is destroyed.
     pub(crate) fn notify(&self) {
         let held = self.held.lock();
         if let (Some(channel), Some(_)) = (&self.channel, held.as_ref()) {
@@ -345,24 +332,17 @@ impl Cq {
         }
     }
 
-    /// Names it in what the checker is told.
+    /// Identity of the queue in checker events.
     pub fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Registers one queue pair as a user.
-    pub(crate) fn hold(&self) -> Use {
-        self.uses.hold()
-    }
-
-    /// The engine for the queue pairs that complete here: that of the first one, or of the thread
-    /// that made the queue.
+    /// Main engine of the queue pairs that complete here; without any, that of the creating thread.
     #[inline]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         self.engines.main()
     }
 
-    /// A queue pair of `engine` completes here.
     pub(crate) fn serve_by(&self, engine: &Arc<Engine>) {
         self.engines.add(engine);
         self.channel.iter().for_each(|channel| channel.engines().add(engine));
@@ -370,7 +350,7 @@ impl Cq {
 }
 
 impl Deadline for Cq {
-    /// The period of moderation that was to end at `deadline` ends.
+    /// Ends a moderation period, and shows entries that the weakest legal card hides.
     fn on_deadline(&self, deadline: Instant) {
         let mut state = self.state.lock();
         let verdict = state.moderator.on_deadline(deadline);
@@ -386,8 +366,7 @@ impl Deadline for Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // Whoever still uses the queue holds it, so nobody does and this cannot fail; it is a no-op
-        // after `destroy`.
+        // Cannot fail: users of the queue hold a reference. No-op after `destroy`.
         let _ = self.destroy();
     }
 }
@@ -398,7 +377,6 @@ fn check_size(cqe: u32) -> Result<usize, Error> {
     if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
 }
 
-/// Which entries wake the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Armed {
     #[default]
@@ -407,37 +385,31 @@ enum Armed {
     Any,
 }
 
-/// The entries of a queue, and which of them wake the program.
 #[derive(Debug, Default)]
 struct State {
     ring: VecDeque<Cqe>,
-    /// Entries that were ever appended: the number of the next one.
+    /// Number of entries appended so far, which is the number of the next one.
     appended: u64,
-    /// The number of the oldest entry that is left, or of the next one.
+    /// Number of the oldest entry left, or of the next one.
     polled: u64,
-    /// Numbers of entries that were dropped out of turn, rising. Those below `polled` mean nothing
-    /// any more.
+    /// Ascending numbers of entries dropped by `forget`; those below `polled` are stale.
     dropped: VecDeque<u64>,
-    /// Entries that had been appended when the last event was raised.
+    /// Value of `appended` when the last event was raised.
     announced: u64,
-    /// Timestamp of the entry appended last.
     newest: u64,
     capacity: usize,
     armed: Armed,
     moderator: Moderator,
     ignore_overrun: bool,
     overrun: bool,
-    /// When the program took an entry last; kept while something watches it.
     polled_at: Instant,
-    /// Looks for threads that sleep although there are entries, while the checker is on.
+    /// Watch for sleeping threads, while the checker is on.
     slept_on: Option<Arc<dyn Deadline>>,
-    /// Of the weakest legal card.
     weak: Option<Box<WeakCq>>,
 }
 
 impl State {
-    /// Whether `cqe` fires the event that is armed; disarms if so. With moderation, several have to
-    /// come, or time passes.
+    /// Returns what `cqe` does to the armed event, and disarms the queue if it raises it.
     fn fires(&mut self, cqe: &Cqe) -> Verdict {
         let counts = match self.armed {
             Armed::No => false,
@@ -456,21 +428,23 @@ impl State {
         verdict
     }
 
-    /// Entries that came since the last event, and that nobody has polled.
     fn missed(&self) -> usize {
         self.ring.len().saturating_sub(self.known())
     }
 
-    /// Entries of the ring that the last event stands for.
+    /// Number of unpolled entries that the last event announced.
     fn known(&self) -> usize {
         let dropped = self.dropped.iter().filter(|&&number| (self.polled..self.announced).contains(&number)).count();
         usize::try_from(self.announced.saturating_sub(self.polled)).unwrap_or(usize::MAX) - dropped
     }
 
-    /// Whether an entry that came since the last event, and that nobody has polled, fires the event
-    /// that was just armed. The standard does not ask for that.
+    /// Returns what an unannounced entry does to the event just armed. The standard requires
+    /// nothing.
     fn fires_for_missed(&mut self) -> Verdict {
-        if self.fires_for_nothing() {
+        // A card that learns late how far a program has polled raises an event for polled entries
+        // (`man ibv_get_cq_event`).
+        let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
+        if was_polled && self.weak.as_mut().is_some_and(|weak| weak.raises_for_polled()) {
             return self.disarm_if(Verdict::Announce);
         }
         if self.weak.as_ref().is_some_and(|weak| weak.looks_ahead_only()) {
@@ -482,21 +456,12 @@ impl State {
             Armed::Solicited => self.ring.iter().skip(known).find(|cqe| cqe.solicited),
             Armed::Any => self.ring.get(known),
         };
-        // With moderation it starts the period, if it is not the last that is waited for.
+        // With moderation the entry counts and may start the period.
         let verdict = missed.map_or(Verdict::Wait, |cqe| self.moderator.count(|| Instant(cqe.timestamp)));
         self.disarm_if(verdict)
     }
 
-    /// Whether the event that was just armed is raised although all that came since the last one
-    /// was polled: a card that learns late how far a program has polled does so (`man
-    /// ibv_get_cq_event`).
-    fn fires_for_nothing(&mut self) -> bool {
-        let was_polled = self.ring.is_empty() && self.announced < self.appended && self.armed == Armed::Any;
-        self.weak.as_mut().is_some_and(|weak| was_polled && weak.raises_for_nothing())
-    }
-
-    /// Shows the `count` oldest entries of those that are not shown yet: for a program they come
-    /// now.
+    /// Shows the `count` oldest hidden entries of the weakest legal card, as if they completed now.
     fn show(&mut self, count: usize) -> Verdict {
         let Some(weak) = &mut self.weak else { return Verdict::Wait };
         let first = self.ring.len().saturating_sub(weak.hidden);
@@ -508,8 +473,7 @@ impl State {
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
         let n = max.min(self.ring.len());
-        // Mostly one or a few; a drain of the ring pays for putting it together again. An entry is
-        // shown where it lies: taken out first it would be copied twice.
+        // Not `drain`: polls mostly take a few entries, and it would copy each once more.
         for _ in 0..n {
             self.ring.front().into_iter().for_each(&mut f);
             self.ring.pop_front();
@@ -518,7 +482,7 @@ impl State {
         n
     }
 
-    /// The `n` oldest entries have left the ring.
+    /// Advances `polled` after the `n` oldest entries have left the ring.
     fn pass(&mut self, n: u64) {
         if self.ring.is_empty() {
             self.polled = self.appended;
@@ -526,7 +490,7 @@ impl State {
         }
         let before = self.polled;
         self.polled += n;
-        // Each number that no entry in front of the oldest one has any more is one to skip.
+        // Skip dropped numbers in front of the oldest entry.
         while let Some(&number) = self.dropped.front()
             && number <= self.polled
         {
@@ -535,8 +499,8 @@ impl State {
         }
     }
 
-    /// Drops the entries of one queue pair; `forgotten` is told of each. The numbers of the others
-    /// stay as they are: queue pairs know their completions by them.
+    /// Drops the entries of one queue pair. The others keep their numbers, which [`Unpolled`]
+    /// refers to.
     fn forget(&mut self, qpn: Qpn, mut forgotten: impl FnMut(&Cqe)) {
         let mut before = std::mem::take(&mut self.dropped);
         before.retain(|&number| number >= self.polled);
@@ -562,60 +526,46 @@ impl State {
     }
 }
 
-/// Where an entry went into a completion queue, and how far that queue has been emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    /// Number of the entry, from 0 in the life of the queue.
-    number: u64,
-    /// Entries taken so far: those with a lower number than this.
-    polled: u64,
-}
-
-/// The completions of one send queue that a program may not have taken yet: their places in the
-/// send queue are still occupied.
+/// Completions of one send queue that may be unpolled: their places in the send queue are taken.
 ///
-/// A completion queue numbers its entries and knows how many were taken, so nothing has to be done
-/// when a program polls: a queue pair that looks full asks.
+/// A poll has nothing to do: a queue pair that looks full asks the completion queue for
+/// [`Cq::polled`].
 #[derive(Debug, Default)]
 pub(crate) struct Unpolled {
-    /// Mostly it is the only one; here it needs no memory of its own, which would be another cache
-    /// miss for each message of a program with many queue pairs.
+    /// The oldest is mostly the only one, and kept here to spare a cache miss for each message.
     oldest: Option<u64>,
-    /// The others, oldest first.
     newer: VecDeque<u64>,
 }
 
 impl Unpolled {
-    /// How many there are. Never more than the send queue has places.
+    /// Number of them; never more than the send queue has places.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(usize::from(self.oldest.is_some()) + self.newer.len()).unwrap_or(u32::MAX)
     }
 
-    /// One more was appended.
-    fn note(&mut self, entry: Entry) {
-        self.forget(entry.polled);
+    /// Adds entry `number` of a completion queue whose oldest entry is `polled`.
+    fn note(&mut self, number: u64, polled: u64) {
+        self.forget(polled);
         match self.oldest {
-            None => self.oldest = Some(entry.number),
-            Some(_) => self.newer.push_back(entry.number),
+            None => self.oldest = Some(number),
+            Some(_) => self.newer.push_back(number),
         }
     }
 
-    /// Those with a lower number than `polled` were taken.
     pub(crate) fn forget(&mut self, polled: u64) {
         while self.oldest.is_some_and(|number| number < polled) {
             self.oldest = self.newer.pop_front();
         }
     }
 
-    /// The send queue starts anew.
     pub(crate) fn clear(&mut self) {
         self.oldest = None;
         self.newer.clear();
     }
 }
 
-/// Looks once a second after a queue that has completions, while the checker is on, from the first
-/// unpolled one on until it is empty: whether a thread sleeps in front of its channel.
+/// Reports, once a second, threads that sleep on the channel of a queue that has completions.
+/// Runs while the checker is on, from the first unpolled entry until the queue is empty.
 #[derive(Debug)]
 struct SleptOn {
     me: Weak<Self>,
@@ -623,7 +573,7 @@ struct SleptOn {
 }
 
 impl SleptOn {
-    /// To be kept by the queue.
+    /// Starts the watch; the queue keeps the returned value.
     fn begin(queue: &Cq) -> Arc<dyn Deadline> {
         let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
         queue.engine().scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&watch.me) as _);
@@ -633,36 +583,23 @@ impl SleptOn {
 
 impl Deadline for SleptOn {
     fn on_deadline(&self, _: Instant) {
-        if let Some(queue) = self.queue.upgrade()
-            && let Some(at) = queue.look_at_sleepers()
-        {
-            queue.engine().scheduler.add_deadline(at, Weak::clone(&self.me) as _);
-        }
-    }
-}
-
-impl Cq {
-    /// Tells the checker of threads that sleep, and returns when to look again; `None` if there is
-    /// nothing left to look after.
-    fn look_at_sleepers(&self) -> Option<Instant> {
-        let channel = self.channel.as_ref()?;
+        let Some(queue) = self.queue.upgrade() else { return };
+        let Some(channel) = &queue.channel else { return };
         let (now, due) = {
-            let mut state = self.state.lock();
+            let mut state = queue.state.lock();
             if state.ring.is_empty() {
                 state.slept_on = None;
-                return None;
+                return;
             }
             (clock::now(), state.polled_at.after(LONG))
         };
-        if now < due {
-            return Some(due);
-        }
-        // One that has an event to take does not sleep, or waits for an edge: see `unread`.
-        if channel.has_no_events() {
+        // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
+        if now >= due && channel.has_no_events() {
             for Sleeper { thread, call, .. } in sleepers(channel.fd()) {
-                tell(|| Event::Sleeps { cq: self.id, thread, call });
+                tell(|| Event::Sleeps { cq: queue.id, thread, call });
             }
         }
-        Some(now.after(LONG))
+        let next = if now < due { due } else { now.after(LONG) };
+        queue.engine().scheduler.add_deadline(next, Weak::clone(&self.me) as _);
     }
 }

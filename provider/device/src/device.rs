@@ -1,7 +1,4 @@
-//! A [`Device`]: one network interface seen as an RDMA card, its attributes as `ibv_query_device`
-//! reports them, and what it has for this process.
-//!
-//! Touches the configuration; the interface is read by the engine's [`Adapter`].
+//! A [`Device`]: a network interface as an RDMA card, and its attributes.
 
 use crate::weakest;
 use roxe_base::config::config;
@@ -13,7 +10,7 @@ use roxe_observe::port::{GidEntry, Netdev, PortAttr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One RDMA device: a network interface and its addresses.
+/// An RDMA device: a network interface with its addresses.
 #[derive(Debug)]
 pub struct Device {
     adapter: Arc<Adapter>,
@@ -27,12 +24,11 @@ impl Device {
         Self { adapter, dm_budget: Arc::default(), quotas: Quotas::default() }
     }
 
-    /// The interface as a card.
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
     }
 
-    /// `roxe0`, `roxe1`, ...
+    /// Name: `roxe0`, `roxe1`, ...
     pub fn name(&self) -> &str {
         self.adapter.name()
     }
@@ -57,18 +53,18 @@ impl Device {
         self.adapter.node_guid()
     }
 
-    /// Attributes of its port.
+    /// Attributes of the port.
     pub fn port_attr(&self) -> PortAttr {
         self.adapter.port_attr()
     }
 
-    /// The used entries of its GID table, in order.
+    /// Returns the used entries of the GID table, in order.
     pub fn gid_entries(&self) -> Vec<GidEntry> {
         let entry = |(index, gid, is_v1)| GidEntry { index, port: 1, gid, ndev_ifindex: self.ifindex(), is_v1 };
         self.adapter.gids().shown().map(entry).collect()
     }
 
-    /// What it is and takes.
+    /// Attributes and limits of the device.
     pub fn attr(&self) -> DeviceAttr {
         let (most, config) = (limits::in_force(), config().ok());
         let profile = config.and_then(|config| config.profile);
@@ -114,36 +110,34 @@ impl Device {
         }
     }
 
-    /// How much of its memory this process has.
     pub(crate) fn dm_budget(&self) -> &Arc<DmBudget> {
         &self.dm_budget
     }
 
-    /// How many objects of each kind there may be.
     pub(crate) fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 }
 
-/// What the device is and takes, with the names of `struct ibv_device_attr`. Fields that are always
-/// 0 are left out.
+/// Attributes and limits, with the names of `struct ibv_device_attr`; fields that are always 0 are
+/// left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Version of this software.
     pub fw_ver: &'static str,
-    /// Host order.
+    /// Node GUID, host order.
     pub node_guid: u64,
-    /// Host order.
+    /// System image GUID, host order.
     pub sys_image_guid: u64,
-    /// Bytes.
+    /// Largest memory region, bytes.
     pub max_mr_size: u64,
-    /// Page sizes that registration takes: all from 4096.
+    /// Page sizes for registration: all from 4096.
     pub page_size_cap: u64,
-    /// Not a registered OUI: locally administered; or that of `ROXE_PROFILE`.
+    /// Vendor ID: that of `ROXE_PROFILE`, or a locally administered one.
     pub vendor_id: u32,
     /// `ROXE_VENDOR_PART_ID`, or that of `ROXE_PROFILE`, or 1.
     pub vendor_part_id: u32,
-    /// Revision.
+    /// Hardware revision.
     pub hw_ver: u32,
     /// Queue pairs of one process.
     pub max_qp: u32,
@@ -167,69 +161,57 @@ pub struct DeviceAttr {
     pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
-    /// READs and atomics a QP answers at a time.
+    /// READs and atomics that a QP serves at a time.
     pub max_qp_rd_atom: u32,
-    /// READs and atomics that all QPs together answer at a time.
+    /// READs and atomics that all QPs together serve at a time.
     pub max_res_rd_atom: u32,
-    /// READs and atomics a QP has under way.
+    /// READs and atomics that a QP has outstanding.
     pub max_qp_init_rd_atom: u32,
-    /// 2: `IBV_ATOMIC_GLOB`, atomics agree with the CPU's own; on the weakest legal card 1:
-    /// `IBV_ATOMIC_HCA`.
+    /// 2 (`IBV_ATOMIC_GLOB`): atomic with respect to the CPU; 1 (`IBV_ATOMIC_HCA`) on the weakest
+    /// legal card.
     pub atomic_cap: u32,
     /// Multicast groups of one process.
     pub max_mcast_grp: u32,
-    /// Queue pairs attached to one.
+    /// Queue pairs attached to one multicast group.
     pub max_mcast_qp_attach: u32,
     /// Address handles.
     pub max_ah: u32,
     /// Shared receive queues.
     pub max_srq: u32,
-    /// Work requests of one.
+    /// Work requests of one shared receive queue.
     pub max_srq_wr: u32,
-    /// Elements of a list in one.
+    /// Elements of a list in a shared receive queue.
     pub max_srq_sge: u32,
-    /// P_Keys of a port.
+    /// P_Keys of the port.
     pub max_pkeys: u16,
-    /// Time from a packet to its ACK, 4.096 µs · 2^code.
+    /// Delay from a packet to its acknowledgement, 4.096 µs · 2^code.
     pub local_ca_ack_delay: u8,
     /// Ports.
     pub phys_port_cnt: u8,
     /// Completion vectors.
     pub num_comp_vectors: u32,
-    /// Bytes of inline data a QP may have.
+    /// Bytes of inline data.
     pub max_inline_data: u32,
-    /// Bytes of device memory of one process.
+    /// Bytes of device memory per process.
     pub max_dm_size: u64,
 }
 
 /// CURR_QP_STATE_MOD, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, SRQ_RESIZE, XRC, BAD_PKEY_CNTR,
-/// BAD_QKEY_CNTR, AUTO_PATH_MIG, MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (to programs:
-/// invalidation, local and by the peer); and of raw packets RAW_MULTI, RAW_IP_CSUM,
-/// MANAGED_FLOW_STEERING, which need CAP_NET_RAW: who lacks it is told when it is used.
-const CAP_FLAGS: u32 = 1 << 20
-    | 1 << 7
-    | 1 << 11
-    | 1 << 12
-    | 1 << 13
-    | 1 << 1
-    | 1 << 2
-    | 1 << 4
-    | 1 << 17
-    | 1 << 24
-    | 1 << 21
-    | 1 << 3
-    | 1 << 26
-    | 1 << 29;
+/// BAD_QKEY_CNTR, AUTO_PATH_MIG, MEM_WINDOW, MEM_WINDOW_TYPE_2B, MEM_MGT_EXTENSIONS (that is,
+/// invalidation).
+const CAP_FLAGS: u32 =
+    1 << 20 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17 | 1 << 24 | 1 << 21 | RAW_FLAGS;
+/// RAW_MULTI, RAW_IP_CSUM, MANAGED_FLOW_STEERING, which need CAP_NET_RAW when they are used.
+const RAW_FLAGS: u32 = 1 << 3 | 1 << 26 | 1 << 29;
 
-/// FLUSH_GLOBAL, ATOMIC_WRITE. There is no persistent memory, so no FLUSH_PERSISTENT.
+/// FLUSH_GLOBAL, ATOMIC_WRITE. Without persistent memory there is no FLUSH_PERSISTENT.
 const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 40;
 
-/// How many bytes of a device's memory this process has.
 #[derive(Debug, Default)]
 pub(crate) struct DmBudget(AtomicU64);
 
 impl DmBudget {
-    /// ENOMEM if there are not `length` bytes left.
+    /// Takes `length` bytes; ENOMEM if they are not left.
     pub(crate) fn take(&self, length: u64) -> Result<(), Error> {
         let after = |used: u64| used.checked_add(length).filter(|used| *used <= MAX_DM_SIZE);
         let used = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);

@@ -1,6 +1,4 @@
-//! The devices of this process: the list that [`devices`] gives out, and opening one of them.
-//!
-//! Touches the interfaces of the system, and standard error for a seed and for counters.
+//! The list of devices, opening a device, and the report of counters at the end of the process.
 
 use crate::context::Context;
 use crate::device::Device;
@@ -16,11 +14,9 @@ use roxe_observe::port::Netdev;
 use roxe_observe::stats_file::{legend_of, line};
 use std::sync::Arc;
 
-/// The devices of this process: loopback as `roxe0`, or the interfaces that `ROXE_NETDEV` names as
-/// `roxe0`, `roxe1`, ...
-///
-/// Asking again gives the same devices. ENODEV if an interface does not exist,
-/// EINVAL if one is named twice or a `ROXE_*` variable is not understood.
+/// Returns the devices of this process: the interfaces that `ROXE_NETDEV` names (by default the
+/// loopback interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. ENODEV: an
+/// interface does not exist. EINVAL: one is named twice, or a `ROXE_*` variable is not understood.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;
@@ -41,7 +37,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     Ok(known.clone())
 }
 
-/// What [`devices`] would find. Nobody keeps these devices, and they are not to be opened.
+/// Returns the devices that [`devices`] would, only to look at: they must not be opened.
 pub fn preview() -> Result<Vec<Device>, Error> {
     Ok((0..)
         .zip(choose(&Netdev::all(), &config()?.netdevs)?)
@@ -50,8 +46,8 @@ pub fn preview() -> Result<Vec<Device>, Error> {
 }
 
 impl Device {
-    /// Opens the device as its interface is now. From here on port and GID table follow the
-    /// interface, and every change is an event of the context.
+    /// Opens the device. From now on port and GID table follow the interface, and changes raise
+    /// events of the context.
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>, Error> {
         let runtime = fork::runtime_of(self)?;
         let context = Context::new(Arc::clone(self), runtime.into_engine())?;
@@ -61,14 +57,11 @@ impl Device {
     }
 }
 
-/// What the devices counted, told when the process ends: to the files of
-/// [`roxe_observe::counter_files`], and with `ROXE_STATS=on` to people who run a program that knows
-/// no counters.
-///
-/// They get one line per device on standard error, as names and values, of all counters that are
-/// not zero, and with `ROXE_STATS=words` what each of these counts. Packets may still come while
-/// the process ends: both are told the same. What a process that is killed, or leaves by `_exit`,
-/// has counted is left in a file ([`roxe_observe::stats_file`]).
+/// Reports the counters at the end of the process: to the files of [`roxe_observe::counter_files`],
+/// and with `ROXE_STATS` on standard error, one line per device with the counters that are not
+/// zero; `ROXE_STATS=words` adds what they count. Both get the same values, although packets may
+/// still arrive. A process that is killed or calls `_exit` leaves a file
+/// ([`roxe_observe::stats_file`]).
 fn report() {
     let prints = config().map_or(Stats::Off, |config| config.stats);
     runtime::all().iter().for_each(|runtime| runtime.engine().count_socket_drops());
@@ -86,7 +79,7 @@ fn report() {
     }
 }
 
-/// The interfaces with these names, in the order of the names.
+/// Returns the interfaces with these names, in the order of the names.
 fn choose(all: &[Netdev], names: &[String]) -> Result<Vec<Netdev>, Error> {
     let find = |(at, name): (usize, &String)| {
         if names[..at].contains(name) {
@@ -119,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_come_in_the_order_of_their_names() {
+    fn interfaces_keep_order_of_names() {
         assert_eq!(chosen(&["eth1", "lo"]).unwrap(), ["eth1", "lo"]);
     }
 
     #[test]
-    fn wrong_names_are_explained() {
+    fn unknown_interface_is_explained() {
         let error = chosen(&["lo", "eth7"]).unwrap_err();
         assert_eq!(error.errno(), libc::ENODEV);
         let text = "there is no network interface eth7; set ROXE_NETDEV to some of: eth0, lo, eth1";
@@ -133,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_again_gives_the_same_devices() {
+    fn devices_are_same_on_second_call() {
         let (first, second) = (devices().unwrap(), devices().unwrap());
         assert!(Arc::ptr_eq(&first[0], &second[0]));
         assert_eq!((first[0].name(), first[0].netdev(), first[0].ifindex()), ("roxe0", "lo", 1));

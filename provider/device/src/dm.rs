@@ -1,15 +1,9 @@
-//! Device memory (`man ibv_alloc_dm`): memory of the card, which a program copies to and from, and
-//! registers.
+//! Device memory (`man ibv_alloc_dm`): pages of this process whose address the program never
+//! learns. As on hardware it is zero at first, limited per device (`max_dm_size`; here per
+//! process), shared by parent and child of a fork, and reached by lists and peers through a region.
 //!
-//! A software card has no memory but the process's, so this is pages whose address the program is
-//! never told. They behave as those of hardware: zero at first, limited per device (`max_dm_size`;
-//! here per process), not copied by a fork (parent and child see the same bytes), and reached by
-//! lists and peers through a region. The system makes a page present when it is first used, not
-//! when it is allocated or registered.
-//!
-//! Touches its pages, through [`roxe_memory::guard`], as everything does that may run while a peer
-//! writes there. The child of a fork may write there at any time, too: no reference to these bytes
-//! exists, and what they say matters to the program alone.
+//! No reference to these bytes exists, because peers and the child of a fork may write them at any
+//! time: all access goes through [`roxe_memory::guard`].
 
 use crate::context::Context;
 use crate::device::DmBudget;
@@ -21,11 +15,9 @@ use roxe_memory::guard::{self, Fault, own_cells};
 use roxe_memory::mapped::{Mapping, page_size};
 use std::sync::Arc;
 
-/// Pages, and what they count for.
 #[derive(Debug)]
 struct Block {
     pages: Mapping,
-    /// Bytes of it.
     length: u64,
     budget: Arc<DmBudget>,
 }
@@ -50,22 +42,20 @@ impl Drop for Block {
 pub struct Dm {
     context: Arc<Context>,
     length: u64,
-    /// Until it is freed.
+    /// `None` once freed.
     block: Mutex<rank::DeviceMemory, Option<Arc<Block>>>,
     uses: UseCount,
 }
 
 impl Context {
-    /// A buffer of `length` bytes in the memory of the device, zeroed, aligned to `2^log_align`
-    /// bytes.
-    ///
-    /// EINVAL: no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not that
-    /// much is left.
+    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. EINVAL:
+    /// no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not enough is
+    /// left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
             return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
         }
-        // Every buffer starts at a page.
+        // Every buffer starts at a page boundary.
         let max_align = page_size().trailing_zeros();
         if log_align > max_align {
             return Err(Error::invalid(format!(
@@ -80,21 +70,19 @@ impl Context {
 }
 
 impl Dm {
-    /// The context it was allocated in.
+    /// Context of the buffer.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Bytes, as asked for.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Copies `data` to the bytes from `offset` on; a peer that reads meanwhile may see some of
-    /// them.
-    ///
-    /// EINVAL: offset or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the
-    /// buffer. ENOMEM: the system has no page.
+    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. EINVAL: offset
+    /// or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the buffer. ENOMEM:
+    /// the system has no page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, data.len() as u64)?;
         let written = guard::write(addr, data);
@@ -102,7 +90,7 @@ impl Dm {
         written.map_err(no_page)
     }
 
-    /// Copies the bytes from `offset` on to `out`; errors as for [`Dm::write`].
+    /// Copies bytes at `offset` to `out`; errors as for [`Dm::write`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, out.len() as u64)?;
         let read = guard::read(addr, own_cells(out));
@@ -110,16 +98,15 @@ impl Dm {
         read.map_err(no_page)
     }
 
-    /// Gives the memory back. EBUSY while a region is registered in it, EINVAL if that was done
-    /// before. Done by dropping too.
+    /// Frees the memory: EBUSY while a region is registered in it, EINVAL if it is freed. Dropping
+    /// does it, too.
     pub fn free(&self) -> Result<(), Error> {
         let mut block = self.block.lock();
         self.uses.check_unused("device memory", "memory regions")?;
         block.take().map(drop).ok_or_else(freed)
     }
 
-    /// The bytes that a copy is about: the block, to be kept while they are touched, and where they
-    /// are.
+    /// Returns the block, to be kept during a copy, and the address of `offset`.
     fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
             return Err(Error::invalid(format!("{length} bytes from {offset}: both must be multiples of {DM_GRAIN}")));
@@ -132,8 +119,7 @@ impl Dm {
         Ok((block, addr))
     }
 
-    /// The bytes that a region is about; they stay, and the buffer cannot be freed, while the
-    /// result is kept.
+    /// Returns the bytes for a region. The result keeps them, and the buffer from being freed.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));
@@ -160,16 +146,12 @@ fn no_page(Fault: Fault) -> Error {
     Error::new(libc::ENOMEM, "the system has no page for device memory")
 }
 
-/// What a region stands for in device memory.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Where it begins.
     pub(crate) addr: u64,
-    /// Bytes.
     pub(crate) length: u64,
-    /// Keeps the buffer from being freed.
     _use: Use,
-    /// Keeps the pages, also when the buffer is dropped.
+    /// Keeps the pages after the buffer is dropped.
     _pages: Arc<Block>,
 }
 
@@ -195,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_as_much_as_the_device_says() {
+    fn device_memory_is_limited_to_max_dm_size() {
         let context = testing::context();
         let max = context.device().attr().max_dm_size;
         for (length, log_align, expected) in [
@@ -217,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_checked_and_bytes_are_zero_at_first() {
+    fn device_memory_is_zeroed_and_copies_are_checked() {
         let pd = testing::pd();
         let dm = dm(&pd, 100);
         let mut out = [7; 100];
@@ -242,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_named_from_zero_and_ends_where_it_was_told_to() {
+    fn dm_region_is_addressed_from_zero_to_its_length() {
         let pd = testing::pd();
         let (dm, memory) = (dm(&pd, 64), pd.context().memory());
         let mr = pd.reg_dm_mr(&dm, 16, 40, RIGHTS).unwrap();
@@ -289,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_with_a_region_is_busy_and_stays_until_the_region_goes() {
+    fn device_memory_lives_as_long_as_its_region() {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -306,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_in_device_memory_may_change_its_rights_but_not_its_place() {
+    fn dm_region_reregisters_rights_but_not_range() {
         let pd = testing::pd();
         let dm = dm(&pd, 64);
         let mr = pd.reg_dm_mr(&dm, 0, 64, RIGHTS).unwrap();
@@ -329,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_when_they_are_used() {
+    fn device_memory_pages_are_allocated_on_first_use() {
         let pd = testing::pd();
         let dm = dm(&pd, 3 * testing::PAGE);
         let _mr = pd.reg_dm_mr(&dm, 0, 3 * testing::PAGE, RIGHTS).unwrap();

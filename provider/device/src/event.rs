@@ -1,12 +1,10 @@
 //! Event queues with a file descriptor to wait on, and the kinds of asynchronous events.
 //!
-//! Every queue owns an eventfd in semaphore mode whose count is the number of queued events. An
-//! eventfd polls as writable, which an event file of the kernel's never does, so programs get an
-//! epoll set that holds it: it is readable while there are events, edges included, and never
-//! writable. Whether a wait blocks is the mode of the program's descriptor; the eventfd is always
-//! the one that a thread sleeps on, by a `read` that signal handlers with `SA_RESTART` do not end.
-//!
-//! Touches these two descriptors only.
+//! The number of queued events is the count of an eventfd in semaphore mode. An eventfd polls as
+//! writable, which an event file of the kernel never does, so programs get an epoll set that holds
+//! it: readable while there are events, also with edge triggering, and never writable. The mode of
+//! that descriptor says if a wait blocks; threads always sleep in a `read` of the eventfd, which
+//! `SA_RESTART` handlers do not end.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
@@ -20,10 +18,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
-/// What happened to an object or the port (values of `enum ibv_event_type`).
-///
-/// Others of the manual have no cause on Ethernet: there are no LIDs, no subnet manager to change
-/// or to register with, and the table of P_Keys is fixed.
+/// Kind of an asynchronous event (values of `enum ibv_event_type`). Kinds that have no cause on
+/// Ethernet (LIDs, the subnet manager, changes of the P_Key table) are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum AsyncEventKind {
@@ -62,7 +58,7 @@ pub enum AsyncEventKind {
 }
 
 impl AsyncEventKind {
-    /// Whether the object or the device is of no use from then on.
+    /// Returns true if the object or the device is unusable afterwards.
     pub(crate) const fn is_fatal(self) -> bool {
         use AsyncEventKind::{CqErr, DeviceFatal, QpAccessErr, QpFatal, QpReqErr, SrqErr, WqFatal};
         matches!(self, CqErr | QpFatal | QpReqErr | QpAccessErr | DeviceFatal | SrqErr | WqFatal)
@@ -72,32 +68,30 @@ impl AsyncEventKind {
 /// One asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// Kind of the event.
     pub kind: AsyncEventKind,
-    /// The `user` token of the QP, CQ or SRQ it happened to, or the port number.
+    /// `user` token of the object that it belongs to, or the port number.
     pub user: u64,
 }
 
-/// An event that waits for the program.
 #[derive(Debug)]
 struct Waiting<T> {
     event: T,
-    /// The object that it belongs to, so that it can be forgotten with it.
     source: ObjectId,
-    /// While the checker is on, who looks whether it waits for long: as long as it waits.
+    /// Watch of the checker for events left unread, which ends with the event.
     watch: Option<Arc<dyn Deadline>>,
 }
 
-/// Events in order, and a descriptor that is readable while there are any.
+/// A queue of events with a descriptor that is readable while it has any.
 ///
-/// Invariant while the lock is free: count of `units` + readers that took a unit and wait for the
-/// lock = events queued, or more after [`EventQueue::forget`] or [`EventQueue::try_next`] met such
-/// a reader, which then finds nothing and waits again.
+/// Invariant while the lock is free: count of `units` plus readers that took a unit and wait for
+/// the lock is the number of events, or more after [`EventQueue::forget`] or
+/// [`EventQueue::take_next`] overtook such a reader, which then waits again.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    /// The program's descriptor: an epoll set with `units`.
+    /// Descriptor for the program: an epoll set that holds `units`.
     fd: OwnedFd,
-    /// The eventfd. Blocks, but for the moments of [`EventQueue::take_unit_by_mode`].
+    /// The eventfd. Blocking, except within [`EventQueue::take_unit_by_mode`].
     units: File,
     events: Mutex<rank::Events, VecDeque<Waiting<T>>>,
 }
@@ -117,21 +111,18 @@ impl<T> EventQueue<T> {
         self.fd.as_fd()
     }
 
-    /// Queues an event of `source` and makes the descriptor readable for one more event.
     pub(crate) fn push(&self, source: ObjectId, event: T, watch: Option<Arc<dyn Deadline>>) {
         let mut events = self.events.lock();
         events.push_back(Waiting { event, source, watch });
         wake(self.units.as_raw_fd());
     }
 
-    /// Takes the oldest event. Waits for one, or fails with EAGAIN if the descriptor is
-    /// non-blocking.
     pub(crate) fn next(&self) -> Result<T, Error> {
         loop {
             let sleeps = self.sleep_on().map_err(|_| Error::new(libc::EAGAIN, "no event is pending"))?;
             if sleeps.is_some() {
                 match (&self.units).read(&mut [0; 8]) {
-                    // The unit was not blocking for a moment.
+                    // `take_unit_by_mode` had made the eventfd non-blocking.
                     Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                     read => read.map_err(|e| Error::os("cannot wait for an event", &e))?,
                 };
@@ -142,11 +133,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// The descriptor whose next unit a thread has to `read` before it can have an event; `None` if
-    /// one is there.
-    ///
-    /// # Errors
-    /// EAGAIN if the program has made its descriptor non-blocking.
+    /// Returns the descriptor to `read` a unit from before taking an event; `None` if an event is
+    /// pending. EAGAIN if the program has made its descriptor non-blocking.
     pub(crate) fn sleep_on(&self) -> io::Result<Option<RawFd>> {
         if !self.is_empty() {
             return Ok(None);
@@ -158,8 +146,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// The oldest event, if there is one; `slept` says that the caller has read its unit. Never
-    /// waits.
+    /// Takes the oldest event without waiting; `slept` is true if the caller has read its unit.
     pub(crate) fn take_next(&self, slept: bool) -> Option<T> {
         let mut events = self.events.lock();
         let waiting = events.pop_front()?;
@@ -174,27 +161,21 @@ impl<T> EventQueue<T> {
         self.events.lock().is_empty()
     }
 
-    /// What the oldest event belongs to, if it is the one with this `watch`, and how many there
-    /// are.
+    /// Returns the source of the oldest event and the number of events, if that event has this
+    /// `watch`.
     pub(crate) fn oldest_of(&self, watch: &dyn Deadline) -> Option<(ObjectId, usize)> {
         let events = self.events.lock();
-        let is_it = |own: &Arc<dyn Deadline>| ptr::addr_eq(Arc::as_ptr(own), watch);
-        let oldest = events.front().filter(|oldest| oldest.watch.as_ref().is_some_and(is_it))?;
+        let is_watch = |own: &Arc<dyn Deadline>| ptr::addr_eq(Arc::as_ptr(own), watch);
+        let oldest = events.front().filter(|oldest| oldest.watch.as_ref().is_some_and(is_watch))?;
         Some((oldest.source, events.len()))
     }
 
-    /// Takes the oldest event, if there is one. Never waits, whatever the mode of the descriptor.
-    pub(crate) fn try_next(&self) -> Option<T> {
-        self.take_next(false)
-    }
-
-    /// Drops the queued events of an object that goes away.
     pub(crate) fn forget(&self, source: ObjectId) {
-        drop(self.take(source));
+        drop(self.take_of(source));
     }
 
-    /// Takes out the queued events of an object, in order.
-    pub(crate) fn take(&self, source: ObjectId) -> Vec<T> {
+    /// Removes and returns the events of `source`, in order.
+    pub(crate) fn take_of(&self, source: ObjectId) -> Vec<T> {
         let mut events = self.events.lock();
         let (taken, kept): (VecDeque<_>, _) = events.drain(..).partition(|waiting| waiting.source == source);
         *events = kept;
@@ -203,7 +184,7 @@ impl<T> EventQueue<T> {
         taken.into_iter().map(|waiting| waiting.event).collect()
     }
 
-    /// Takes one unit if there is one, without waiting. Under the lock.
+    /// Takes one unit, if there is one, without waiting. Needs the lock.
     fn take_unit(&self) {
         let mut unit = [0u8; 8];
         let iov = libc::iovec { iov_base: unit.as_mut_ptr().cast(), iov_len: unit.len() };
@@ -215,28 +196,27 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// As [`EventQueue::take_unit`], for kernels before 5.8, which cannot read an eventfd without
-    /// waiting. Threads that begin to sleep meanwhile get EAGAIN and begin again.
+    /// As [`EventQueue::take_unit`], for kernels before 5.8, which cannot read an eventfd with
+    /// RWF_NOWAIT. Threads that begin to sleep meanwhile get EAGAIN and retry.
     fn take_unit_by_mode(&self) {
         let set_mode = |mode: libc::c_int| {
             // SAFETY: takes no pointers.
             let _ = unsafe { libc::fcntl(self.units.as_raw_fd(), libc::F_SETFL, mode) };
         };
         set_mode(libc::O_NONBLOCK);
-        // Empty if a thread that slept has taken it.
+        // Empty if a woken reader was faster.
         let _ = (&self.units).read(&mut [0; 8]);
         set_mode(0);
     }
 }
 
-/// A new eventfd in semaphore mode.
 fn eventfd() -> io::Result<File> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
     owned(fd).map(File::from)
 }
 
-/// A new epoll set that is readable while `units` is.
+/// Creates an epoll set that is readable while `units` is.
 fn epoll_of(units: &File) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let set = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -293,7 +273,6 @@ mod tests {
         assert_eq!(revents(queue.fd()), 0);
     }
 
-    /// Events that `set` reports at once.
     fn reported(set: &OwnedFd) -> Vec<u32> {
         let mut found = [libc::epoll_event { events: 0, u64: 0 }; 4];
         // SAFETY: room for four events, which outlives the call.
@@ -317,12 +296,12 @@ mod tests {
             assert_eq!(reported(&set), [0; 0]);
         }
         for event in 0..3 {
-            assert_eq!((queue.try_next(), reported(&set)), (Some(event), vec![]));
+            assert_eq!((queue.take_next(false), reported(&set)), (Some(event), vec![]));
         }
     }
 
     #[test]
-    fn unit_taken_by_mode_wakes_no_sleeper_and_fails_none() {
+    fn take_unit_by_mode_keeps_sleeping_readers_intact() {
         let queue = Arc::new(EventQueue::new().unwrap());
         let reader = std::thread::spawn({
             let queue = Arc::clone(&queue);
@@ -351,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn a_non_blocking_descriptor_gives_eagain() {
+    fn non_blocking_descriptor_gives_eagain() {
         let queue: EventQueue<u8> = EventQueue::new().unwrap();
         set_nonblocking(queue.fd());
         assert_eq!(queue.next().unwrap_err().errno(), libc::EAGAIN);
     }
 
     #[test]
-    fn a_waiting_reader_is_woken() {
+    fn waiting_reader_is_woken() {
         let queue = Arc::new(EventQueue::new().unwrap());
         let reader = std::thread::spawn({
             let queue = Arc::clone(&queue);
@@ -369,18 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn events_taken_without_waiting_leave_no_unit_behind() {
+    fn taking_without_waiting_leaves_no_unit() {
         let queue = EventQueue::new().unwrap();
-        assert_eq!(queue.try_next(), None, "and it does not wait");
+        assert_eq!(queue.take_next(false), None, "returns without waiting");
         push(&queue, 1);
         push(&queue, 2);
-        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(1), true));
-        assert_eq!((queue.try_next(), is_readable(queue.fd())), (Some(2), false));
-        assert_eq!(queue.try_next(), None);
+        assert_eq!((queue.take_next(false), is_readable(queue.fd())), (Some(1), true));
+        assert_eq!((queue.take_next(false), is_readable(queue.fd())), (Some(2), false));
+        assert_eq!(queue.take_next(false), None);
     }
 
     #[test]
-    fn forgotten_events_leave_no_unit_behind() {
+    fn forgotten_events_leave_no_unit() {
         let queue = EventQueue::new().unwrap();
         let [gone, stays] = [ObjectId::next(), ObjectId::next()];
         for (source, event) in [(gone, 1), (stays, 2), (gone, 1), (stays, 3)] {
@@ -393,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn forgetting_under_a_waiting_reader_neither_blocks_nor_feeds_it() {
+    fn forget_leaves_waiting_reader_asleep() {
         let queue = Arc::new(EventQueue::new().unwrap());
         let reader = std::thread::spawn({
             let queue = Arc::clone(&queue);

@@ -1,19 +1,13 @@
-//! A program that forks: the child may go on using what it inherited. **Unsafe room**:
-//! `pthread_atfork`.
+//! Forks: the child may go on using what it inherited. Contains unsafe code for `pthread_atfork`.
 //!
-//! A fork copies memory but only one thread, so a lock that another thread holds at that moment
-//! would stay locked for ever in the child, and the sockets would have two owners. Before the fork
-//! we therefore take every lock that our background thread can hold (the receive side, the tables,
-//! each queue pair, the flows and timers; completion queues, shared receive queues and memory
-//! tables are only taken by it inside those; and what records and spoils packets), and that of the
-//! list of devices. Afterwards both sides let go of them, and the child closes its copies of the
-//! sockets, so that the packets of the parent stay the parent's, and counts from 0; their names
-//! stay, too. Engines of the child start again when it creates its first queue pair; queue pairs it
-//! inherited belong to the parent and refuse work.
+//! A lock that another thread holds during the fork would stay locked in the child, and sockets
+//! would have two owners. So the handlers take every lock that a background thread takes first, and
+//! both sides release them. The child closes its copies of the sockets, which keeps the parent's
+//! packets, and resets counters. Its engines start again with its first queue pair; inherited queue
+//! pairs refuse work.
 //!
-//! What this cannot cover is another thread of the program that is inside a verb on a completion
-//! queue, a shared receive queue or a memory region at the moment of the fork; POSIX promises such
-//! programs nothing either.
+//! Not covered: another thread inside a verb on a completion queue, shared receive queue or memory
+//! region at that moment. POSIX promises such programs nothing either.
 
 use crate::device::Device;
 use crate::ib_cm::{observers_lock, ports};
@@ -31,31 +25,29 @@ use roxe_observe::reasons;
 use std::cell::Cell;
 use std::sync::{Arc, Once};
 
-/// Everything that is locked while a thread forks.
+/// Locks held during the fork, by their owners.
 #[derive(Default)]
 struct Held {
     runtimes: Vec<Runtime>,
-    /// The first engines and all further ones.
     engines: Vec<Arc<Engine>>,
-    /// Those that the engines had when their tables were locked.
+    /// Queue pairs of the engines when their tables were locked.
     qps: Vec<Arc<dyn QueuePair>>,
 }
 
 thread_local! {
-    /// What the fork that this thread is in the middle of has locked. The child's only thread is a
-    /// copy of this one.
+    /// Locks of the fork that this thread is in. The child's only thread is a copy of it.
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
-/// The engine of `device` in this process, from now on ready for a fork. EINVAL: an environment
-/// variable is not understood.
+/// Returns the engine of `device` in this process, with fork handlers installed. EINVAL: an
+/// environment variable is not understood.
 pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     install();
     Runtime::get(device)
 }
 
-/// Installs the fork handlers, once, before anything is made that a child shall not use as its own.
-/// Without memory for them (the only failure) forks are as unsafe as in a program without handlers.
+/// Installs the fork handlers, once, before the first object that a child must not share. If this
+/// fails for lack of memory, forks are unsafe.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -76,9 +68,8 @@ extern "C" fn before() {
     HELD.set(Some(Held { runtimes, engines, qps }));
 }
 
-/// Takes the locks outside of that of the list of engines, that one, and the one of their further
-/// engines. Connection managers look for engines, so theirs come first; as one may be made
-/// meanwhile, this looks again when it has the list.
+/// Locks connection managers, then the lists of devices, engines and further engines. An engine may
+/// be created before the list is locked, so this repeats until the list is unchanged.
 fn lock_runtimes() -> Vec<Runtime> {
     loop {
         let engines = alive(&ENGINES.lock());
@@ -96,21 +87,19 @@ fn lock_runtimes() -> Vec<Runtime> {
     }
 }
 
-/// These locks in the order of their ranks, whether they are of one engine or of the process.
 fn in_order<'a>(locks: impl Iterator<Item = &'a dyn Lockable>) -> impl Iterator<Item = &'a dyn Lockable> {
     let mut locks: Vec<_> = locks.collect();
     locks.sort_by_key(|lock| lock.level());
     locks.into_iter()
 }
 
-/// The locks between that of the list of engines and those of their tables.
+/// Locks that rank between the list of engines and their tables.
 fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = [process::outer_lock()].map(|lock| -> &'a dyn Lockable { lock });
     engines.iter().flat_map(|engine| engine.outer_locks()).chain(of_process)
 }
 
-/// The locks inside of those of queue pairs. Which there are is certain once those outside are
-/// taken.
+/// Locks that rank inside those of queue pairs; complete once the outer ones are held.
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
@@ -122,8 +111,7 @@ fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Itera
     engines.iter().flat_map(|engine| engine.inner_locks()).chain(inboxes).chain(of_process)
 }
 
-/// Releases what [`before`] took, in this thread or in the one this is a copy of, and returns the
-/// engines.
+/// Releases the locks of [`before`], in the parent or the child, and returns the engines.
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
     let Held { runtimes, engines, qps } = HELD.take().unwrap_or_default();
     inside(&runtimes, &engines).for_each(unlock);
@@ -137,7 +125,7 @@ fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
 
 fn unlock_in_parent(lock: &dyn Lockable) {
     // SAFETY: `release` passes the locks that `before` took, for the same engines and queue pairs,
-    // whose lists nobody can change until they are unlocked.
+    // whose lists cannot change until they are unlocked.
     unsafe { lock.unlock_raw() }
 }
 
@@ -150,7 +138,7 @@ fn unlock_in_child(lock: &dyn Lockable) {
 }
 
 extern "C" fn after_in_parent() {
-    drop(release(unlock_in_parent));
+    release(unlock_in_parent);
 }
 
 extern "C" fn after_in_child() {
@@ -176,19 +164,17 @@ mod tests {
     /// The fork handlers run while the test has its lock.
     mod rank {
         crate::ranks! { pub(crate), 1.. ;
-            /// That of the test.
             OfTest,
         }
     }
 
-    /// Whether a thread of this process sleeps.
     fn sleeps(thread: i32) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
     }
 
     #[test]
-    fn a_lock_comes_back_from_a_thread_that_the_child_lacks() {
+    fn child_takes_back_lock_handed_to_missing_thread() {
         static LOCK: Mutex<rank::OfTest, ()> = Mutex::new(());
         static WAITER: AtomicI32 = AtomicI32::new(0);
         LOCK.lock_raw();
@@ -200,8 +186,8 @@ mod tests {
         while !sleeps(WAITER.load(Ordering::SeqCst)) {
             std::thread::yield_now();
         }
-        // SAFETY: the child has the lock as this thread has it, hands it over to the copy of who
-        // waits, which nobody runs, and ends with `_exit`.
+        // SAFETY: the child owns the lock as this thread does, unlocks it in favour of the waiter,
+        // which it lacks, and ends with `_exit`.
         let pid = unsafe {
             let pid = libc::fork();
             if pid == 0 {

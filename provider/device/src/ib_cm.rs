@@ -1,12 +1,10 @@
-//! What connections stand on (`ib_cm` of the kernel): one connection manager per device and
-//! process, the [`Agent`], between the verbs of programs and queue pair 1; and which ids hear of
-//! changes of network interfaces.
+//! Connection management of a device (`ib_cm` of the kernel): the [`Agent`] between verbs and queue
+//! pair 1, and the list of ids that observe network interfaces.
 //!
-//! The agent takes what the engine hands up, and runs the machine of [`roxe_transport::cm`]. Under
-//! its lock a verb, a message or a timer works on the machine, with a [`Session`]; what comes of
-//! it, messages and events, leaves before the lock is dropped. May touch everything of the engine.
-//! `ports` says which program has which port. Ids are known by the traits [`CmHandler`] and
-//! [`Observer`] only.
+//! Verbs, messages and timers work on the state machine of [`roxe_transport::cm`] with a
+//! [`Session`], under the agent's lock; the resulting messages and events leave before it is
+//! dropped. Messages arrive under the lock of the receive side, which ranks inside the agent's, and
+//! so wait in an inbox.
 
 pub(crate) mod ports;
 mod session;
@@ -32,33 +30,30 @@ use std::time::Duration;
 
 pub(crate) use session::{CmHandler, Request, Session};
 
-/// Messages that wait for the agent; more are lost, as on any network.
+/// Messages in the inbox; further ones are lost, as on any network.
 const MAX_INBOX: usize = 4096;
-/// How often a process that ends says what nobody will repeat for it.
+/// Copies of the last messages of a process that ends, because it cannot retransmit them.
 const END_REPEATS: usize = 3;
 
-/// Everything of connection management of one device in this process.
+/// Connection management of one device in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Agent {
-    /// `None` until somebody needs it, and again in the child of a fork.
+    /// `None` until first used, and again in the child of a fork.
     core: Mutex<rank::CmAgent, Option<Core>>,
-    /// The engine knows whether something is in there.
+    /// Work for the next thread that gets `core`; the engine knows if there is any.
     inbox: Mutex<rank::CmInbox, Inbox>,
 }
 
-/// What the lock guards.
 #[derive(Debug)]
 struct Core {
     cm: Cm,
     ids: HashMap<CommId, Arc<dyn CmHandler>>,
     listeners: HashMap<ListenId, Arc<dyn CmHandler>>,
     mad_sender: MadSender,
-    /// When the engine's timers call next.
     called_at: Option<Instant>,
-    /// When to check the peers, and the requests that nobody answers.
+    /// Time of the next check of peers and unanswered requests.
     check_at: Option<Instant>,
     unanswered: Vec<Unanswered>,
-    /// Where numbers come from that nobody can predict.
     random: fn() -> u64,
 }
 
@@ -73,13 +68,11 @@ impl Core {
 
     fn session<'a>(&'a mut self, engine: &'a Engine) -> Session<'a> {
         let Self { cm, ids, listeners, mad_sender, check_at, unanswered, random, .. } = self;
-        let (cx, errno_of_silence) = (Cx { now: clock::now(), random }, libc::ETIMEDOUT);
-        Session { cm, engine, ids, listeners, cx, check_at, unanswered, errno_of_silence, mad_sender }
+        let (cx, timeout_errno) = (Cx { now: clock::now(), random }, libc::ETIMEDOUT);
+        Session { cm, engine, ids, listeners, cx, check_at, unanswered, timeout_errno, mad_sender }
     }
 
-    /// Asks the engine to call when the machine's next timer is due, or the peers are to be
-    /// checked.
-    fn ask_for_call(&mut self, engine: &Engine) {
+    fn register_timer(&mut self, engine: &Engine) {
         let Some(due) = self.cm.poll_timeout().into_iter().chain(self.check_at).min() else { return };
         if self.called_at.is_none_or(|at| due < at) {
             self.called_at = Some(due);
@@ -87,14 +80,14 @@ impl Core {
         }
     }
 
-    fn work_off(&mut self, engine: &Engine, mut inbox: Inbox) {
-        // A call that an earlier one has overtaken means nothing.
+    fn process(&mut self, engine: &Engine, mut inbox: Inbox) {
+        // Ignore a call that an earlier one has replaced.
         inbox.call = inbox.call.filter(|call| self.called_at.is_some_and(|at| at <= *call));
         if inbox.call.is_some() {
             self.called_at = None;
         }
-        self.session(engine).take_in(inbox);
-        self.ask_for_call(engine);
+        self.session(engine).process(inbox);
+        self.register_timer(engine);
     }
 }
 
@@ -105,31 +98,26 @@ impl Agent {
         std::mem::take(&mut *inbox)
     }
 
-    /// In the child of a fork: connections and listeners are the parent's.
+    /// Drops the parent's connections and listeners in the child of a fork.
     pub(crate) fn abandon(&self) {
-        // What the child holds itself stays; nothing is told to anybody.
         drop(self.core.lock().take());
         drop(std::mem::take(&mut *self.inbox.lock()));
     }
 
-    /// The lock, for the fork handlers.
     pub(crate) fn raw(&self) -> &impl Lockable {
         &self.core
     }
 
-    /// That of the inbox.
     pub(crate) fn raw_inbox(&self) -> &impl Lockable {
         &self.inbox
     }
 
-    /// Starts the engine and its sockets if need be, runs `verb` under the agent's lock, then sends
-    /// the messages and delivers the events that came of it. Take no lock of an id around this.
-    ///
-    /// # Errors
-    /// Why the engine cannot start: no address, no slot.
+    /// Starts the engine and its sockets, runs `verb` under the agent's lock, and sends the
+    /// resulting messages and events. Fails if the engine cannot start: no address, no slot. Do not
+    /// call this with the lock of an id.
     pub(crate) fn run<T>(&self, engine: &Engine, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
         engine.start_with_links()?;
-        // Whoever calls is likely to wait for an event next.
+        // The caller is likely to wait for an event next.
         engine.arm();
         let value = {
             let mut core = self.core.lock();
@@ -137,18 +125,17 @@ impl Agent {
             let mut session = core.session(engine);
             let value = verb(&mut session);
             session.settle();
-            core.ask_for_call(engine);
+            core.register_timer(engine);
             value
         };
-        look_again(engine);
+        run_again(engine);
         Ok(value)
     }
 
-    /// How many connections and lookups there are, those included that are over but for late
-    /// packets.
+    /// Number of connections and lookups, including those in timewait.
     pub(crate) fn connections(&self, engine: &Engine) -> usize {
         let count = self.core.lock().as_ref().map_or(0, |core| core.cm.len());
-        look_again(engine);
+        run_again(engine);
         count
     }
 
@@ -159,25 +146,24 @@ impl Agent {
         core.as_mut().ok_or_else(|| Error::new(libc::ENODEV, "connection management is not running"))
     }
 
-    fn work_off(&self, engine: &Engine) {
+    fn process_inbox(&self, engine: &Engine) {
         while engine.scheduler.has_connection_work() {
             fence(Ordering::SeqCst);
             let Some(mut guard) = self.core.try_lock() else { return };
-            // Without numbers of its own this process cannot have been meant.
+            // Without numbers of its own this process cannot be the destination.
             let Ok(core) = self.ensure(&mut guard, engine) else {
                 return engine.counters().mads_lost.add(self.empty_inbox(engine).messages.len() as u64);
             };
-            core.work_off(engine, self.empty_inbox(engine));
+            core.process(engine, self.empty_inbox(engine));
             drop(guard);
             fence(Ordering::SeqCst);
         }
     }
 }
 
-/// What the engine hands up: messages and deadlines wait in the inbox, changes of the interface are
-/// passed on.
+/// The engine's side: messages and deadlines enter the inbox.
 impl Services for Agent {
-    /// Leaves a message for whoever calls [`Engine::run_cm`] next.
+    /// Queues a message for the next [`Engine::run_cm`].
     fn leave_message(&self, engine: &Engine, route: Route, mad: Mad) {
         let mut inbox = self.inbox.lock();
         if inbox.messages.len() < MAX_INBOX {
@@ -188,35 +174,35 @@ impl Services for Agent {
         }
     }
 
-    /// The call that was asked for `deadline`: the next one of [`Engine::run_cm`] acts on it.
+    /// Queues the call for `deadline` for the next [`Engine::run_cm`].
     fn leave_deadline(&self, engine: &Engine, deadline: Instant) {
         let mut inbox = self.inbox.lock();
         inbox.call = inbox.call.max(Some(deadline));
         engine.scheduler.note_connection_work();
     }
 
-    /// Works off what waits for the agent. Whoever finds it locked leaves the inbox to the thread
-    /// that holds it, which looks once more after it has let go: the fences see to it that one of
-    /// the two finds what is there.
+    /// Processes the inbox. A thread that finds the agent locked leaves the inbox to the holder,
+    /// which looks again after it has unlocked; the fences ensure that one of the two finds the
+    /// work.
     #[cold]
     fn run_connections(&self, engine: &Engine) {
-        uncancelled(|| self.work_off(engine));
+        uncancelled(|| self.process_inbox(engine));
     }
 
-    /// The process ends: the program forgets all connections and lookups, and peers are told so
-    /// several times. Takes the lock only if it gets it in time.
+    /// Ends all connections and lookups when the process ends, and notifies peers. Gives up if the
+    /// lock is not free within `limit`.
     // clause: CM-DISCONNECT, CM-PARTING
     fn end_connections(&self, engine: &Engine, limit: Duration) {
         let Some(mut guard) = self.core.try_lock_for(limit) else { return };
         let Some(core) = guard.as_mut() else { return };
         let mut session = core.session(engine);
-        let everybody: Vec<_> = session.cm.all().collect();
-        session.end_all(&everybody);
-        // Nothing is lost on the way to other processes of this host, and those notice.
-        let is_far = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
-        let far: Vec<_> = everybody.into_iter().filter(is_far).collect();
+        let all: Vec<_> = session.cm.all().collect();
+        session.end_all(&all);
+        // Messages to this host are not lost, and its processes notice the end by themselves.
+        let is_remote = |(_, route): &(CommId, Route)| engine.link(route.remote).is_none();
+        let remote: Vec<_> = all.into_iter().filter(is_remote).collect();
         for _ in 1..END_REPEATS {
-            session.end_all(&far);
+            session.end_all(&remote);
         }
         session.settle();
     }
@@ -227,22 +213,20 @@ impl Services for Agent {
     }
 }
 
-/// The agent was let go of: who came for it meanwhile has left again.
-fn look_again(engine: &Engine) {
+/// Processes what arrived while the agent was locked.
+fn run_again(engine: &Engine) {
     fence(Ordering::SeqCst);
     engine.run_cm();
 }
 
-/// A number that nobody can predict: ids and starting PSNs keep strangers out of connections.
+/// Returns an unpredictable number: ids and starting PSNs keep strangers out of connections.
 fn draw() -> u64 {
-    // The system refuses only where it has been told to. Then the keys of hash maps, which it gave
-    // earlier, must do.
+    // getrandom may be forbidden (seccomp); then the keys of hash maps, drawn earlier, must do.
     random::number().unwrap_or_else(|_| RandomState::new().hash_one(clock::now().0))
 }
 
-/// Who hears of changes of an interface.
 pub(crate) trait Observer: Send + Sync {
-    /// The interface of `adapter` has changed. Called without any lock.
+    /// Called without any lock after the interface of `adapter` has changed.
     fn interface_changed(&self, adapter: &Adapter);
 }
 
@@ -250,17 +234,15 @@ type Observers = HashMap<ObjectId, Weak<dyn Observer>>;
 
 static OBSERVERS: LazyLock<Mutex<rank::CmIds, Observers>> = LazyLock::new(Mutex::default);
 
-/// From now on `observer` hears of every change, until [`unobserve`] is called with the same name.
+/// Registers `observer` until [`unobserve`] with the same name.
 pub(crate) fn observe(name: ObjectId, observer: Weak<dyn Observer>) {
     OBSERVERS.lock().insert(name, observer);
 }
 
-/// The observer with this name goes away.
 pub(crate) fn unobserve(name: ObjectId) {
     OBSERVERS.lock().remove(&name);
 }
 
-/// The lock of the list, for the fork handlers.
 pub(crate) fn observers_lock() -> &'static impl Lockable {
     &*OBSERVERS
 }

@@ -1,72 +1,36 @@
-//! What a program holds of a device: contexts, memory, queues, completions, events and connections.
+//! An RDMA device in this process, as a program holds it: contexts, memory, queues, completions,
+//! events and connections.
 //!
 //! ```text
-//! devices() -> Device -> Context -+-> Pd -+-> Mr, Mw     memory and windows, and their keys
-//!                                 |       +-> Ah         where datagrams go
-//!                                 |       +-> Qp         the transport's state machine, its queues
-//!                                 |       +-> Srq        shared receives, posted tags
-//!                                 |       +-> Wq         receives of a hash queue pair
+//! devices() -> Device -> Context -+-> Pd -+-> Mr, Mw     memory regions and windows
+//!                                 |       +-> Ah         destinations of datagrams
+//!                                 |       +-> Qp         queue pairs
+//!                                 |       +-> Srq        shared receive queues, tag matching
+//!                                 |       +-> Wq         receive work queues
 //!                                 +-> Cq, CompChannel    completions, and descriptors to wait on
-//!                                 +-> Dm                 memory of the card
-//!                                 +-> Xrcd               an XRC domain: shared queues and targets
+//!                                 +-> Dm                 device memory
+//!                                 +-> Xrcd               XRC domains
 //! cm::Channel -> cm::Id                                  connections, listeners, datagram services
 //! ```
 //!
-//! # The files, from below
+//! The method that creates an object is in the object's file. To follow a SEND read `qp::send`,
+//! `qp::core` and `qp::host`, then [`roxe_engine::tx`]; a packet goes from [`roxe_engine::engine`]
+//! to `qp::queue_pair` and `qp::host`, its completion to `cq`.
 //!
-//! No file imports one that imports it. An object knows the context or the domain that it belongs
-//! to; the method of these that creates an object is in the file of the object.
+//! # Threads
 //!
-//! - `event`, `sleepers`: queues of events with a descriptor; which of them nobody reads, and
-//!   threads that sleep in front of them
-//! - `weakest`: the weakest legal card: what queues do for it
-//! - `device`, `context`: a card and one opening of it: memory table, asynchronous
-//!   events, engine; `engine_set`: which engines complete something in one place
-//! - `pd`, `ah`, `mr`, `mw`, `dm`: memory and addresses
-//! - `comp_channel`, `cq`, `srq`: where completions go, and where receives come from
-//! - `qp`, `wq`: queue pairs: the verbs, a visit under the lock, what the engine asks of them
-//! - `xrcd`: XRC domains
-//! - `ib_cm`: the connection manager of a device, which engines hand messages and changes of the
-//!   interface up to, and who has which port
-//! - `runtime`: the devices and engines of this process
-//! - `fork`, `devices`: a fork; the list of devices, opening one, and the end of the process
-//! - [`cm`]: the objects behind librdmacm, above everything else
-//!
-//! A SEND goes through `qp::send` (posting, and whether it leaves now), `qp::core` (a visit:
-//! transmit, timer, events) and `qp::host` (payload and room) to [`roxe_engine::tx`]; a packet
-//! comes from the receive side of [`roxe_engine::engine`] to `qp::queue_pair`, and its completion
-//! goes by `qp::host` to `cq`. Tag matching is in `srq`, raw packets with flows and RSS in
-//! `qp::steering` and `wq`, the weakest legal card in `weakest`, what runs only for the checker or
-//! that card in `qp::cold`: who reads the path of a packet can skip these.
-//!
-//! # Who runs what
-//!
-//! The program's own threads drive the card. Posting a send builds and sends packets on the
-//! caller's thread. Polling an empty completion queue receives what has arrived, for all queue
-//! pairs of its engine: that of the thread that made the queue. A background thread for each engine
-//! does the same while nobody polls: for programs that sleep on a channel, for passive targets of
-//! READ and WRITE, and for timers. It also follows the network interface, from the first opening of
-//! the device on: port state, GID table, their events. No object belongs to a thread; each has a
-//! lock of its own.
+//! The program's threads drive the card. Posting a send builds and sends packets. Polling an empty
+//! completion queue receives packets for all queue pairs of its engine, which is that of the thread
+//! that created the queue. A background thread per engine does the same while no thread polls: for
+//! programs that sleep on a channel, for targets of READ and WRITE, and for timers. It also follows
+//! the network interface (port state, GID table). No object is bound to a thread.
 //!
 //! # Locks
 //!
-//! The table of ranks in [`roxe_base::lock`] is the order in which they are taken; a thread that
-//! breaks it ends the process in builds with debug assertions.
-//!
-//! Messages for the connection manager arrive under the lock of the receive side, which is inside
-//! of its own: they wait in its inbox until that is free.
-//!
-//! No lock is held while a program's thread waits. A queue pair's lock is held while its own
-//! packets are handed to the socket, which keeps them in order; completion channels are written to
-//! after it is dropped. The memory table is held for reading while bytes are copied, mostly for all
-//! packets of a visit, so a deregistration that has returned means that nobody touches the memory.
-//!
-//! # Unsafe code
-//!
-//! In `event` (system calls on an eventfd) and `fork` (`pthread_atfork`, and locks across a fork).
-//! `mr/registration` has functions whose callers promise what the memory is; everything else is
-//! safe.
+//! [`roxe_base::lock`] defines the lock order; debug builds check it. No lock is held while a
+//! program's thread waits. A queue pair's lock is held while its packets are handed to the socket,
+//! which keeps them in order; completion channels are notified after it is dropped. The memory
+//! table is locked for reading while bytes are copied, so that no access follows a deregistration.
 #![deny(unsafe_code)]
 
 mod ah;
@@ -77,7 +41,6 @@ mod cq;
 mod device;
 mod devices;
 mod dm;
-mod engine_set;
 #[allow(unsafe_code)]
 mod event;
 #[allow(unsafe_code)]

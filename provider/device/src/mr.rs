@@ -1,66 +1,204 @@
-//! Memory regions as programs hold them: registering a part of a dma-buf, the region without
-//! memory, and advice about registered memory. Registering memory of the program and of the device
-//! is in `registration`.
-//!
-//! What is behind a key is the table's ([`roxe_memory::table`]). Touches no contents; asks the
-//! operating system about pages.
+//! Memory regions: registering memory of the program, device memory and dma-bufs, and changing and
+//! ending that. The memory table ([`roxe_memory::table`]) has the keys.
 
-mod registration;
-
+use crate::context::Context;
+use crate::dm::{Dm, Part};
 use crate::pd::Pd;
-use registration::{Backing, Terms, check_range, check_rights};
 use roxe_base::error::Error;
+use roxe_base::limits::MAX_MR_SIZE;
+use roxe_base::lock::{Mutex, rank};
+use roxe_base::uses::{ObjectId, Use};
+use roxe_check::{Event, Made, Memory, Tracked, is_checking, tell};
 use roxe_memory::guard;
 use roxe_memory::mapped::{self, Mapping, page_size};
-use roxe_memory::region::{Region, Users};
+use roxe_memory::region::{Region, Role, Users};
+use roxe_memory::table::MemoryTable;
 use roxe_transport::wr::{Access, Sge};
+use roxe_wire::{LKey, RKey};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(crate) use registration::note_use;
-pub use registration::{Mr, MrChange};
+/// A registered memory region.
+#[derive(Debug)]
+pub struct Mr {
+    context: Arc<Context>,
+    keys: Keys,
+    registration: Mutex<rank::Registration, Registration>,
+    tracked: Tracked,
+}
 
-/// The rights that a region of a dma-buf can have.
+/// The keys of a region: one entry of the memory table. While the checker is on, lists and peers
+/// have one each, to report an lkey used as rkey and vice versa.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    local: u32,
+    remote: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    addr: u64,
+    length: u64,
+    iova: u64,
+    access: Access,
+}
+
+/// Memory behind a region.
+#[derive(Debug)]
+enum Backing {
+    Program,
+    /// Device memory, kept allocated.
+    Device(#[expect(dead_code, reason = "held to be dropped")] Part),
+    None,
+    /// A mapping made for this region, removed after its key.
+    Mapped(#[expect(dead_code, reason = "held to be dropped")] Mapping),
+}
+
+#[derive(Debug)]
+struct Registration {
+    pd: Arc<Pd>,
+    terms: Terms,
+    backing: Backing,
+    /// Uses of the domain and of the quota, until the region is deregistered.
+    uses: Option<[Use; 2]>,
+    /// True if its mappings are marked, for the checker.
+    is_marked: bool,
+}
+
+/// Changes of [`Mr::reregister`]; `None` keeps a value.
+#[derive(Clone, Debug, Default)]
+pub struct MrChange {
+    /// New protection domain.
+    pub pd: Option<Arc<Pd>>,
+    /// New address and length; the region is named by the new address from then on.
+    pub range: Option<(u64, u64)>,
+    /// New rights.
+    pub access: Option<Access>,
+}
+
 const DMABUF_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
     .union(Access::RELAXED_ORDERING);
 
-/// A part of what a descriptor stands for.
+/// A part of a dma-buf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaBuf {
-    /// The descriptor; it may be closed when the region is registered.
+    /// Descriptor; it may be closed after registration.
     pub fd: RawFd,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
 }
 
-/// What shall become of the pages.
+/// Advice about pages (`man ibv_advise_mr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Present for reading.
+    /// Make them present for reading.
     Prefetch,
-    /// Present for writing.
+    /// Make them present for writing.
     PrefetchWrite,
-    /// Those that are present are made known to the card. Here that is so already: only the list is
-    /// checked.
+    /// Make present pages known to the card. They always are: only the list is checked.
     PrefetchNoFault,
 }
 
+impl Terms {
+    /// Checks the terms and returns their entry for the memory table. Errors as for [`Pd::reg_mr`].
+    fn check(self, pd: &Pd, backing: &Backing) -> Result<Region, Error> {
+        check_rights(self.access)?;
+        match backing {
+            Backing::Program => self.check_memory()?,
+            Backing::Device(_) => check_device_rights(self.access)?,
+            Backing::Mapped(_) | Backing::None => {}
+        }
+        Ok(self.region(pd, self.addr))
+    }
+
+    /// Checks that the program has the memory mapped.
+    fn check_memory(self) -> Result<(), Error> {
+        let Self { addr, length, access, .. } = self;
+        let base = self.base();
+        // clause: KEY-ON-DEMAND
+        let everything = access.contains(Access::ON_DEMAND) && (addr, base, length) == (0, 0, u64::MAX);
+        if !everything {
+            check_range(addr, base, length)?;
+        }
+        guard::install();
+        if !access.contains(Access::ON_DEMAND) {
+            mapped::check(addr, length, access.contains(Access::LOCAL_WRITE))?;
+        }
+        Ok(())
+    }
+
+    fn region(self, pd: &Pd, addr: u64) -> Region {
+        let Self { length, access, .. } = self;
+        let (users, role) = (Users::Domain(pd.id()), Role::Memory { windows: 0 });
+        Region { addr, base: self.base(), length, access, users, role }
+    }
+
+    fn checker_facts(self, pd: &Pd, keys: Keys) -> Memory {
+        let Self { addr, length, access, .. } = self;
+        let (context, pd) = (pd.context().id(), pd.object());
+        Memory { context, pd, lkey: keys.local, rkey: keys.remote, addr, base: self.base(), length, access }
+    }
+
+    fn base(self) -> u64 {
+        // clause: KEY-ZERO-BASED
+        if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova }
+    }
+}
+
 impl Pd {
-    /// Registers a part of a dma-buf: memory that the program names by a descriptor and need not
-    /// have mapped. Peers and lists name it by addresses from `iova`.
+    /// Registers `length` bytes at `addr`; lists and peers name them by addresses from `iova`, or
+    /// from 0 with `ZERO_BASED`. With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX`
+    /// bytes at 0 are the whole address space.
     ///
-    /// A card would reach it through the bus. This one maps it for itself, so anything serves that
-    /// `mmap` maps shared: a dma-buf whose exporter allows that, a file in memory.
+    /// # Safety
+    /// Until the region is deregistered ([`Mr::revoke`], or the last reference is dropped), queue
+    /// pairs of this domain and, with remote rights, peers read and write the memory. Nothing else
+    /// may rely on its contents, and no reference (`&[u8]`, `&mut [u8]`) to it may be used
+    /// meanwhile.
     ///
-    /// EINVAL: other rights than local and remote ones and relaxed ordering, remote write or atomic
-    /// rights without `LOCAL_WRITE`, an `iova` with another offset in its page than the part has, a
-    /// part that is empty or reaches beyond the end, or a descriptor that cannot be mapped. EBADF:
-    /// no descriptor. EACCES: one that was not opened for this.
+    /// # Errors
+    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped
+    /// with the needed rights. ENOMEM: the device has `max_mr`. EOPNOTSUPP: persistent memory.
+    #[allow(unsafe_code)]
+    pub unsafe fn reg_mr(
+        self: &Arc<Self>,
+        addr: u64,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, Error> {
+        let (terms, backing) = (Terms { addr, length, iova, access }, Backing::Program);
+        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
+    }
+
+    /// Registers `length` bytes of device memory at `offset`; lists and peers name them by
+    /// addresses from 0. EINVAL: beyond the buffer, freed memory or that of another context, rights
+    /// without `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM:
+    /// the device has `max_mr`.
+    pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
+        if !Arc::ptr_eq(dm.context(), self.context()) {
+            return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
+        }
+        let part = dm.part(offset, length)?;
+        let terms = Terms { addr: part.addr, length: part.length, iova: 0, access };
+        let backing = Backing::Device(part);
+        Mr::enter(self, terms, terms.check(self, &backing)?, backing)
+    }
+
+    /// Registers a part of a dma-buf, memory that the program need not have mapped. Lists and peers
+    /// name it by addresses from `iova`. Any descriptor serves that `mmap` can map shared.
+    ///
+    /// # Errors
+    /// EINVAL: rights other than local and remote ones and relaxed ordering, remote write or atomic
+    /// rights without `LOCAL_WRITE`, an `iova` with another offset within its page than `part`, a
+    /// part that is empty or too long, or a descriptor that cannot be mapped. EBADF: no descriptor.
+    /// EACCES: opened without the needed rights.
     pub fn reg_dmabuf_mr(self: &Arc<Self>, part: DmaBuf, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         // clause: KEY-DMABUF
         let within_page = page_size() - 1;
@@ -77,33 +215,28 @@ impl Pd {
         Mr::enter(self, terms, terms.region(self, mapping.addr()), Backing::Mapped(mapping))
     }
 
-    /// A region of any addresses that reads as zeros and forgets what is written: a program names
-    /// it where a list must have bytes that it does not care about. No peer can use its key.
-    /// ENOMEM: too many regions and windows.
+    /// Allocates a null region: any address reads as zeros, and writes are discarded. Only lists
+    /// can use its key. ENOMEM: too many regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
         let terms = Terms { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = Region { users: Users::Null(self.id()), ..terms.region(self, 0) };
         Mr::enter(self, terms, region, Backing::None)
     }
 
-    /// Follows `advice` for the whole list; returns when it is done. The operating system also
-    /// answers the page faults of regions that were registered with `ON_DEMAND`.
-    ///
-    /// EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
-    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory that is not mapped with
-    /// these rights. Then some of the list may have been followed.
+    /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
+    /// regions. EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
+    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory not mapped with these
+    /// rights. Some of the list may have been applied.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
         if advice == Advice::PrefetchNoFault {
             return Ok(());
         }
-        // No lock is held here: the pages may have to come from a disk. Whoever unmaps them
-        // meanwhile gets EFAULT.
+        // No lock is held: the pages may have to be read from a disk.
         ranges.into_iter().try_for_each(|(addr, length)| mapped::check(addr, length, write))
     }
 
-    /// Where the memory of a list's element is.
     fn locate(&self, sge: &Sge, write: bool) -> Result<(u64, u64), Error> {
         let (right, length) = (if write { Access::LOCAL_WRITE } else { Access::empty() }, u64::from(sge.length));
         let regions = self.context().memory().hold();
@@ -114,6 +247,257 @@ impl Pd {
             Error::new(libc::EFAULT, refused)
         })
     }
+}
+
+impl Mr {
+    /// Draws keys for `region` and creates its handle.
+    fn enter(pd: &Arc<Pd>, terms: Terms, region: Region, backing: Backing) -> Result<Arc<Self>, Error> {
+        let quota = pd.context().device().quotas().mrs.take()?;
+        let keys = Keys::draw(pd.context().memory(), region)?;
+        let is_marked = marked(terms, &backing);
+        let registration =
+            Registration { pd: Arc::clone(pd), terms, backing, uses: Some([pd.hold(), quota]), is_marked };
+        let tracked = Tracked::new(ObjectId::next(), || Made::Mr(terms.checker_facts(pd, keys)));
+        let (context, registration) = (Arc::clone(pd.context()), Mutex::new(registration));
+        Ok(Arc::new(Self { context, keys, registration, tracked }))
+    }
+
+    /// Protection domain.
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.registration.lock().pd)
+    }
+
+    /// Key for lists; the same number as [`Mr::rkey`] unless the checker is on.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.keys.local)
+    }
+
+    /// Key for peers.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.keys.remote)
+    }
+
+    /// Address by which lists and peers name the first byte.
+    pub fn base(&self) -> u64 {
+        self.registration.lock().terms.base()
+    }
+
+    /// Address of the memory; of no use to a program if it is device memory.
+    pub fn addr(&self) -> u64 {
+        self.registration.lock().terms.addr
+    }
+
+    /// Length in bytes.
+    pub fn length(&self) -> u64 {
+        self.registration.lock().terms.length
+    }
+
+    /// Registers the region anew under the same keys. After it returns, no access on the old terms
+    /// is in progress.
+    ///
+    /// # Errors
+    /// EINVAL: a domain of another context, or the region is deregistered or a null region.
+    /// EOPNOTSUPP: a region of a dma-buf. Others as for [`Pd::reg_mr`]. Nothing changed.
+    ///
+    /// # Safety
+    /// As [`Pd::reg_mr`], for the new memory.
+    #[allow(unsafe_code)]
+    pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
+        let mut now = self.registration.lock();
+        if now.uses.is_none() {
+            return Err(Error::invalid("the region is deregistered"));
+        }
+        now.backing.check_change(change.range.is_some())?;
+        let pd = change.pd.unwrap_or_else(|| Arc::clone(&now.pd));
+        if !Arc::ptr_eq(pd.context(), &self.context) {
+            return Err(Error::invalid("the protection domain belongs to another context than the region"));
+        }
+        let mut terms = now.terms;
+        if let Some((addr, length)) = change.range {
+            terms = Terms { addr, length, iova: addr, ..terms };
+        }
+        terms.access = change.access.unwrap_or(terms.access);
+        // clause: KEY-REREGISTERED
+        self.keys.replace(self.context.memory(), terms.check(&pd, &now.backing)?)?;
+        if let Some([pd_use, _]) = &mut now.uses {
+            *pd_use = pd.hold();
+        }
+        tell(|| Event::Reregistered(self.tracked.id(), terms.checker_facts(&pd, self.keys)));
+        if change.range.is_some() {
+            now.is_marked = marked(terms, &now.backing);
+        }
+        (now.pd, now.terms) = (pd, terms);
+        drop(now);
+        self.context.engine().settle_memory();
+        Ok(())
+    }
+
+    /// Removes the keys; when it returns, no access is in progress. Later calls do nothing. EBUSY
+    /// while memory windows are bound to the region.
+    pub fn deregister(&self) -> Result<(), Error> {
+        self.end(|keys, memory| {
+            keys.remove(memory).inspect_err(|error| tell(|| Event::DestroyRefused(self.tracked.id(), error)))
+        })
+    }
+
+    /// As [`Mr::deregister`], but also closes bound memory windows. Dropping does it, too.
+    pub fn revoke(&self) {
+        let _ = self.end(|keys, memory| {
+            keys.revoke(memory);
+            Ok(())
+        });
+    }
+
+    /// Removes the keys with `kill`, once, and releases the memory.
+    fn end(&self, kill: impl FnOnce(Keys, &MemoryTable) -> Result<(), Error>) -> Result<(), Error> {
+        let mut now = self.registration.lock();
+        if now.uses.is_some() {
+            if is_checking()
+                && now.is_marked
+                && may_check_mapping()
+                && !mapped::is_still_there(now.terms.addr, now.terms.length)
+            {
+                tell(|| Event::Unmapped { mr: self.tracked.id() });
+            }
+            tell(|| Event::DestroyBegun(self.tracked.id()));
+            kill(self.keys, self.context.memory())?;
+            self.tracked.end();
+            now.uses = None;
+            let backing = std::mem::replace(&mut now.backing, Backing::None);
+            drop(now);
+            // Delayed payload still goes to the program's memory.
+            self.context.engine().settle_memory();
+            drop(backing);
+        }
+        Ok(())
+    }
+}
+
+/// Rights of peers; with two keys the lkey does not grant them.
+const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// Grants a right that was withheld until its first use, and returns true if there was one. The
+/// memory table must not be held.
+pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
+    let given = if is_checking() { memory.give(rkey, access) } else { Access::empty() };
+    if !given.is_empty() {
+        tell(|| Event::FirstUse { rkey, right: given });
+    }
+    !given.is_empty()
+}
+
+impl Keys {
+    fn draw(memory: &MemoryTable, region: Region) -> Result<Self, Error> {
+        let Some((lists, peers)) = Self::split(region) else {
+            return memory.insert(region).map(|key| Self { local: key, remote: key });
+        };
+        let local = memory.insert(lists)?;
+        let remote = memory.insert(peers).inspect_err(|_| memory.revoke(local))?;
+        Ok(Self { local, remote })
+    }
+
+    /// Splits the entry into one for lists, to which windows are bound, and one for peers, which
+    /// withholds rights until their first use. Only while the checker is on.
+    fn split(region: Region) -> Option<(Region, Region)> {
+        let Users::Domain(pd) = region.users else { return None };
+        let lists = Region { access: region.access & !OF_PEERS, ..region };
+        is_checking().then(|| (lists, Region { users: Users::Peers(pd), ..region }.withholding()))
+    }
+
+    fn has_two(self) -> bool {
+        self.local != self.remote
+    }
+
+    fn replace(self, memory: &MemoryTable, region: Region) -> Result<(), Error> {
+        match Self::split(region).filter(|_| self.has_two()) {
+            None => memory.replace(self.local, region),
+            Some((lists, peers)) => {
+                memory.replace(self.local, lists)?;
+                memory.replace(self.remote, peers)
+            }
+        }
+    }
+
+    fn remove(self, memory: &MemoryTable) -> Result<(), Error> {
+        memory.remove(self.local)?;
+        if self.has_two() { memory.remove(self.remote) } else { Ok(()) }
+    }
+
+    fn revoke(self, memory: &MemoryTable) {
+        memory.revoke(self.local);
+        if self.has_two() {
+            memory.revoke(self.remote);
+        }
+    }
+}
+
+impl Backing {
+    /// Checks that a region of such memory can be registered anew, at another place if `moved`.
+    fn check_change(&self, moved: bool) -> Result<(), Error> {
+        match self {
+            Self::Device(_) if moved => {
+                Err(Error::invalid("a region in device memory keeps its place; deregister it and register another"))
+            }
+            Self::Program | Self::Device(_) => Ok(()),
+            Self::Mapped(_) => Err(Error::new(libc::EOPNOTSUPP, "a region of a dma-buf cannot be registered anew")),
+            Self::None => Err(Error::invalid("a null region cannot be registered anew")),
+        }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.revoke();
+    }
+}
+
+/// Marks the mappings of a region of the program, for the checker.
+fn marked(terms: Terms, backing: &Backing) -> bool {
+    let is_pinned = matches!(backing, Backing::Program) && !terms.access.contains(Access::ON_DEMAND);
+    is_checking() && is_pinned && mapped::mark(terms.addr, terms.length)
+}
+
+/// Returns true for the first regions deregistered, since examining all mappings takes long.
+fn may_check_mapping() -> bool {
+    const MOST: u32 = 1000;
+    static EXAMINED: AtomicU32 = AtomicU32::new(0);
+    EXAMINED.fetch_add(1, Ordering::Relaxed) < MOST
+}
+
+fn check_rights(access: Access) -> Result<(), Error> {
+    // clause: FLUSH-PERSISTENT
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(Error::new(
+            libc::EOPNOTSUPP,
+            "the device knows no persistent memory; register without FLUSH_PERSISTENT",
+        ));
+    }
+    // clause: KEY-LOCAL-WRITE
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Error::invalid(format!(
+            "access is {:#x}: IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE as well",
+            access.bits()
+        )));
+    }
+    Ok(())
+}
+
+/// Checks rights of device memory, which has addresses from 0 only and cannot be paged out.
+fn check_device_rights(access: Access) -> Result<(), Error> {
+    if !access.contains(Access::ZERO_BASED) || access.intersects(Access::ON_DEMAND | Access::HUGETLB) {
+        return Err(Error::invalid(
+            "a region in device memory needs ZERO_BASED and takes neither ON_DEMAND nor HUGETLB",
+        ));
+    }
+    Ok(())
+}
+
+fn check_range(addr: u64, base: u64, length: u64) -> Result<(), Error> {
+    let fits = addr.checked_add(length).is_some() && base.checked_add(length).is_some();
+    if !fits || length > MAX_MR_SIZE {
+        return Err(Error::invalid(format!("{length} bytes at {addr:#x} (named {base:#x}) exceed the address space")));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

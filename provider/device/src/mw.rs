@@ -1,7 +1,5 @@
-//! Memory windows as programs hold them: keys for parts of regions, opened and closed by work
-//! requests.
-//!
-//! What is behind a key is the table's ([`roxe_memory::table`]).
+//! Memory windows: keys for parts of regions, bound and invalidated by work requests. The memory
+//! table ([`roxe_memory::table`]) has the keys.
 
 use crate::pd::Pd;
 use roxe_base::error::Error;
@@ -17,15 +15,15 @@ use std::sync::Arc;
 pub struct Mw {
     pd: Arc<Pd>,
     kind: MwKind,
-    /// The first key it had; its upper 24 bits are those of every later one.
+    /// First key; its upper 24 bits are those of every later one.
     key: u32,
-    /// The use of the domain and the place in the quota; they end with the window.
+    /// Uses of the domain and of the quota, until the window is deallocated.
     uses: Mutex<rank::Uses, Option<[Use; 2]>>,
     tracked: Tracked,
 }
 
 impl Pd {
-    /// A memory window that is not bound yet. ENOMEM: there are `max_mw`.
+    /// Allocates an unbound memory window; ENOMEM if the device has `max_mw` already.
     pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
         let quota = self.context().device().quotas().mws.take()?;
         let window = Window::new(kind, self.id());
@@ -37,27 +35,27 @@ impl Pd {
 }
 
 impl Mw {
-    /// Its protection domain.
+    /// Protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// Which kind it is.
+    /// Kind of the window.
     pub fn kind(&self) -> MwKind {
         self.kind
     }
 
-    /// The key it was allocated with. Each binding replaces the lower 8 bits.
+    /// Key after allocation; each bind replaces the lower 8 bits.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// Closes the window for good; returns when no access through it is under way. Done by dropping
-    /// too; doing it again does nothing.
+    /// Closes the window for good; when it returns, no access through it is in progress. Dropping
+    /// does it, too; later calls do nothing.
     pub fn deallocate(&self) {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {
-            // Whoever finds the key dead finds the window gone.
+            // Before the key is invalid: then the window is gone for other threads.
             self.tracked.end();
             self.pd.context().memory().remove_window(self.key);
             drop(uses);

@@ -1,7 +1,4 @@
-//! Protection domains: what memory, queues and address handles have in common.
-//!
-//! Counts the objects of a domain; each of them is in a file of its own, with the method of a
-//! domain that creates it.
+//! Protection domains.
 
 use crate::context::Context;
 use roxe_base::error::Error;
@@ -16,14 +13,14 @@ pub struct Pd {
     context: Arc<Context>,
     id: PdId,
     uses: UseCount,
-    /// The use of the domain that this one extends.
+    /// Use of the domain that this one extends.
     _base: Option<Use>,
     _quota: Use,
     tracked: Tracked,
 }
 
 impl Context {
-    /// A new protection domain; ENOMEM: there are `max_pd`.
+    /// Creates a protection domain; ENOMEM if the device has `max_pd` already.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         let (uses, _quota) = (UseCount::default(), self.device().quotas().pds.take()?);
         let tracked = tracked(self);
@@ -32,21 +29,21 @@ impl Context {
 }
 
 impl Pd {
-    /// Another handle for the same access to memory, which counts its objects by itself; this
-    /// domain is in use for as long as the new one lives (`man ibv_alloc_parent_domain`). ENOMEM:
-    /// there are `max_pd`.
+    /// Creates a parent domain (`man ibv_alloc_parent_domain`): a handle for the same access to
+    /// memory that counts its own objects. This domain is in use as long as the new one lives.
+    /// ENOMEM: the device has `max_pd` already.
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses, tracked) = (Arc::clone(&self.context), UseCount::default(), tracked(&self.context));
         Ok(Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()), _quota, tracked }))
     }
 
-    /// The context it belongs to.
+    /// Context of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Whether the domain may be deallocated: EBUSY while it has regions, windows, queues or
+    /// Checks that the domain may be deallocated: EBUSY while it has regions, windows, queues or
     /// address handles.
     pub fn dealloc(&self) -> Result<(), Error> {
         let unused =
@@ -54,17 +51,15 @@ impl Pd {
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.object(), error)))
     }
 
-    /// By which the memory table knows it.
     pub(crate) fn id(&self) -> PdId {
         self.id
     }
 
-    /// Names it in what the checker is told.
     pub(crate) fn object(&self) -> ObjectId {
         self.tracked.id()
     }
 
-    /// Registers one object of the domain, until the returned value is dropped.
+    /// Counts an object of the domain until the returned value is dropped.
     pub fn hold(&self) -> Use {
         self.uses.hold()
     }

@@ -1,15 +1,10 @@
-//! The queue pair of a program: the transport's state machine under one lock, with its queues,
-//! memory and engine.
+//! The queue pair: the transport's state machine under one lock, with its queues, memory and
+//! engine.
 //!
-//! - `resources`: what a queue pair is created with, and what is fixed of it
-//! - `verbs`: the verbs of a program but posting sends
-//! - `send`: posting sends, down to what is left for later
-//! - `core`: what the lock guards, and a visit: begin, transmit, end
-//! - `queue_pair`: what the engine asks of it: packets in, timers
-//! - `host`: what the state machine reaches of this process: memory, completions, flow control
-//! - `cold`: what that does out of line, while something watches or changes what the card does
-//! - `failure`, `watch`: why requests failed, and what came before; bytes that the checker watches
-//! - `steering`: only raw packets: flows, tables of work queues
+//! To follow a SEND read `send` (post), `core` (a visit: transmit, settle, announce) and `host`
+//! (payload, room, completions); packets arrive in `queue_pair`. `cold` holds out-of-line work for
+//! the checker and the weakest legal card, `failure` and `watch` explain errors, `steering` is for
+//! raw packets only.
 
 mod cold;
 mod core;

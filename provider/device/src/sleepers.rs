@@ -1,7 +1,5 @@
-//! Threads that sleep in front of events, and events that a program leaves unread, for the checker:
-//! which have lain there for a second although a thread sleeps that should have taken them.
-//!
-//! Only while the checker is on. Reads what the kernel says of the threads and descriptors of this
+//! For the checker: threads that sleep until a descriptor is readable, and events that have been
+//! unread for a second although a thread sleeps that should have taken them. Reads `/proc` of this
 //! process (`man proc_pid_syscall`, `man proc_pid_fdinfo`, `man proc_pid_mem`).
 
 use crate::event::{AsyncEventKind, EventQueue};
@@ -19,26 +17,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// After so long the checker looks at what lies there.
-const LONG: Duration = Duration::from_secs(1);
+/// Time after which the checker looks at unread events and waiting threads.
+pub(crate) const LONG: Duration = Duration::from_secs(1);
 
-/// Looks after an event that waits for the program. Once the event is taken it is gone, and nobody
-/// looks.
+/// Watch of one event; dropped when the program takes the event.
 #[derive(Debug)]
 struct Unread<T> {
     me: Weak<Self>,
     engine: Weak<Engine>,
-    /// Where it waits, and what names that for the checker.
+    /// Queue of the event, and its identity in checker events.
     events: Weak<EventQueue<T>>,
     channel: ObjectId,
-    /// What it is and happened to, if the object does not survive it, and whether that is told.
+    /// Source and kind, if the event is fatal.
     fatal: Option<(ObjectId, AsyncEventKind)>,
     is_told: AtomicBool,
 }
 
-/// Tells the checker, while it is on, if an event that comes to `events` now lies there for long:
-/// of one that an object does not survive, and if it is the oldest and a thread sleeps that should
-/// have taken it. To be kept with the event.
+/// Returns a watch for an event that is about to enter `events`, if the checker is on. It reports
+/// a fatal event that is unread after a second, and the oldest event if a thread sleeps that should
+/// have taken it.
 pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
     engine: &Arc<Engine>,
     (events, channel): (&Arc<EventQueue<T>>, ObjectId),
@@ -72,21 +69,19 @@ impl<T: fmt::Debug + Send + 'static> Deadline for Unread<T> {
     }
 }
 
-/// Descriptors of one call that are looked at.
+/// Maximum number of descriptors examined per call.
 const MOST: u64 = 4096;
 
 /// A thread that sleeps until a descriptor is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sleeper {
-    /// The kernel's number of the thread.
     pub(crate) thread: i32,
-    /// The call it is in.
     pub(crate) call: &'static str,
-    /// True if it waits for an edge: then it sleeps on, although there is something to read.
+    /// True if it waits for an edge, and so may sleep although the descriptor is readable.
     pub(crate) by_edges: bool,
 }
 
-/// The threads that sleep until `fd` is readable.
+/// Returns the threads that sleep until `fd` is readable.
 pub(crate) fn sleepers(fd: RawFd) -> Vec<Sleeper> {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
     let sleeper = |entry: fs::DirEntry| {
@@ -98,20 +93,17 @@ pub(crate) fn sleepers(fd: RawFd) -> Vec<Sleeper> {
     threads.flatten().filter_map(sleeper).collect()
 }
 
-/// A system call that waits for descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
-    /// `epoll_wait` and its variants on the set with this descriptor.
+    /// `epoll_wait` or a variant, with the descriptor of the set.
     Epoll(u64),
-    /// `poll` and `ppoll` with this many entries at this address.
+    /// `poll` or `ppoll`, with the address of the entries and their number.
     Poll(u64, u64),
-    /// `select` and `pselect6` of descriptors below the first, those to be read at this address.
+    /// `select` or `pselect6`, with the limit of descriptors and the address of the read set.
     Select(u64, u64),
 }
 
 impl Call {
-    /// From what the kernel says of a system call: the number and its arguments, or that there is
-    /// none.
     fn parse(call: &str) -> Option<Self> {
         let mut words = call.split_ascii_whitespace();
         let number: i64 = words.next()?.parse().ok()?;
@@ -133,7 +125,7 @@ impl Call {
     }
 }
 
-/// The name of the call, and whether it waits for edges, if it waits until `fd` is readable.
+/// Returns the name of the call and if it waits for edges, if it waits until `fd` is readable.
 fn waits_for(call: Call, fd: RawFd) -> Option<(&'static str, bool)> {
     match call {
         Call::Epoll(set) => {
@@ -157,8 +149,8 @@ fn waits_for(call: Call, fd: RawFd) -> Option<(&'static str, bool)> {
     }
 }
 
-/// What this line of a set's description says of `fd`, if it is reported when it is readable: true
-/// if by edges. `tfd: 5 events: 80000001 data: 5`.
+/// Parses a line such as `tfd: 5 events: 80000001 data: 5` from the fdinfo of an epoll set. Returns
+/// true for edge triggering, `None` unless the set waits until `fd` is readable.
 fn reported(line: &str, fd: RawFd) -> Option<bool> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let ["tfd:", target, "events:", events, ..] = words[..] else { return None };
@@ -166,7 +158,7 @@ fn reported(line: &str, fd: RawFd) -> Option<bool> {
     (events & libc::EPOLLIN as u32 != 0).then_some(events & libc::EPOLLET as u32 != 0)
 }
 
-/// Bytes of this process's own memory, which another thread may have unmapped.
+/// Reads this process's memory, which another thread may have unmapped.
 fn memory(address: u64, length: u64) -> Option<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(length).ok()?];
     File::open("/proc/self/mem").ok()?.read_exact_at(&mut bytes, address).ok()?;
@@ -182,7 +174,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn waiting_call_is_read_from_the_kernels_line() {
+    fn syscall_line_is_parsed() {
         let line = |number| format!("{number} 0x1f 0x7f4db4000ba0 0x3ff 0x3e8 0x0 0x0 0x7f4d 0x7f4e");
         assert_eq!(Call::parse(&line(libc::SYS_epoll_pwait)), Some(Call::Epoll(0x1f)));
         assert_eq!(Call::parse(&line(libc::SYS_ppoll)), Some(Call::Poll(0x1f, 0x7f4d_b400_0ba0)));
@@ -192,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn set_reports_its_own_descriptors_when_they_are_readable() {
+    fn epoll_set_reports_readable_descriptors() {
         let edges = "tfd:        4 events: 80000019 data:                4  pos:0 ino:1a8ff9d sdev:f";
         let level = "tfd:        4 events:       19 data:                4  pos:0 ino:1a8ff9d sdev:f";
         let for_writing = "tfd:        4 events: 8000001c data:                4  pos:0 ino:1a8ff9d sdev:f";
@@ -200,7 +192,7 @@ mod tests {
         assert_eq!((reported(edges, 5), reported(for_writing, 4), reported("flags:\t02000002", 4)), (None, None, None));
     }
 
-    /// A thread in `wait` on the pipe is found, and on no other descriptor.
+    /// Checks that a thread in `wait` is found for its pipe and for no other descriptor.
     fn is_found(call: &'static str, wait: impl FnOnce(RawFd) + Send) {
         let (reader, mut writer): (_, PipeWriter) = pipe().unwrap();
         let fd = reader.as_raw_fd();
@@ -220,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_threads_are_found_in_every_call() {
+    fn sleeping_thread_is_found_in_every_call() {
         is_found("poll", testing::sleep_in_poll);
         is_found("select", testing::sleep_in_select);
         is_found("epoll_wait", testing::sleep_in_epoll);

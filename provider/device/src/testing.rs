@@ -1,4 +1,4 @@
-//! What the unit tests share: a context on loopback, connected queue pairs, forks.
+//! Shared by unit tests: a context on loopback, connected queue pairs, sleeping threads.
 
 use crate::context::Context;
 use crate::devices::devices;
@@ -13,18 +13,15 @@ use std::sync::Arc;
 
 pub(crate) use roxe_memory::testing::{PAGE, Pages, is_resident, load};
 
-/// A context of its own on the first device.
 pub(crate) fn context() -> Arc<Context> {
     devices().unwrap().first().unwrap().open().unwrap()
 }
 
-/// A protection domain in a context of its own.
 pub(crate) fn pd() -> Arc<Pd> {
     context().alloc_pd().unwrap()
 }
 
 impl Pd {
-    /// [`Pd::reg_mr`] for tests.
     pub(crate) fn register(
         self: &Arc<Self>,
         addr: u64,
@@ -38,14 +35,13 @@ impl Pd {
 }
 
 impl Mr {
-    /// [`Mr::reregister`] for tests.
     pub(crate) fn change(&self, change: MrChange) -> Result<(), Error> {
         // SAFETY: as in `Pd::register`.
         unsafe { self.reregister(change) }
     }
 }
 
-/// Takes `qp` to INIT, RTR and RTS. An end passes over what it does not have.
+/// Moves `qp` to INIT, RTR and RTS; attributes that its service lacks are ignored.
 pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
     let of_init = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
     let of_rtr = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
@@ -57,7 +53,6 @@ pub(crate) fn connect(qp: &Qp, [init, rtr, rts]: [QpAttr; 3]) {
     }
 }
 
-/// Whether there is something to read, now.
 pub(crate) fn is_readable(fd: RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which outlives the call; it does not wait.
@@ -72,11 +67,9 @@ pub(crate) fn sleep_in_poll(fd: RawFd) {
     assert_eq!(unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) }, 1);
 }
 
-/// Sleeps in `select` until `fd` is readable.
 pub(crate) fn sleep_in_select(fd: RawFd) {
     let none = std::ptr::null_mut();
-    // SAFETY: a set is plain bytes; `fd` is below FD_SETSIZE; the set outlives the call, to which
-    // the others are not given.
+    // SAFETY: a set is plain bytes; `fd` is below FD_SETSIZE; the set outlives the call.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::FD_ZERO(&raw mut set);
@@ -85,7 +78,6 @@ pub(crate) fn sleep_in_select(fd: RawFd) {
     }
 }
 
-/// Sleeps in `epoll_wait` until `fd` is readable.
 pub(crate) fn sleep_in_epoll(fd: RawFd) {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: descriptors of this thread, and an event that outlives the calls.

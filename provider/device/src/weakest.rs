@@ -1,14 +1,10 @@
-//! The weakest legal card (`ROXE_WEAKEST`): what queue pairs and completion queues remember for it,
-//! and decide.
+//! State and decisions of the weakest legal card (`ROXE_WEAKEST`). Settings and the choices of a
+//! seed are in [`roxe_base::weakest`].
 //!
-//! - `WeakQp`: payload that is not in memory yet, places of the send queue, acknowledgements that
-//!   wait; asked by `qp/cold.rs` in place of the usual way, and where sends are posted
+//! - `WeakQp`: payload not in memory yet, places of the send queue, delayed acknowledgements; used
+//!   by `qp/cold.rs` and where sends are posted
 //! - `atomic`: atomics in steps
-//! - `WeakCq`: completions that are not shown yet; asked by `cq.rs`
-//!
-//! Names, settings and the choices of a seed are [`roxe_base::weakest`]; weaker limits, numbers and
-//! keys stand where the usual ones are made. Touches the program's memory, at addresses that were
-//! checked, and the timers of the engine. Nothing of it is there on a card that is not weak.
+//! - `WeakCq`: completions not shown yet; used by `cq.rs`
 
 #[cfg(test)]
 mod tests;
@@ -36,28 +32,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, Weak};
 use std::time::Duration;
 
-/// How long what waits may wait until there is another look, microseconds: well below any timeout
-/// of a peer.
+/// Delays of payload and acknowledgements, microseconds: well below any timeout of a peer.
 const ROUNDS: [u64; 4] = [5, 30, 100, 300];
-/// Bytes that wait for one queue pair.
+/// Maximum number of delayed payload bytes per queue pair.
 const MOST: usize = 1 << 18;
-/// Pieces that payload comes apart into, but for the last byte.
+/// Maximum number of pieces of one payload, without the last byte.
 const MOST_PIECES: usize = 12;
-/// Between the halves of an atomic, for the processors to come in between.
+/// Spins between the halves of an atomic, to let other processors in.
 const PAUSE: u32 = 200;
-/// How often in a row a program polls in vain although there is something.
+/// Maximum number of successive polls that find nothing although there are entries.
 const MOST_IN_VAIN: u32 = 3;
-/// How long completions are not shown, microseconds.
 const HIDDEN_FOR: [u64; 4] = [10, 50, 200, 1000];
 
-/// The atomics of the card, which are atomic among themselves.
+/// Makes the card's atomics atomic among themselves.
 static ATOMICS: Mutex<rank::CardAtomics, ()> = Mutex::new(());
 
-/// Completion queues created in this process.
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the card of this process a weak one, once, if the settings say so. A seed that they do not
-/// name is told.
+/// Turns on the weaknesses that the settings name, once, and prints a seed that they do not name.
 pub(crate) fn start(config: &Config) -> Result<(), Error> {
     static STARTED: Once = Once::new();
     let Some(wanted) = config.weakest else { return Ok(()) };
@@ -71,23 +63,21 @@ pub(crate) fn start(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bytes of one payload, and the addresses where parts of it belong.
+/// Bytes of one payload, and the address for each part of it.
 pub(crate) type Payload = (Vec<u8>, Vec<(u64, Range<usize>)>);
 
-/// What a queue pair remembers, under its lock.
+/// The weakest legal card's state of a queue pair.
 #[derive(Debug)]
 pub(crate) struct WeakQp {
-    /// Who is told when the time has come.
     me: Weak<dyn Deadline>,
     placement: Placement,
     slots: Slots,
     acks: Choices,
     ack: Ack,
-    /// The engine knows of a deadline.
-    is_waiting: bool,
+    is_scheduled: bool,
 }
 
-/// What becomes of the next acknowledgement that has no company.
+/// Fate of the next acknowledgement that would leave alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ack {
     Undecided,
@@ -96,84 +86,73 @@ enum Ack {
 }
 
 impl WeakQp {
-    /// That of the queue pair `ordinal` of the process, with a send queue of `depth` places, if the
-    /// card is weak in any way.
     pub(crate) fn of_new(me: Weak<dyn Deadline>, ordinal: u32, depth: u32) -> Option<Box<Self>> {
         has(Weakness::all()).then(|| {
             let slots = Slots { depth, posted: VecDeque::new(), groups: VecDeque::new() };
             let placement = Placement::new(seed(), ordinal);
             let acks = Choices::new(seed(), Subject::Acks, ordinal.into());
-            Box::new(Self { me, placement, slots, acks, ack: Ack::Undecided, is_waiting: false })
+            Box::new(Self { me, placement, slots, acks, ack: Ack::Undecided, is_scheduled: false })
         })
     }
 
-    /// Returns true if a message of UC or UD that finds no receive is lost at once.
+    /// Returns true if a UC or UD message without a posted receive is lost at once.
     pub(crate) fn loses_early_messages(&self) -> bool {
         has(Weakness::RECEIVES)
     }
 
-    /// Returns true if payload is to be handed to [`WeakQp::take_in`] instead of memory.
     pub(crate) fn delays_payload(&self) -> bool {
         has(Weakness::PLACEMENT)
     }
 
-    /// Takes in the payload `found`; it is in memory before anything that is ordered behind it.
-    /// Returns false if it goes the usual way, which says why: nothing was found, or memory is not
-    /// there.
-    pub(crate) fn take_in(&mut self, side: Side, found: Option<Payload>, (engine, now): (&Engine, Instant)) -> bool {
-        let is_there = |(addr, part): &(u64, Range<usize>)| {
+    /// Delays the payload `found`; it is in memory before anything that is ordered behind it.
+    /// Returns false if the usual path must do the write, and report the error: no place was found,
+    /// or the memory is not mapped.
+    pub(crate) fn delay(&mut self, side: Side, found: Option<Payload>, (engine, now): (&Engine, Instant)) -> bool {
+        let is_mapped = |(addr, part): &(u64, Range<usize>)| {
             let mut bytes = vec![0; part.len()];
             guard::read(*addr, own_cells(&mut bytes)).is_ok()
         };
-        let Some((bytes, places)) = found.filter(|(_, places)| places.iter().all(is_there)) else {
-            // What goes the usual way comes behind everything else.
-            self.placement.settle_all();
+        let Some((bytes, places)) = found.filter(|(_, places)| places.iter().all(is_mapped)) else {
+            // The usual path writes behind everything delayed.
+            self.placement.place_where(|_| true);
             return false;
         };
         let parts: Vec<_> = places.into_iter().filter_map(|(addr, part)| Some((addr, bytes.get(part)?))).collect();
-        self.placement.take_in(side, &parts);
+        self.placement.delay(side, &parts);
         if !self.placement.is_settled(side) {
-            self.look_again(engine, now);
+            self.schedule(engine, now);
         }
         true
     }
 
-    /// Everything of `side` is in memory from now on.
     pub(crate) fn settle(&mut self, side: Side) {
         self.placement.settle(side);
     }
 
-    /// Nothing waits any more: everything is in memory, and acknowledgements leave.
     pub(crate) fn settle_all(&mut self) {
-        self.placement.settle_all();
+        self.placement.place_where(|_| true);
         self.ack = Ack::Leaves;
     }
 
-    /// Returns true if the queue pair sends now; if not, an acknowledgement waits for company.
-    /// Nothing is acknowledged or answered that is not in memory.
-    pub(crate) fn lets_send(
-        &mut self,
-        machine: &mut Machine,
-        is_reliable: bool,
-        engine: &Engine,
-        now: Instant,
-    ) -> bool {
-        // What a READ has brought may be sent now.
+    /// Returns true if the queue pair may send now, false if an acknowledgement waits for company.
+    /// Payload is in memory before it is acknowledged or answered.
+    pub(crate) fn may_send(&mut self, machine: &mut Machine, is_reliable: bool, engine: &Engine, now: Instant) -> bool {
+        // Requests may send the payload of a READ.
         self.placement.settle(Side::Send);
         if is_reliable {
             if machine.owes_only_ack() && self.holds_ack() {
-                self.look_again(engine, now);
+                self.schedule(engine, now);
                 return false;
             }
             self.placement.settle(Side::Recv);
             self.ack = Ack::Undecided;
-            // Behind the requests that are there.
+            // Acknowledgements behind the requests that are ready.
             machine.set_acks_last(has(Weakness::ACKS) && self.acks.one_in(2));
         }
         true
     }
 
-    /// Whether an acknowledgement that would leave alone waits for another look.
+    /// Returns true if an acknowledgement that would leave alone waits for the next deadline.
     fn holds_ack(&mut self) -> bool {
         if !self.placement.is_settled(Side::Recv) {
             return true;
@@ -185,41 +164,38 @@ impl WeakQp {
         self.ack == Ack::Waits
     }
 
-    /// Sees to it that there is another look soon.
-    fn look_again(&mut self, engine: &Engine, now: Instant) {
-        if !std::mem::replace(&mut self.is_waiting, true) {
+    fn schedule(&mut self, engine: &Engine, now: Instant) {
+        if !std::mem::replace(&mut self.is_scheduled, true) {
             let after = Duration::from_micros(self.acks.pick(ROUNDS));
             engine.scheduler.add_deadline(now.after(after), Weak::clone(&self.me));
         }
     }
 
-    /// Another look: more is placed, and an acknowledgement has waited long enough.
+    /// Writes some delayed payload and releases acknowledgements.
     pub(crate) fn on_deadline(&mut self, engine: &Engine, now: Instant) {
-        self.is_waiting = false;
-        self.placement.go_on();
+        self.is_scheduled = false;
+        self.placement.place_some();
         self.ack = Ack::Leaves;
         if !(self.placement.is_settled(Side::Recv) && self.placement.is_settled(Side::Send)) {
-            self.look_again(engine, now);
+            self.schedule(engine, now);
         }
     }
 
-    /// Places of the send queue that are free, while so many of its completions were not polled.
+    /// Returns the free places of the send queue, given the number of its unpolled completions.
     pub(crate) fn free_sends(&mut self, unpolled: impl FnOnce() -> u32) -> u32 {
         if has(Weakness::SLOTS) { self.slots.free(unpolled()) } else { u32::MAX }
     }
 
-    /// A request was posted.
     pub(crate) fn posted(&mut self, signaled: bool) {
         self.slots.posted.push_back(signaled);
     }
 
-    /// Those posted last were taken back.
     pub(crate) fn take_back(&mut self, count: u32) {
         let left = self.slots.posted.len().saturating_sub(count as usize);
         self.slots.posted.truncate(left);
     }
 
-    /// A request ends: what it brought is in memory, and on the receiving side what came before it.
+    /// Writes payload ordered before a completion, and counts the completed send.
     pub(crate) fn completed(&mut self, side: Side, cqe: &Cqe) {
         self.placement.settle(side);
         if side == Side::Send {
@@ -227,21 +203,20 @@ impl WeakQp {
         }
     }
 
-    /// The send queue starts anew.
     pub(crate) fn reset(&mut self) {
         self.slots.posted.clear();
         self.slots.groups.clear();
     }
 }
 
-/// Places of the send queue as a card counts them: one is free once a completion behind it was
-/// polled.
+/// Places of the send queue as a card counts them: polling a completion frees its place and those
+/// of the unsignaled requests before it.
 #[derive(Debug)]
 struct Slots {
     depth: u32,
-    /// Whether each request that has not completed reports its completion.
+    /// For each request not completed, true if it reports its completion.
     posted: VecDeque<bool>,
-    /// How many requests stand behind each completion that may not have been polled.
+    /// For each completion that may be unpolled, the number of places that it frees.
     groups: VecDeque<u32>,
 }
 
@@ -254,7 +229,7 @@ impl Slots {
         self.depth.saturating_sub(taken)
     }
 
-    /// A completion is about to be reported. Behind one in error each request reports its own.
+    /// Records a completion to be reported; after a failed one each request reports its own.
     fn completed(&mut self, cqe: &Cqe) {
         let behind = match cqe.status {
             WcStatus::Success => self.posted.iter().position(|signaled| *signaled).map_or(0, |at| at + 1),
@@ -265,13 +240,13 @@ impl Slots {
     }
 }
 
-/// Returns true if atomics of the card are atomic among themselves only.
+/// Returns true if the card's atomics are atomic only among themselves.
 pub(crate) fn splits_atomics() -> bool {
     has(Weakness::ATOMICS)
 }
 
-/// Executes an atomic of a peer. On a card that splits atomics the memory is read and written back
-/// in steps, which exclude atomics of the card only.
+/// Executes an atomic of a peer; if atomics are split, in steps that only exclude other atomics of
+/// the card.
 pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
     if !splits_atomics() {
         return regions.atomic_remote(reach, rkey, va, op);
@@ -281,7 +256,6 @@ pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, o
     regions.atomic_in_steps(reach, rkey, va, op, pause)
 }
 
-/// Bytes that are not placed yet.
 #[derive(Debug)]
 struct Piece {
     side: Side,
@@ -294,18 +268,18 @@ impl Piece {
         self.addr < addr.saturating_add(len as u64) && addr < self.addr.saturating_add(self.bytes.len() as u64)
     }
 
-    /// Memory that the program has unmapped meanwhile takes nothing.
+    /// Writes the bytes; memory that the program has unmapped meanwhile is skipped.
     fn place(self) {
         let _ = guard::write(self.addr, &self.bytes);
     }
 }
 
-/// Payload that one queue pair has taken in and that is not in memory yet.
+/// Delayed payload of one queue pair.
 ///
-/// Payload comes apart into pieces. Some are placed at once, the last byte first, the others bit by
-/// bit, in any order, until something asks for all of one side: a completion, an atomic, an
-/// acknowledgement. Bytes that are written twice end as they were written last. Whoever takes a
-/// region away has everything placed before it returns.
+/// A payload is split into pieces. Some are written at once, mostly the last byte first, the others
+/// in any order, until a completion, atomic or acknowledgement requires all of one side.
+/// Overlapping writes keep their order. Deregistration writes all delayed payload before it
+/// returns.
 #[derive(Debug)]
 struct Placement {
     pieces: Vec<Piece>,
@@ -315,24 +289,21 @@ struct Placement {
 }
 
 impl Placement {
-    /// Of the queue pair `ordinal` of the process.
     fn new(seed: u64, ordinal: u32) -> Self {
         let choices = |subject| Choices::new(seed, subject, ordinal.into());
         Self { pieces: vec![], waiting: 0, payloads: choices(Subject::Payload), rounds: choices(Subject::Rounds) }
     }
 
-    /// Whether everything of `side` is in memory.
+    /// Returns true if no payload of `side` is delayed.
     fn is_settled(&self, side: Side) -> bool {
         self.pieces.iter().all(|piece| piece.side != side)
     }
 
-    /// Takes in one payload, whose parts belong at these addresses.
-    fn take_in(&mut self, side: Side, parts: &[(u64, &[u8])]) {
+    fn delay(&mut self, side: Side, parts: &[(u64, &[u8])]) {
         for (addr, bytes) in parts {
             self.place_where(|piece| piece.overlaps(*addr, bytes.len()));
         }
-        let mut pieces: Vec<Piece> =
-            parts.iter().flat_map(|(addr, bytes)| self.take_apart(side, *addr, bytes)).collect();
+        let mut pieces: Vec<Piece> = parts.iter().flat_map(|(addr, bytes)| self.split(side, *addr, bytes)).collect();
         self.shuffle(&mut pieces);
         let at_once = self.payloads.below(pieces.len() + 1);
         let waiting = pieces.split_off(at_once);
@@ -344,8 +315,8 @@ impl Placement {
         }
     }
 
-    /// The last byte alone, which programs wait for, and the rest in pieces of one size.
-    fn take_apart(&mut self, side: Side, addr: u64, bytes: &[u8]) -> Vec<Piece> {
+    /// Splits bytes into pieces of one size, with the last byte alone: programs poll for that.
+    fn split(&mut self, side: Side, addr: u64, bytes: &[u8]) -> Vec<Piece> {
         let (rest, last) = bytes.split_at(bytes.len().saturating_sub(1));
         let size = self.payloads.pick([1, 3, 8, 61, 64, 256]).max(rest.len().div_ceil(MOST_PIECES));
         let pieces = rest.chunks(size).chain([last]).scan(addr, |at, bytes| {
@@ -356,7 +327,7 @@ impl Placement {
         pieces.collect()
     }
 
-    /// Mostly the last byte comes first.
+    /// Shuffles pieces and mostly puts the last byte first.
     fn shuffle(&mut self, pieces: &mut [Piece]) {
         for at in (1..pieces.len()).rev() {
             pieces.swap(at, self.payloads.below(at + 1));
@@ -367,8 +338,7 @@ impl Placement {
         }
     }
 
-    /// Some more of what waits is placed.
-    fn go_on(&mut self) {
+    fn place_some(&mut self) {
         for _ in 0..=self.rounds.below(self.pieces.len()) {
             if self.pieces.is_empty() {
                 return;
@@ -379,14 +349,8 @@ impl Placement {
         }
     }
 
-    /// Places everything of `side`.
     fn settle(&mut self, side: Side) {
         self.place_where(|piece| piece.side == side);
-    }
-
-    /// Places everything.
-    fn settle_all(&mut self) {
-        self.place_where(|_| true);
     }
 
     fn place_where(&mut self, mut is_due: impl FnMut(&Piece) -> bool) {
@@ -397,74 +361,69 @@ impl Placement {
     }
 }
 
-/// What a completion queue remembers, under its lock: completions that it holds and does not show
-/// yet.
+/// The weakest legal card's state of a completion queue.
 ///
-/// The newest entries of a queue may not have happened yet for a program: they neither come out nor
-/// raise an event. They do after a while, or when a program has looked in vain a few times. A poll
-/// gives all that has happened, as its man page says. Entries keep their order. An arming may find
-/// that a completion came since the last event, and raise one although it was polled.
+/// The newest entries may be hidden: neither polled nor announced, until a deadline or a few vain
+/// polls. A poll returns all entries that are shown, as its man page says, and entries keep their
+/// order. Arming may raise an event for a completion since the last event that was polled already.
 #[derive(Debug)]
 pub(crate) struct WeakCq {
     completions: Choices,
     polls: Choices,
     events: Choices,
-    /// What it does of what concerns completion queues.
-    does: Weakness,
-    /// The newest entries that are not shown yet.
+    /// Weaknesses of completion queues that are on.
+    weaknesses: Weakness,
+    /// Number of hidden entries, the newest.
     pub(crate) hidden: usize,
     in_vain: u32,
-    /// The engine knows of a deadline.
-    is_waiting: bool,
+    is_scheduled: bool,
 }
 
 impl WeakCq {
-    /// That of a new queue, if it is one of the weakest legal card.
     pub(crate) fn of_new() -> Option<Box<Self>> {
         let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let all = [Weakness::COMPLETIONS, Weakness::SPURIOUS, Weakness::EVENTS];
-        let does = all.into_iter().filter(|weakness| has(*weakness)).collect();
-        (does != Weakness::empty()).then(|| Box::new(Self::new(seed(), number, does)))
+        let weaknesses = all.into_iter().filter(|weakness| has(*weakness)).collect();
+        (weaknesses != Weakness::empty()).then(|| Box::new(Self::new(seed(), number, weaknesses)))
     }
 
-    fn new(seed: u64, number: u64, does: Weakness) -> Self {
+    fn new(seed: u64, number: u64, weaknesses: Weakness) -> Self {
         let choices = |subject| Choices::new(seed, subject, number);
         let [completions, polls, events] = [Subject::Completions, Subject::Polls, Subject::Events].map(choices);
-        Self { completions, polls, events, does, hidden: 0, in_vain: 0, is_waiting: false }
+        Self { completions, polls, events, weaknesses, hidden: 0, in_vain: 0, is_scheduled: false }
     }
 
-    /// Whether an entry that was just appended is not shown yet; all behind one that is not are not
-    /// either.
+    /// Decides if an entry just appended is hidden; entries behind a hidden one are.
     pub(crate) fn hides(&mut self) -> bool {
-        let hides = self.hidden > 0 || self.does.contains(Weakness::COMPLETIONS) && self.completions.one_in(2);
+        let hides = self.hidden > 0 || self.weaknesses.contains(Weakness::COMPLETIONS) && self.completions.one_in(2);
         self.hidden += usize::from(hides);
         hides
     }
 
-    /// Returns true if arming raises no event for what came before.
+    /// Returns true if arming raises no event for earlier entries.
     pub(crate) fn looks_ahead_only(&self) -> bool {
-        self.does.contains(Weakness::EVENTS)
+        self.weaknesses.contains(Weakness::EVENTS)
     }
 
-    /// Whether an event is raised for completions that were polled.
-    pub(crate) fn raises_for_nothing(&mut self) -> bool {
-        self.does.contains(Weakness::SPURIOUS) && self.events.one_in(2)
+    /// Returns true if an event is raised for polled completions.
+    pub(crate) fn raises_for_polled(&mut self) -> bool {
+        self.weaknesses.contains(Weakness::SPURIOUS) && self.events.one_in(2)
     }
 
-    /// When to show what is hidden, if nobody has been told.
+    /// Returns the delay of a deadline to show hidden entries, unless one is registered.
     pub(crate) fn deadline(&mut self) -> Option<Duration> {
-        let is_new = !std::mem::replace(&mut self.is_waiting, true);
+        let is_new = !std::mem::replace(&mut self.is_scheduled, true);
         is_new.then(|| Duration::from_micros(self.completions.pick(HIDDEN_FOR)))
     }
 
-    /// How many entries the time lets be shown.
+    /// Returns the number of entries to show at the deadline.
     pub(crate) fn on_deadline(&mut self) -> usize {
-        self.is_waiting = false;
+        self.is_scheduled = false;
         self.hidden
     }
 
-    /// How many entries a poll for `max` gets, of `held` in the queue, and how many of those that
-    /// are hidden are to be shown first.
+    /// Returns the number of entries that a poll for `max` may take of `held`, and the number of
+    /// hidden entries to show first.
     pub(crate) fn poll(&mut self, max: usize, held: usize) -> (usize, usize) {
         let shown = held.saturating_sub(self.hidden);
         if held == 0 {

@@ -1,10 +1,9 @@
-//! Receive work queues, and the hash queue pairs that spread frames over them (`man
-//! ibv_create_wq`).
+//! Receive work queues (`man ibv_create_wq`), and the hash queue pairs that spread frames over
+//! them.
 //!
-//! A work queue is the receiving half of a raw packet queue pair: it has the queue, the state
-//! machine and the completion queue of one, but neither sends nor has flows. Flows lead to a hash
-//! queue pair ([`Pd::create_hash_qp`]), which has nothing but a table of such queues and a function
-//! that chooses one for each frame.
+//! A work queue is the receiving half of a raw packet queue pair: queue, state machine and
+//! completion queue, without sends and flows. Flows lead to a hash queue pair
+//! ([`Pd::create_hash_qp`]), which chooses a work queue for each frame.
 
 use crate::context::Context;
 use crate::cq::Cq;
@@ -19,16 +18,16 @@ use roxe_transport::rss::RxHash;
 use roxe_transport::wr::RecvRequest;
 use std::sync::Arc;
 
-/// What a receive work queue is created with.
+/// Creation parameters of a receive work queue.
 #[derive(Clone, Debug)]
 pub struct WqInit {
-    /// Receives it takes, 1..=`max_qp_wr`.
+    /// Capacity in receives, 1..=`max_qp_wr`.
     pub max_wr: u32,
-    /// Elements of a list, up to `max_sge`.
+    /// Maximum length of a list, up to `max_sge`.
     pub max_sge: u32,
-    /// Where its receives complete.
+    /// Completion queue of its receives.
     pub cq: Arc<Cq>,
-    /// Token that its events carry.
+    /// Token of its events.
     pub user: u64,
 }
 
@@ -36,16 +35,16 @@ pub struct WqInit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WqState {
-    /// Empty; it takes nothing.
+    /// Empty; takes neither receives nor frames.
     Reset = 0,
-    /// Frames land in it.
+    /// Takes receives and frames.
     Ready = 1,
-    /// Its receives are flushed; only a reset helps.
+    /// Its receives are flushed; only a reset leads on.
     Error = 2,
 }
 
 impl WqState {
-    /// The state with this number.
+    /// Returns the state with this number.
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
             0 => Some(Self::Reset),
@@ -69,12 +68,11 @@ impl WqState {
 pub struct Wq {
     qp: Arc<Qp>,
     uses: UseCount,
-    /// One change of state at a time.
     modifies: Mutex<rank::WqModify, ()>,
 }
 
 impl Pd {
-    /// A new receive work queue in the reset state; EINVAL beyond the limits of the device.
+    /// Creates a receive work queue in the reset state; EINVAL beyond the limits of the device.
     pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
         let WqInit { max_wr, max_sge, cq, user } = init;
         if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
@@ -88,27 +86,27 @@ impl Pd {
         Ok(Arc::new(Wq { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
     }
 
-    /// A new queue pair without queues, whose flows spread frames over the work queues of `table`
-    /// by their hash. `user` is the token of its events. EINVAL: fields that cannot be hashed
-    /// together, or a table of another context.
+    /// Creates a queue pair without queues, whose flows spread frames over the work queues of
+    /// `table` by their hash. EINVAL: fields that cannot be hashed together, or a table of another
+    /// context.
     pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
         if !hash.fields.is_possible() {
             return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
         }
-        if !Arc::ptr_eq(self.context(), table.context()) {
+        if !Arc::ptr_eq(self.context(), &table.context) {
             return Err(Error::invalid("the table belongs to another context than the protection domain"));
         }
-        let (send_cq, recv_cq) = (Arc::clone(table.cq()), Arc::clone(table.cq()));
+        let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
         let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        Qp::create_in(self, init, Part::Spread(Arc::new(Rss::new(table, hash))))
+        Qp::create_in(self, init, Part::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
     }
 }
 
 impl Context {
-    /// A table that spreads frames over `wqs`. EINVAL: their number is not a power of two up to
-    /// `max_rwq_indirection_table_size`, or they are of another context. ENOMEM: there are
-    /// `max_rwq_indirection_tables`.
+    /// Creates a table that spreads frames over `wqs`. EINVAL: their number is not a power of two
+    /// up to `max_rwq_indirection_table_size`, or they belong to another context. ENOMEM: the
+    /// device has `max_rwq_indirection_tables`.
     // clause: RSS-TABLE
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
@@ -120,30 +118,30 @@ impl Context {
         }
         let quota = self.device().quotas().rwq_tables.take()?;
         let entries = wqs.iter().map(|wq| Arc::clone(wq.qp.core())).collect();
-        let held = wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect();
-        Ok(RwqTable::new(self, entries, first.qp.recv_cq(), held))
+        let held = Mutex::new(wqs.iter().map(|wq| wq.uses.hold()).chain([quota]).collect());
+        let (context, cq, uses) = (Arc::clone(self), Arc::clone(first.qp.recv_cq()), UseCount::default());
+        Ok(Arc::new(RwqTable { context, entries, cq, uses, held }))
     }
 }
 
 impl Wq {
-    /// Its number, which completions name.
+    /// Number of the queue in completions.
     pub fn number(&self) -> u32 {
         self.qp.qpn().get()
     }
 
-    /// Its state now.
+    /// Current state.
     pub fn state(&self) -> WqState {
         WqState::of(self.qp.state())
     }
 
-    /// Receives it takes, and elements of their lists.
+    /// Capacity in receives, and maximum length of a list.
     pub fn size(&self) -> (u32, u32) {
         let QpCaps { max_recv_wr, max_recv_sge, .. } = self.qp.query().1.caps;
         (max_recv_wr, max_recv_sge)
     }
 
-    /// Goes to `state`; EINVAL if it is not in `current`, or from the error state to the ready
-    /// state.
+    /// Moves the queue to `state`; EINVAL if it is not in `current`, or from error to ready.
     // clause: WQ-STATES
     pub fn modify(&self, state: WqState, current: Option<WqState>) -> Result<(), Error> {
         let _alone = self.modifies.lock();
@@ -167,12 +165,12 @@ impl Wq {
         self.qp.modify(&QpAttr { state, port: 1, ..QpAttr::default() }, AttrMask::STATE | mask)
     }
 
-    /// Posts a receive. In the error state it is flushed at once.
+    /// Posts a receive; the error state flushes it at once.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         self.qp.post_recv(request)
     }
 
-    /// Takes the queue out of use: EBUSY while tables name it.
+    /// Destroys the queue; EBUSY while tables name it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("work queue", "indirection tables")?;
         self.qp.destroy();
@@ -205,7 +203,7 @@ mod tests {
 
     // clause: WQ-STATES
     #[test]
-    fn states_follow_each_other_as_those_of_a_receive_queue_do() {
+    fn states_follow_the_receive_queue() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wq = wq(&pd, &cq);
@@ -227,7 +225,7 @@ mod tests {
 
     // clause: RSS-TABLE
     #[test]
-    fn tables_have_a_power_of_two_of_queues_which_stay_while_in_use() {
+    fn table_needs_power_of_two_and_keeps_its_queues() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
@@ -251,7 +249,7 @@ mod tests {
 
     // clause: CQ-OVERRUN
     #[test]
-    fn a_queue_that_cannot_report_any_more_raises_its_own_event() {
+    fn overrun_raises_event_of_work_queue() {
         let pd = testing::pd();
         let cq = pd.context().create_cq(CqInit { cqe: 1, user: 3, ..CqInit::default() }).unwrap();
         let wq = pd.create_wq(WqInit { max_wr: 4, max_sge: 1, cq, user: 5 }).unwrap();
@@ -264,14 +262,14 @@ mod tests {
 
     // clause: RSS-CHOICE
     #[test]
-    fn the_low_bits_of_the_hash_choose_the_queue() {
+    fn low_bits_of_hash_choose_queue() {
         let pd = testing::pd();
         let cq = cq(&pd);
         let wqs = [wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq), wq(&pd, &cq)];
         let table = pd.context().create_rwq_table(&wqs).unwrap();
         let key = std::array::from_fn(|at| (at * 73 % 251) as u8);
         let hash = RxHash { key, fields: HashFields::SRC_IPV4 | HashFields::DST_IPV4 };
-        let rss = Rss::new(&table, hash);
+        let rss = Rss { table, hash };
         let mut frame = vec![0; 34];
         (frame[12], frame[14], frame[17], frame[23]) = (8, 0x45, 20, 17);
         let mut chosen = std::collections::BTreeSet::new();
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_the_device_are_refused() {
+    fn sizes_beyond_device_are_refused() {
         let pd = testing::pd();
         let cq = cq(&pd);
         for (max_wr, max_sge) in [(0, 1), (MAX_WQ_WR + 1, 1), (1, MAX_WQ_SGE + 1)] {

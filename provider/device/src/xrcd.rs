@@ -1,9 +1,7 @@
-//! XRC domains: which shared receive queues targets may take receives from.
+//! XRC domains: the shared receive queues that XRC targets take receives from.
 //!
-//! Openings of the same file (by device and inode) on the same card share a domain within this
-//! process. In another process the file names a domain of its own.
-//!
-//! Touches queues and queue pairs through weak references.
+//! Openings of one file (by device and inode) on one card share a domain within this process. In
+//! another process the file names another domain.
 
 use crate::context::Context;
 use crate::cq::{Cq, CqInit};
@@ -20,24 +18,22 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 
-/// A card and a file on it: the index of the card, device and inode of the file.
+/// Index of the card, and device and inode number of the file.
 type Name = (u32, u64, u64);
 
-/// Domains that a file names.
 static NAMED: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Which XRC domain to open (`man ibv_open_xrcd`).
+/// Parameters of [`Context::open_xrcd`] (`man ibv_open_xrcd`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct XrcdInit<'a> {
-    /// The file that names the domain; without one nobody shares it.
+    /// File that names the domain; a domain without a file is not shared.
     pub file: Option<BorrowedFd<'a>>,
-    /// `O_CREAT`: make the domain if this process has none of that name, else EAGAIN.
+    /// `O_CREAT`: create the domain if this process has none of that name; otherwise EAGAIN.
     pub create: bool,
-    /// `O_EXCL`: EINVAL if this process has one already.
+    /// `O_EXCL`: EINVAL if this process has the domain already.
     pub exclusive: bool,
 }
 
-/// What all openings of a domain share.
 #[derive(Debug, Default)]
 struct Shared {
     name: Option<Name>,
@@ -46,7 +42,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// The domain that `init` asks for.
     fn get(context: &Context, init: XrcdInit<'_>) -> Result<Arc<Self>, Error> {
         let Some(file) = init.file else {
             return match init.create {
@@ -80,15 +75,14 @@ fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
 #[derive(Debug)]
 pub struct Xrcd {
     shared: Arc<Shared>,
-    /// What targets have instead of a protection domain and queues of their own: nothing is ever in
-    /// them.
+    /// Stand-ins for the protection domain and queues that a target lacks; always empty.
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     uses: UseCount,
 }
 
 impl Context {
-    /// Opens an XRC domain. See [`XrcdInit`] for who shares it; errors as there.
+    /// Opens an XRC domain. Errors as described at [`XrcdInit`].
     pub fn open_xrcd(self: &Arc<Self>, init: XrcdInit<'_>) -> Result<Arc<Xrcd>, Error> {
         let shared = Shared::get(self, init)?;
         let cq = self.create_cq(CqInit { cqe: 1, ..CqInit::default() })?;
@@ -98,15 +92,15 @@ impl Context {
 }
 
 impl Xrcd {
-    /// The context it was opened in.
+    /// Context of the opening.
     pub fn context(&self) -> &Arc<Context> {
         self.pd.context()
     }
 
-    /// A new shared receive queue of the domain, whose receives complete in `cq`. EINVAL: beyond
-    /// the limits of the device, or objects of several contexts. ENOMEM: the domain has
-    /// [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ). The first one opens the sockets of the
-    /// engine: EADDRINUSE if another user has the port.
+    /// Creates a shared receive queue of the domain, whose receives complete in `cq`. The first one
+    /// opens the sockets of the engine. EINVAL: beyond the limits of the device, or objects of
+    /// several contexts. ENOMEM: the domain has [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ).
+    /// EADDRINUSE: another user has the UDP port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), self.context()) || !Arc::ptr_eq(cq.context(), self.context()) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
@@ -115,8 +109,8 @@ impl Xrcd {
         self.shared.queues.create(pd, init, cq, (slot, self.uses.hold()))
     }
 
-    /// A new target in RESET: it receives for the shared queues of the domain, as messages name
-    /// them.
+    /// Creates a target in RESET. It receives for the shared queues of the domain that messages
+    /// name.
     pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
@@ -129,17 +123,15 @@ impl Xrcd {
         Ok(qp)
     }
 
-    /// The target of the domain with this number. It is gone when its creator has destroyed it and
-    /// all others dropped it.
-    ///
-    /// EINVAL: there is none. Targets of other processes are in domains of their own.
+    /// Returns the target with this number, which lives until its creator has destroyed it and all
+    /// others have dropped it. EINVAL: this process has no such target in the domain.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
         self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade).ok_or_else(|| {
             Error::invalid(format!("the XRC domain has no target {qpn:#x}; it has those of this process only"))
         })
     }
 
-    /// Whether the opening may be closed: EBUSY while it has shared queues or targets.
+    /// Checks that the opening may be closed: EBUSY while it has shared queues or targets.
     pub fn close(&self) -> Result<(), Error> {
         self.uses.check_unused("XRC domain", "shared receive queues and targets")
     }

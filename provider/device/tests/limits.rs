@@ -1,17 +1,16 @@
-//! What `ibv_query_device` reports is what there can be: of every kind of object as many, and not
-//! one more. In a process of their own, and one after the other, because every object takes a
-//! place.
+//! The limits that `ibv_query_device` reports are exact. Tests run one after the other in a process
+//! of their own, because every object counts.
 
 use roxe_provider::{Access, AhAttr, CqInit, Error, MwKind, QpCaps, QpInit, Service, SrqInit, WqInit, devices, limits};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Held by the test that runs.
+/// Serializes the tests.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Makes objects, of which there are `already` some, until one is refused: with ENOMEM, when there
-/// are `most`, and not before. One that goes makes room for one.
+/// Creates objects, of which `already` exist, until ENOMEM, which must come at `most`. Destroying
+/// one makes room for one.
 fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Error>) {
     let (began, mut made) = (Instant::now(), Vec::new());
     let refused = loop {
@@ -31,7 +30,7 @@ fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Err
 }
 
 #[test]
-fn there_are_as_many_objects_as_the_device_reports_and_no_more() {
+fn objects_are_limited_to_device_attributes() {
     let _alone = ALONE.lock().unwrap();
     let context = devices().unwrap()[0].open().unwrap();
     let attr = context.device().attr();
@@ -55,7 +54,7 @@ fn there_are_as_many_objects_as_the_device_reports_and_no_more() {
 
 #[test]
 #[ignore = "takes a gigabyte, and half a minute of a quiet processor"]
-fn there_are_as_many_regions_and_windows_as_the_device_reports_and_no_more() {
+fn regions_and_windows_are_limited_to_device_attributes() {
     let _alone = ALONE.lock().unwrap();
     let context = devices().unwrap()[0].open().unwrap();
     let (attr, pd) = (context.device().attr(), context.alloc_pd().unwrap());

@@ -93,7 +93,7 @@ crate::ranks! { pub, 10_000.. ;
     Cq,
     /// `cq`: held while an event is announced, so that none comes once the queue is destroyed.
     CqChannel,
-    /// `engine_set`: the engines that complete something in one queue or channel.
+    /// `comp_channel`: the engines that complete in one queue or announce on one channel.
     EngineSet,
     /// `flow`: the windows by destination.
     Flows,

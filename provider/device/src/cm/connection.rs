@@ -1,5 +1,5 @@
-//! A connection, from its request to its end: the verbs that become messages, what the id hears of
-//! the machine, what connection management gives the queue pair and when, and alternate paths.
+//! A connection from request to end: verbs, events of the state machine, and what connection
+//! management does to the queue pair.
 //!
 //! ```text
 //!          attach       connect: the peer accepts; accept       disconnect; the peer rejects
@@ -7,15 +7,10 @@
 //!   datagrams: RESET ─► INIT ─► RTR ─► RTS
 //! ```
 //!
-//! # Alternate paths
-//!
-//! One end proposes another path, both load it into their queue pairs, which go over to it when the
-//! first path fails (`ibv_modify_qp`, path migration). librdmacm has no calls for this, so only
-//! programs in Rust do it. Nothing of a peer's proposal is loaded without [`Id::take_alternates`]:
-//! it lets the peer choose where packets may go.
+//! librdmacm has no calls for alternate paths (APM); only programs in Rust use them.
 
-use super::event::{ConnParam, EventData, EventKind, Told, UDP_QKEY, UdParam};
-use super::id::{Id, Inner, Link, Side, State, receive_before_end, refused};
+use super::event::{ConnParam, EventData, EventKind, Outcome, UDP_QKEY, UdParam};
+use super::id::{ConnHandle, Id, Inner, Side, State, receive_before_end, refused};
 use super::route::{Address, Path};
 use crate::event::AsyncEventKind;
 use crate::ib_cm::{CmHandler, Request, Session};
@@ -38,18 +33,18 @@ use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long another host is asked while nobody listens there: short for a program that has to learn
-/// that nobody ever will, long enough for a slow server that closes its listener and opens it
-/// again, as perftest does.
+/// Time for which a request to another host is repeated while no program listens: long enough for a
+/// server that reopens its listener, as perftest does, and short for the client of one that is
+/// down.
 const NO_LISTENER_RETRY: Duration = Duration::from_millis(500);
 
-/// Verbs of connections.
 impl Id {
-    /// Asks the peer; a datagram id asks for its queue pair, with private data only. Comes to
-    /// [`EventKind::Established`], or
-    /// [`EventKind::ConnectResponse`] without a queue pair
-    /// attached, or `Rejected`, `Unreachable`, `ConnectError`.
+    /// Sends a connection request; for a datagram id a lookup of the peer's queue pair, with only
+    /// the private data of `param`. The result is [`EventKind::Established`], or
+    /// [`EventKind::ConnectResponse`] without an attached queue pair, or `Rejected`, `Unreachable`,
+    /// `ConnectError`.
     ///
+    /// # Errors
     /// EINVAL: the route is not resolved, or too much private data. ENOMEM: too many connections.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
@@ -57,21 +52,21 @@ impl Id {
             inner.check(&[State::RouteResolved])?;
             let comm = match self.service() {
                 Service::Ud => self.look_up(session, &inner, param)?,
-                _ => self.ask(session, &inner, param)?,
+                _ => self.request(session, &inner, param)?,
             };
-            (inner.state, inner.side, inner.link) = (State::Connected, Side::Active, Link::Alive(comm));
+            (inner.state, inner.side, inner.conn) = (State::Connected, Side::Active, ConnHandle::Alive(comm));
             session.ids.extend(self.me.upgrade().map(|id| (comm, id as _)));
             Ok(())
         })?
     }
 
-    fn ask(&self, session: &mut Session<'_>, inner: &Inner, param: &ConnParam) -> Result<CommId, Error> {
+    fn request(&self, session: &mut Session<'_>, inner: &Inner, param: &ConnParam) -> Result<CommId, Error> {
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
         let connect = Connect {
             transport: transport(inner.qp_service(self.service())),
             ece: inner.local_ece,
-            responder_resources: most(param.responder_resources),
-            initiator_depth: most(param.initiator_depth),
+            responder_resources: capped(param.responder_resources),
+            initiator_depth: capped(param.initiator_depth),
             flow_control: param.flow_control,
             retry_count: Small::new(param.retry_count.min(7)),
             rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
@@ -85,7 +80,7 @@ impl Id {
             private_data: inner.with_addresses(&param.private_data)?,
             ..Connect::new(path.route(), service_id, inner.qpn(param), inner.psn)
         };
-        let comm = session.cm.connect(&mut session.cx, &connect).map_err(|e| refused(&e))?;
+        let comm = session.cm.connect(&mut session.cx, &connect).map_err(refused)?;
         session.watch_answer(comm, path.route());
         Ok(comm)
     }
@@ -95,15 +90,13 @@ impl Id {
         let (path, service_id) = (inner.path()?, inner.service_id(self)?);
         let retry_for = retry_for(session.engine, path);
         let resolve = Resolve { retry_for, private_data, ..Resolve::new(path.route(), service_id) };
-        session.cm.resolve(&mut session.cx, &resolve).map_err(|e| refused(&e))
+        session.cm.resolve(&mut session.cx, &resolve).map_err(refused)
     }
 
-    /// Accepts a request; of a datagram id with `qp_num` and private data only. On the side that
-    /// asked: moves the queue pair that the id was given after it asked, if any, and then does as
-    /// [`Id::establish`], with nothing said.
-    ///
-    /// EINVAL: there is no request (any more), too much private data, or terms that the queue pair
-    /// does not take; after the last the request is rejected.
+    /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
+    /// the active side, moves a queue pair attached after the request to RTS, and then does as
+    /// [`Id::establish`]; `param` has no effect. EINVAL: no request, too much private data, or
+    /// terms that the queue pair refuses; in the last case the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -119,44 +112,41 @@ impl Id {
     fn accept_request(&self, session: &mut Session<'_>, inner: &mut Inner, param: &ConnParam) -> Result<(), Error> {
         let accept = machine::Accept {
             ece: inner.local_ece,
-            responder_resources: most(param.responder_resources),
-            initiator_depth: most(param.initiator_depth),
+            responder_resources: capped(param.responder_resources),
+            initiator_depth: capped(param.initiator_depth),
             flow_control: param.flow_control,
             rnr_retry_count: Small::new(param.rnr_retry_count.min(7)),
             srq: inner.has_srq(param),
-            private_data: said(&param.private_data)?,
+            private_data: private_data(&param.private_data)?,
             ..machine::Accept::new(inner.qpn(param), inner.psn)
         };
-        let comm = inner.alive()?;
+        let comm = inner.comm_id()?;
         let ready = inner.make_ready(session, Some((accept.responder_resources, accept.initiator_depth)));
-        let accepted = ready.and_then(|()| session.cm.accept(&mut session.cx, comm, &accept).map_err(|e| refused(&e)));
+        let accepted = ready.and_then(|()| session.cm.accept(&mut session.cx, comm, &accept).map_err(refused));
         accepted.inspect_err(|_| inner.give_up(session))
     }
 
-    /// Refuses a request, or what the peer answered. Of a datagram id the reason is not sent.
-    ///
-    /// EINVAL: nothing to refuse, or too much private data.
+    /// Rejects a request, or the peer's reply. A datagram id does not send the reason. EINVAL:
+    /// nothing to reject, or too much private data.
     pub fn reject(&self, private_data: &[u8], reason: RejReason) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
-            let comm = inner.alive()?;
+            let comm = inner.comm_id()?;
             if self.service() == Service::Ud {
-                let resolution =
-                    Resolution { private_data: said(private_data)?, ..Resolution::refused(SidrStatus::Reject) };
-                session.cm.answer(comm, &resolution).map_err(|e| refused(&e))?;
+                let private_data = self::private_data(private_data)?;
+                let resolution = Resolution { private_data, ..Resolution::refused(SidrStatus::Reject) };
+                session.cm.answer(comm, &resolution).map_err(refused)?;
             } else {
-                let refusal = Refusal { reason, info: Info::EMPTY, private_data: said(private_data)? };
-                session.cm.reject(comm, &refusal).map_err(|e| refused(&e))?;
+                let refusal = Refusal { reason, info: Info::EMPTY, private_data: self::private_data(private_data)? };
+                session.cm.reject(comm, &refusal).map_err(refused)?;
             }
-            inner.is_over(session);
+            inner.forget_conn(session);
             Ok(())
         })?
     }
 
-    /// Confirms the peer's answer (`rdma_establish`), for programs that move their queue pair
-    /// themselves. Comes to nothing: from here on it is connected.
-    ///
-    /// EINVAL: there is no answer.
+    /// Confirms the peer's reply (`rdma_establish`), for programs that move their queue pair
+    /// themselves. No event follows: the connection is established. EINVAL: there is no reply.
     pub fn establish(&self) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
@@ -165,38 +155,35 @@ impl Id {
         })?
     }
 
-    /// Ends the connection, or agrees with its end; moves the queue pair to ERR. If it is over
-    /// already, nothing happens.
-    ///
-    /// EINVAL: never connected.
+    /// Disconnects, or agrees to the peer's disconnect; moves the queue pair to ERR. Does nothing
+    /// if the connection is over. EINVAL: never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
         let runtime = self.runtime()?;
-        let (link, qp) = {
+        let (conn, qp) = {
             let inner = self.lock();
-            (inner.link, inner.qp.clone())
+            (inner.conn, inner.qp.clone())
         };
-        if link == Link::None {
+        if conn == ConnHandle::None {
             return Err(Error::invalid("the id was never connected"));
         }
         qp.map_or(Ok(()), |qp| fail(&qp))?;
-        let Link::Alive(comm) = link else { return Ok(()) };
+        let ConnHandle::Alive(comm) = conn else { return Ok(()) };
         receive_before_end(&runtime);
         runtime.cm(|session| {
-            // Too early or too late: as the kernel, which tells nobody.
+            // As in the kernel, a disconnect that is too early or too late is no error.
             let _ = session.cm.disconnect(&mut session.cx, comm);
         })
     }
 
-    /// Tells of an event of its queue pair: with [`AsyncEventKind::CommEst`] an accepted connection
-    /// is established, if the peer's confirmation was lost; with [`AsyncEventKind::PathMig`] it
-    /// goes on over its alternate path. EISCONN: it is established already. EINVAL: any other event
-    /// or state.
+    /// Reports an event of the queue pair. [`AsyncEventKind::CommEst`] establishes an accepted
+    /// connection whose confirmation was lost; [`AsyncEventKind::PathMig`] makes the alternate path
+    /// the path of the connection. EISCONN: established already. EINVAL: any other event or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let runtime = self.runtime()?;
-        let comm = self.lock().alive()?;
+        let comm = self.lock().comm_id()?;
         if event == AsyncEventKind::PathMig {
-            return runtime.cm(|session| self.lock().migrated(session))?;
+            return runtime.cm(|session| self.lock().swap_paths(session))?;
         }
         if event != AsyncEventKind::CommEst {
             return Err(Error::invalid(format!("{event:?} does not change a connection")));
@@ -205,55 +192,52 @@ impl Id {
             Err(CmError::State) if session.cm.state(comm) == Some(machine::State::Established) => {
                 Err(Error::new(libc::EISCONN, "the connection is established"))
             }
-            established => established.map_err(|e| refused(&e)),
+            established => established.map_err(refused),
         })?
     }
 
-    /// The engine of its device, or EINVAL.
     pub(super) fn runtime(&self) -> Result<Runtime, Error> {
         Ok(self.lock().device_addr()?.runtime.clone())
     }
 }
 
 impl Inner {
-    /// The machine's name of the connection, or EINVAL.
-    fn alive(&self) -> Result<CommId, Error> {
-        match self.link {
-            Link::Alive(comm) => Ok(comm),
-            Link::None => Err(Error::invalid("the id has not been connected")),
-            Link::Over => Err(Error::invalid("the connection is over")),
+    fn comm_id(&self) -> Result<CommId, Error> {
+        match self.conn {
+            ConnHandle::Alive(comm) => Ok(comm),
+            ConnHandle::None => Err(Error::invalid("the id has not been connected")),
+            ConnHandle::Over => Err(Error::invalid("the connection is over")),
         }
     }
 
-    /// Nothing is heard of the connection any more.
-    fn is_over(&mut self, session: &mut Session<'_>) {
-        if let Link::Alive(comm) = self.link {
+    /// Stops receiving events of the connection.
+    fn forget_conn(&mut self, session: &mut Session<'_>) {
+        if let ConnHandle::Alive(comm) = self.conn {
             session.ids.remove(&comm);
         }
-        self.link = Link::Over;
+        self.conn = ConnHandle::Over;
     }
 
-    /// What could not be accepted is rejected, as by the kernel.
     fn give_up(&mut self, session: &mut Session<'_>) {
-        let Link::Alive(comm) = self.link else { return };
+        let ConnHandle::Alive(comm) = self.conn else { return };
         self.fail_qp();
         if session.cm.reject(comm, &Refusal::new(PrivateData::EMPTY)).is_ok() {
-            self.is_over(session);
+            self.forget_conn(session);
         }
     }
 
     fn confirm(&self, session: &mut Session<'_>) -> Result<(), Error> {
-        session.cm.confirm(self.alive()?, &PrivateData::EMPTY).map_err(|e| refused(&e))
+        session.cm.confirm(self.comm_id()?, &PrivateData::EMPTY).map_err(refused)
     }
 
     fn answer(&mut self, session: &mut Session<'_>, param: &ConnParam) -> Result<(), Error> {
         let resolution = Resolution {
             service: Ok((self.qpn(param), UDP_QKEY)),
             ece: self.local_ece,
-            private_data: said(&param.private_data)?,
+            private_data: private_data(&param.private_data)?,
         };
-        session.cm.answer(self.alive()?, &resolution).map_err(|e| refused(&e))?;
-        self.is_over(session);
+        session.cm.answer(self.comm_id()?, &resolution).map_err(refused)?;
+        self.forget_conn(session);
         Ok(())
     }
 
@@ -261,7 +245,6 @@ impl Inner {
         self.path.as_ref().ok_or_else(|| Error::invalid("the id has no path"))
     }
 
-    /// The service that the peer's address names.
     // clause: CM-SERVICE-ID
     fn service_id(&self, id: &Id) -> Result<ServiceId, Error> {
         match self.peer {
@@ -271,11 +254,12 @@ impl Inner {
         }
     }
 
-    /// Private data of a request: the addresses, unless they are of `AF_IB`, and what the program
-    /// says.
+    /// Private data of a request: addresses, except in `AF_IB`, and the program's part.
     // clause: CM-IP-HEADER
     fn with_addresses<const N: usize>(&self, user: &[u8]) -> Result<PrivateData<N>, Error> {
-        let (Some(Address::Ip(local)), Some(Address::Ip(peer))) = (self.local, self.peer) else { return said(user) };
+        let (Some(Address::Ip(local)), Some(Address::Ip(peer))) = (self.local, self.peer) else {
+            return private_data(user);
+        };
         let addresses = IpPair::new(local.ip(), peer.ip());
         let header = addresses.map(|addresses| IpCmHeader { src_port: local.port(), addresses });
         let data = header.and_then(|header| header.with_user(user));
@@ -291,15 +275,14 @@ impl Inner {
     }
 }
 
-/// How long to ask a peer where nobody listens. On this host every request waits for its listener
-/// as it is (`engine/gsi.rs`).
+/// Time for which a request is repeated while no program listens. On this host the request waits
+/// for its listener (`engine/gsi.rs`).
 // clause: CM-REQ-AGAIN
 fn retry_for(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
 }
 
-/// What the program says, or EINVAL.
-fn said<const N: usize>(user: &[u8]) -> Result<PrivateData<N>, Error> {
+fn private_data<const N: usize>(user: &[u8]) -> Result<PrivateData<N>, Error> {
     PrivateData::new(user).ok_or_else(|| too_long(user.len(), N))
 }
 
@@ -307,8 +290,8 @@ fn too_long(len: usize, most: usize) -> Error {
     Error::invalid(format!("{len} bytes of private data; there is room for {most}"))
 }
 
-/// What the device can have under way at a time, if the program asks for more or for all.
-fn most(depth: u8) -> u8 {
+/// Limits a number of outstanding READs and atomics to that of the device.
+fn capped(depth: u8) -> u8 {
     depth.min(MAX_QP_RD_ATOM)
 }
 
@@ -322,23 +305,23 @@ fn transport(service: Service) -> Transport {
 
 impl CmHandler for Id {
     fn on_request(&self, session: &mut Session<'_>, request: Request<'_>, comm: CommId, origin: Origin) -> bool {
-        self.make_for(session, request, comm, origin).is_some()
+        self.accept_request_for(session, request, comm, origin).is_some()
     }
 
     fn on_event(&self, session: &mut Session<'_>, comm: CommId, kind: machine::EventKind) {
         let mut inner = self.lock();
-        if inner.link != Link::Alive(comm) {
+        if inner.conn != ConnHandle::Alive(comm) {
             return;
         }
         let mut error = None;
         let (kind, status, data) = match kind {
-            machine::EventKind::ConnectReply(rep, ece) => inner.take_reply(session, comm, &rep, ece, &mut error),
+            machine::EventKind::ConnectReply(rep, ece) => inner.on_reply(session, comm, &rep, ece, &mut error),
             machine::EventKind::Established => (EventKind::Established, 0, EventData::None),
-            machine::EventKind::Rejected(rej) => inner.take_rejection(session, rej.reason, &rej.private_data),
-            machine::EventKind::Stale => inner.take_rejection(session, RejReason::StaleConnection, &PrivateData::EMPTY),
+            machine::EventKind::Rejected(rej) => inner.on_rejection(session, rej.reason, &rej.private_data),
+            machine::EventKind::Stale => inner.on_rejection(session, RejReason::StaleConnection, &PrivateData::EMPTY),
             machine::EventKind::Unreachable => {
-                inner.is_over(session);
-                (EventKind::Unreachable, -session.errno_of_silence, EventData::None)
+                inner.forget_conn(session);
+                (EventKind::Unreachable, -session.timeout_errno, EventData::None)
             }
             machine::EventKind::Disconnected(ending) => {
                 if inner.state == State::Connected {
@@ -348,14 +331,14 @@ impl CmHandler for Id {
                 (EventKind::Disconnected, status, EventData::None)
             }
             machine::EventKind::TimeWaitExit => {
-                inner.is_over(session);
+                inner.forget_conn(session);
                 (EventKind::TimewaitExit, 0, EventData::None)
             }
-            machine::EventKind::LookupReply(rep, ece) => inner.take_service(session, &rep, ece),
-            machine::EventKind::AlternateRequest(lap) => return inner.take_alternate(session, comm, &lap),
-            machine::EventKind::AlternateReply(apr) => inner.take_answer(apr.status),
-            machine::EventKind::AlternateUnanswered => inner.no_alternate(-libc::ETIMEDOUT),
-            // Requests are not for an id that is connected.
+            machine::EventKind::LookupReply(rep, ece) => inner.on_lookup_reply(session, &rep, ece),
+            machine::EventKind::AlternateRequest(lap) => return inner.on_alternate_request(session, comm, &lap),
+            machine::EventKind::AlternateReply(apr) => inner.on_alternate_reply(apr.status),
+            machine::EventKind::AlternateUnanswered => inner.alternate_failed(-libc::ETIMEDOUT),
+            // A connected id gets no requests.
             machine::EventKind::ConnectRequest(..) | machine::EventKind::LookupRequest(..) => return,
         };
         self.explain(&inner, (kind, status, &data), error.as_ref());
@@ -364,17 +347,17 @@ impl CmHandler for Id {
 }
 
 impl Inner {
-    /// The peer accepts: with a queue pair of ours to move, that is all it takes.
-    fn take_reply(
+    /// The peer accepts; without a queue pair the program has to confirm.
+    fn on_reply(
         &mut self,
         session: &mut Session<'_>,
         comm: CommId,
         rep: &Rep,
         ece: Ece,
         error: &mut Option<Error>,
-    ) -> Told {
+    ) -> Outcome {
         self.remote_ece = ece;
-        let data = EventData::Conn(accepted(rep));
+        let data = EventData::Conn(reply_params(rep));
         if self.qp.is_none() {
             return (EventKind::ConnectResponse, 0, data);
         }
@@ -384,23 +367,28 @@ impl Inner {
             *error = Some(e);
             return (EventKind::ConnectError, status, data);
         }
-        // The answer to a REP that was just taken cannot be out of place.
+        // Cannot fail directly after a REP.
         let _ = session.cm.confirm(comm, &PrivateData::EMPTY);
-        // A program that hears it may end at once, and the peer must not wait for what never left.
+        // The program may exit at its event, and the confirmation must leave before.
         session.send();
         (EventKind::Established, 0, data)
     }
 
-    fn take_rejection(&mut self, session: &mut Session<'_>, reason: RejReason, said: &PrivateData<148>) -> Told {
-        self.is_over(session);
+    fn on_rejection(
+        &mut self,
+        session: &mut Session<'_>,
+        reason: RejReason,
+        private_data: &PrivateData<148>,
+    ) -> Outcome {
+        self.forget_conn(session);
         self.fail_qp();
-        let param = ConnParam { private_data: said.as_bytes().to_vec(), ..ConnParam::NOTHING };
+        let param = ConnParam { private_data: private_data.as_bytes().to_vec(), ..ConnParam::NOTHING };
         (EventKind::Rejected, i32::from(reason.code()), EventData::Conn(param))
     }
 
     // clause: CM-SIDR
-    fn take_service(&mut self, session: &mut Session<'_>, rep: &SidrRep, ece: Ece) -> Told {
-        self.is_over(session);
+    fn on_lookup_reply(&mut self, session: &mut Session<'_>, rep: &SidrRep, ece: Ece) -> Outcome {
+        self.forget_conn(session);
         self.remote_ece = ece;
         let ah_attr = match (&self.path, &self.device_addr) {
             (Some(path), Some(device_addr)) => path.ah_attr(device_addr.gid_index),
@@ -415,9 +403,8 @@ impl Inner {
     }
 }
 
-/// What the peer says with its acceptance.
 // clause: CM-DEPTH
-fn accepted(rep: &Rep) -> ConnParam {
+fn reply_params(rep: &Rep) -> ConnParam {
     ConnParam {
         private_data: rep.private_data.as_bytes().to_vec(),
         responder_resources: rep.initiator_depth,
@@ -430,15 +417,12 @@ fn accepted(rep: &Rep) -> ConnParam {
     }
 }
 
-/// What the queue pair is told.
 type Modify = (QpAttr, AttrMask);
 
-/// Verbs of the queue pair.
 impl Id {
-    /// The id moves this queue pair from now on: now to INIT, datagrams to RTS; then with connect,
-    /// accept, reject and disconnect.
-    ///
-    /// EINVAL: it has one, or no device, or the queue pair is of another device or not in RESET.
+    /// Attaches a queue pair, which the id moves from now on: now to INIT, datagrams to RTS; later
+    /// with connect, accept, reject and disconnect. EINVAL: the id has one, or no device, or the
+    /// queue pair is of another device or not in RESET.
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.qp.is_some() {
@@ -456,18 +440,16 @@ impl Id {
         Ok(())
     }
 
-    /// Forgets the queue pair.
+    /// Detaches the queue pair.
     pub fn detach_qp(&self) {
-        // Nothing that is joined can fail without a queue pair.
+        // Without a queue pair no group can fail.
         let _ = self.replace_qp(None);
     }
 
-    /// The id moves this queue pair from now on, instead of the one it has, in whatever state both
-    /// are: C programs take a queue pair from one id to another by assigning `rdma_cm_id.qp`.
-    /// Whether it suits is seen when it is moved.
-    ///
-    /// The error is that of a group which the id has joined and the queue pair cannot be in; the id
-    /// has it all the same.
+    /// Attaches this queue pair instead of the present one, whatever the states of both: C programs
+    /// move a queue pair to another id by assigning `rdma_cm_id.qp`. Unsuitable ones fail when they
+    /// are moved. Fails if a joined group cannot take the queue pair, which is attached all the
+    /// same.
     pub fn replace_qp(&self, qp: Option<&Arc<Qp>>) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.leave_groups();
@@ -478,32 +460,29 @@ impl Id {
         joined
     }
 
-    /// The queue pair.
+    /// Attached queue pair.
     pub fn qp(&self) -> Option<Arc<Qp>> {
         self.lock().qp.clone()
     }
 
-    /// What a queue pair has to be given on its way to `state` (INIT, RTR or RTS), for programs
-    /// that move it themselves.
-    ///
-    /// EINVAL: no device, any other state, or the peer has not spoken yet.
+    /// Returns the attributes for moving a queue pair to `state` (INIT, RTR or RTS), for programs
+    /// that move it themselves. EINVAL: no device, another state, or no reply of the peer yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         let inner = self.lock();
         let runtime = inner.device_addr()?.runtime.clone();
-        let (link, service) = (inner.link, inner.qp_service(self.service()));
+        let (conn, service) = (inner.conn, inner.qp_service(self.service()));
         drop(inner);
         if service == Service::Ud {
             return ud_states().into_iter().find(|(attr, _)| attr.state == state).ok_or_else(no_such_state);
         }
-        let Link::Alive(_) = link else {
-            return if state == QpState::Init { Ok(init(Access::empty())) } else { Err(too_early()) };
+        let ConnHandle::Alive(_) = conn else {
+            return if state == QpState::Init { Ok(init(Access::empty())) } else { Err(no_reply_yet()) };
         };
         runtime.cm(|session| self.lock().modify_to(session, state, service, None))?
     }
 }
 
 impl Inner {
-    /// EINVAL without a device, or if the queue pair is of another one.
     fn check_device(&self, qp: &Qp) -> Result<(), Error> {
         if self.device_addr()?.device.index() == qp.pd().context().device().index() {
             return Ok(());
@@ -511,14 +490,13 @@ impl Inner {
         Err(Error::invalid("the queue pair is of another device"))
     }
 
-    /// Of the queue pair attached, or else `usual`.
-    fn qp_service(&self, usual: Service) -> Service {
-        self.qp.as_ref().map_or(usual, |qp| qp.service())
+    fn qp_service(&self, default: Service) -> Service {
+        self.qp.as_ref().map_or(default, |qp| qp.service())
     }
 
-    /// Moves the queue pair, if there is one, to RTS: the peer has spoken. `depths` are the
-    /// program's, of resources and requests. EINVAL: it is of another device, or in a state that
-    /// does not lead there.
+    /// Moves the attached queue pair, if any, to RTS. `depths` are the program's responder
+    /// resources and initiator depth. EINVAL: another device, or a state from which RTS cannot be
+    /// reached.
     fn make_ready(&self, session: &mut Session<'_>, depths: Option<(u8, u8)>) -> Result<(), Error> {
         let Some(qp) = &self.qp else { return Ok(()) };
         self.check_device(qp)?;
@@ -529,10 +507,9 @@ impl Inner {
         Ok(())
     }
 
-    /// The peer does not want it, or it was given up.
     fn fail_qp(&self) {
         if let Some(qp) = &self.qp {
-            // A queue pair that its program has reset meanwhile stays so.
+            // Fails if the program has reset the queue pair meanwhile, which then stays in RESET.
             let _ = fail(qp);
         }
     }
@@ -544,12 +521,12 @@ impl Inner {
         service: Service,
         depths: Option<(u8, u8)>,
     ) -> Result<Modify, Error> {
-        // While the peer has not answered there is only what we offer it.
-        let terms = session.cm.qp_terms(self.alive()?);
+        // Without the peer's reply there are no terms, only INIT.
+        let terms = session.cm.qp_terms(self.comm_id()?);
         if state == QpState::Init {
             return Ok(init(rights(terms.map_or(0, |terms| terms.max_dest_rd_atomic))));
         }
-        let mut terms = terms.ok_or_else(too_early)?;
+        let mut terms = terms.ok_or_else(no_reply_yet)?;
         terms.rq_psn = self.psn;
         let (resources, requests) = depths.unwrap_or((MAX_QP_RD_ATOM, MAX_QP_RD_ATOM));
         terms.max_dest_rd_atomic = terms.max_dest_rd_atomic.min(resources);
@@ -562,12 +539,11 @@ impl Inner {
     }
 }
 
-/// Moves a queue pair to ERR.
 fn fail(qp: &Qp) -> Result<(), Error> {
     qp.modify_at_once(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE)
 }
 
-/// What a peer may do that we serve so many READs and atomics of.
+/// Access rights of a peer, given the number of READs and atomics served for it.
 // clause: CM-QP-INIT
 fn rights(resources: u8) -> Access {
     let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
@@ -579,7 +555,6 @@ fn init(access: Access) -> Modify {
     (attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS)
 }
 
-/// All that a datagram queue pair needs.
 fn ud_states() -> [Modify; 3] {
     let attr = |state| QpAttr { state, qkey: UDP_QKEY, port: limits::PORTS, ..QpAttr::default() };
     let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
@@ -628,7 +603,7 @@ fn rts(terms: &QpTerms, service: Service, ack_timeout: Option<u8>) -> Modify {
     (attr, mask)
 }
 
-fn too_early() -> Error {
+fn no_reply_yet() -> Error {
     Error::invalid("the peer has not answered yet")
 }
 
@@ -636,28 +611,27 @@ fn no_such_state() -> Error {
     Error::invalid("a queue pair is given attributes on its way to INIT, RTR and RTS only")
 }
 
-/// Verbs of alternate paths.
 impl Id {
-    /// Whether the queue pair loads alternate paths that the peer proposes from now on. It says no
-    /// by itself.
-    ///
-    /// EINVAL: not connected, or no queue pair attached.
+    /// Sets if alternate paths that the peer proposes are loaded. By default they are refused,
+    /// because they let the peer choose a destination of packets. EINVAL: not connected, or no
+    /// queue pair.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
             inner.check(&[State::Connected])?;
             inner.attached()?;
-            session.cm.take_alternates(inner.alive()?, takes).map_err(|e| refused(&e))
+            session.cm.take_alternates(inner.comm_id()?, takes).map_err(refused)
         })?
     }
 
-    /// Proposes an alternate path to the peer. Comes to [`EventKind::RouteResolved`] when both
-    /// queue pairs have it, armed as soon as a packet has come; or to [`EventKind::RouteError`]:
-    /// the status is a negative errno, -EOPNOTSUPP if the peer's program does not want any, or the
-    /// positive status of an APR.
+    /// Proposes an alternate path to the peer. The result is [`EventKind::RouteResolved`] once both
+    /// queue pairs have loaded it, or [`EventKind::RouteError`] with a negative errno (EOPNOTSUPP:
+    /// the peer's program takes none) or the positive status of an APR. The path is armed by the
+    /// next packet.
     ///
-    /// EINVAL: not established, no queue pair attached, a proposal is under way, or `path` does not
-    /// begin at an address of the device.
+    /// # Errors
+    /// EINVAL: not established, no queue pair, a proposal is pending, or `path` does not begin at
+    /// an address of the device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -671,9 +645,9 @@ impl Id {
                 packet_lifetime: TimeCode::new(path.packet_life_time),
                 ..Alternate::new(path.route())
             };
-            let comm = inner.alive()?;
-            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(|e| refused(&e))?;
-            inner.alternates.proposed = Some(*path);
+            let comm = inner.comm_id()?;
+            session.cm.load_alternate(&mut session.cx, comm, &alternate).map_err(refused)?;
+            inner.proposed_path = Some(*path);
             Ok(())
         })?
     }
@@ -684,14 +658,13 @@ impl Inner {
         if self.qp.is_some() { Ok(()) } else { Err(Error::invalid("the id has no queue pair")) }
     }
 
-    /// Where the device has an address.
     fn index_of(&self, sgid: Gid) -> Result<u8, Error> {
         let found =
             self.device_addr()?.device.adapter().gids().used().find(|(_, gid)| *gid == sgid).map(|(index, _)| index);
         found.ok_or_else(|| Error::invalid(format!("{sgid} is no address of the device")))
     }
 
-    /// The queue pair may go over to this path from now on, if its peer may.
+    /// Loads an alternate path into the queue pair and arms it.
     // clause: CM-QP-ALTERNATE
     fn rearm(&self, path: &Path) -> Result<(), Error> {
         let alt_av = path.av(self.index_of(path.sgid)?);
@@ -703,8 +676,7 @@ impl Inner {
         self.qp.as_ref().map_or(Ok(()), |qp| qp.modify_at_once(&attr, mask))
     }
 
-    /// The peer proposes a path: loads it and says so, or why not.
-    fn take_alternate(&mut self, session: &mut Session<'_>, comm: CommId, lap: &Lap) {
+    fn on_alternate_request(&mut self, session: &mut Session<'_>, comm: CommId, lap: &Lap) {
         let route = Route { local: lap.remote_gid, remote: lap.local_gid };
         let Some(own) = self.path else { return };
         let path = Path {
@@ -720,39 +692,37 @@ impl Inner {
             Ok(_) => AprStatus::Reject,
         };
         if status == AprStatus::Success {
-            self.alternates.loaded = Some(path);
+            self.alternate_path = Some(path);
         }
-        // It cannot fail: the question has come this moment.
+        // Cannot fail directly after the request.
         let _ = session.cm.answer_alternate(comm, &AlternateAnswer::new(status));
     }
 
-    /// The peer has loaded what was proposed, or has not.
-    fn take_answer(&mut self, status: AprStatus) -> Told {
-        let loaded = match (status, self.alternates.proposed.take()) {
+    fn on_alternate_reply(&mut self, status: AprStatus) -> Outcome {
+        let loaded = match (status, self.proposed_path.take()) {
             (AprStatus::Success, Some(path)) => self.rearm(&path).map(|()| path).map_err(|e| -e.errno()),
             (AprStatus::Unsupported, _) => Err(-libc::EOPNOTSUPP),
             (status, _) => Err(status.code().into()),
         };
         match loaded {
             Ok(path) => {
-                self.alternates.loaded = Some(path);
+                self.alternate_path = Some(path);
                 (EventKind::RouteResolved, 0, EventData::None)
             }
-            Err(status) => self.no_alternate(status),
+            Err(status) => self.alternate_failed(status),
         }
     }
 
-    /// Nothing came of what was proposed.
-    fn no_alternate(&mut self, status: i32) -> Told {
-        self.alternates.proposed = None;
+    fn alternate_failed(&mut self, status: i32) -> Outcome {
+        self.proposed_path = None;
         (EventKind::RouteError, status, EventData::None)
     }
 
-    /// The queue pair has gone over.
+    /// Makes the alternate path the path of the connection.
     // clause: CM-MIGRATED
-    fn migrated(&mut self, session: &mut Session<'_>) -> Result<(), Error> {
-        session.cm.migrated(self.alive()?).map_err(|e| refused(&e))?;
-        std::mem::swap(&mut self.path, &mut self.alternates.loaded);
+    fn swap_paths(&mut self, session: &mut Session<'_>) -> Result<(), Error> {
+        session.cm.migrated(self.comm_id()?).map_err(refused)?;
+        std::mem::swap(&mut self.path, &mut self.alternate_path);
         Ok(())
     }
 }

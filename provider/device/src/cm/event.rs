@@ -1,75 +1,75 @@
-//! What happens to an id, as its program hears it. Plain data.
+//! Events of ids, and their parameters.
 
 use crate::ah::AhAttr;
 use roxe_wire::Qkey;
 
-/// What happened (values of `enum rdma_cm_event_type`).
+/// Kind of an event (values of `enum rdma_cm_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum EventKind {
-    /// [`Id::resolve_addr`](super::Id::resolve_addr) found the way out: the id has a device.
+    /// [`Id::resolve_addr`](super::Id::resolve_addr) found the route; the id has a device.
     AddrResolved = 0,
-    /// It did not; the status is a negative errno.
+    /// [`Id::resolve_addr`](super::Id::resolve_addr) failed; the status is a negative errno.
     AddrError = 1,
     /// [`Id::resolve_route`](super::Id::resolve_route) is done: [`Id::connect`](super::Id::connect)
     /// may follow.
     RouteResolved = 2,
-    /// There is no path.
+    /// No path, or an alternate path failed.
     RouteError = 3,
-    /// A peer wants to connect; the event has a new id.
+    /// A peer requests a connection or datagram service; the event has a new id.
     ConnectRequest = 4,
-    /// The peer accepts, and the program moves its queue pair itself:
+    /// The peer accepted, and the program moves its queue pair itself:
     /// [`Id::establish`](super::Id::establish) confirms.
     ConnectResponse = 5,
-    /// The peer accepts, but the queue pair could not be moved.
+    /// The peer accepted, but the queue pair could not be moved.
     ConnectError = 6,
-    /// The peer does not answer, or has no such datagram service.
+    /// The peer did not answer, or has no such datagram service.
     Unreachable = 7,
-    /// The peer does not want to; the status is its reason.
+    /// The peer rejected; the status is its reason.
     Rejected = 8,
-    /// Connected; of a datagram id: found.
+    /// The connection is established; for a datagram id: the service was found.
     Established = 9,
     /// The connection is over.
     Disconnected = 10,
-    /// The network interface is gone: destroy the id.
+    /// The network interface was removed: destroy the id.
     DeviceRemoval = 11,
-    /// Member of a group.
+    /// A group was joined.
     MulticastJoin = 12,
-    /// Not a member, or not any more.
+    /// Joining a group failed.
     MulticastError = 13,
-    /// The id's address is no longer one of its device, or the interface has another MAC address.
+    /// The address of the id is no longer one of its device, or the MAC address changed.
     AddrChange = 14,
-    /// No packet of the connection is on the way any more.
+    /// The connection has left timewait: no packet of it is left in the network.
     TimewaitExit = 15,
     /// [`Id::write_event`](super::Id::write_event): names were resolved to addresses.
     AddrinfoResolved = 16,
-    /// [`Id::write_event`](super::Id::write_event): the program tells itself something.
+    /// [`Id::write_event`](super::Id::write_event): an event of the program itself.
     User = 18,
 }
 
-/// What the peer says with an event.
+/// Parameters of an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EventData {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Of a connection.
+    /// Terms of a connection.
     Conn(ConnParam),
-    /// Of a datagram service.
+    /// A datagram service.
     Ud(UdParam),
-    /// What the program tells itself.
+    /// Argument of [`Id::write_event`](super::Id::write_event).
     Arg(u64),
-    /// Of a group.
+    /// A multicast group.
     Group {
-        /// What the program calls its membership.
+        /// Token of the membership.
         user: u64,
-        /// Where the group is.
+        /// Destination for datagrams to the group.
         ud: UdParam,
     },
 }
 
 impl EventData {
-    /// What the peer's program says.
+    /// Private data of the peer's program.
     pub fn private_data(&self) -> &[u8] {
         match self {
             Self::Conn(conn) => &conn.private_data,
@@ -82,41 +82,30 @@ impl EventData {
 /// Terms of a connection (`struct rdma_conn_param`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {
-    /// For the program at the other end. From it, the length is always the most it could have said,
-    /// and zeros follow what it said.
+    /// Data for the program at the other end. In an event it is padded with zeros to the maximum
+    /// length.
     pub private_data: Vec<u8>,
-    /// READs and atomics that this side serves at a time; [`ConnParam::MOST`] for all that the
-    /// device can.
+    /// READs and atomics served at a time; [`ConnParam::MOST`] is the maximum of the device.
     pub responder_resources: u8,
-    /// READs and atomics that this side has under way at a time; [`ConnParam::MOST`] for all that
-    /// the device can.
+    /// READs and atomics outstanding at a time; [`ConnParam::MOST`] is the maximum of the device.
     pub initiator_depth: u8,
-    /// Hardware flow control; has no effect here, the peer is told.
+    /// Hardware flow control; sent to the peer without further effect.
     pub flow_control: bool,
-    /// How often a queue pair repeats itself; above 7 is 7. Of no effect with `accept`.
+    /// Transport retries, at most 7. No effect with `accept`.
     pub retry_count: u8,
-    /// How often a queue pair waits for a receive of its peer; 7 and above is for ever.
+    /// RNR retries; 7 and above is infinite.
     pub rnr_retry_count: u8,
-    /// Whether the queue pair has a shared receive queue. Of no effect with a queue pair attached.
+    /// True if the queue pair has a shared receive queue. No effect with an attached queue pair.
     pub srq: bool,
-    /// The queue pair. Of no effect with one attached.
+    /// Number of the queue pair. No effect with an attached queue pair.
     pub qp_num: u32,
 }
 
-/// What suits a program that has no wishes: all READs and atomics that the device can, and as many
-/// retries as there can be.
+/// As many READs, atomics and retries as possible.
 impl Default for ConnParam {
     fn default() -> Self {
-        Self {
-            private_data: Vec::new(),
-            responder_resources: Self::MOST,
-            initiator_depth: Self::MOST,
-            flow_control: false,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            srq: false,
-            qp_num: 0,
-        }
+        let (responder_resources, initiator_depth) = (Self::MOST, Self::MOST);
+        Self { responder_resources, initiator_depth, retry_count: 7, rnr_retry_count: 7, ..Self::NOTHING }
     }
 }
 
@@ -124,7 +113,7 @@ impl ConnParam {
     /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
     pub const MOST: u8 = 0xff;
 
-    /// No terms, for events that have none.
+    /// Parameters of events that have none.
     pub const NOTHING: Self = Self {
         private_data: Vec::new(),
         responder_resources: 0,
@@ -137,21 +126,21 @@ impl ConnParam {
     };
 }
 
-/// The Q_Key of datagram ids and of groups (`RDMA_UDP_QKEY`).
+/// Q_Key of datagram ids and groups (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: Qkey = Qkey(0x0123_4567);
 
-/// Where a datagram service or a group is (`struct rdma_ud_param`).
+/// Destination of a datagram service or group (`struct rdma_ud_param`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UdParam {
-    /// For the program at the other end; as with [`ConnParam::private_data`].
+    /// As [`ConnParam::private_data`].
     pub private_data: Vec<u8>,
-    /// The way there.
+    /// Address.
     pub ah_attr: AhAttr,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qp_num: u32,
-    /// Its key.
+    /// Q_Key of the queue pair.
     pub qkey: u32,
 }
 
-/// What a program is told: kind and status of an event, and what the peer says with it.
-pub(super) type Told = (EventKind, i32, EventData);
+/// Kind, status and parameters of an event to raise.
+pub(super) type Outcome = (EventKind, i32, EventData);

@@ -1,7 +1,5 @@
-//! Why a connection did not come to be, in words, for the user (`ROXE_EXPLAIN`): an event says a
-//! kind and a number, and each of them has several causes.
-//!
-//! Nothing here runs unless something failed. Reads the files of [`reasons`].
+//! Explanations of failed connections for the user (`ROXE_EXPLAIN`): each kind and number of an
+//! event has several causes. Nothing here runs unless something failed.
 
 use super::event::{EventData, EventKind};
 use super::id::{Id, Inner, Side};
@@ -14,14 +12,13 @@ use roxe_transport::qp::Service;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{RejReason, SidrStatus};
 
-/// Bytes of private data that are shown.
+/// Bytes of private data to print.
 const SHOWN: usize = 32;
 
-/// Why, and what to change.
 type Cause = (String, &'static str);
 
 impl Id {
-    /// Says why, if `kind` is the end of an attempt; `error` is what failed on this side.
+    /// Prints an explanation if `kind` ends an attempt; `error` is what failed on this side.
     pub(super) fn explain(
         &self,
         inner: &Inner,
@@ -47,9 +44,9 @@ impl Id {
     ) -> Option<Cause> {
         let peer = || inner.peer.map_or_else(String::new, |peer| named(&peer));
         Some(match kind {
-            EventKind::AddrError => (error?.to_string(), way(error?.errno())),
+            EventKind::AddrError => (error?.to_string(), route_advice(error?.errno())),
             EventKind::ConnectError => (
-                format!("the peer accepted, and the own queue pair could not be moved: {}", error?),
+                format!("the peer accepted, but the own queue pair could not be moved: {}", error?),
                 "create the queue pair on the device of the id (id->verbs), and leave its state to librdmacm",
             ),
             EventKind::Unreachable if status > 0 => look_up(status, &peer()),
@@ -66,10 +63,10 @@ impl Id {
 const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there \
                           has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
 
-/// What to do about an address that leads nowhere.
-const fn way(errno: i32) -> &'static str {
+/// Advice for an address that cannot be reached.
+const fn route_advice(errno: i32) -> &'static str {
     match errno {
-        libc::ENODEV => "open the interface that the way leads over: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
+        libc::ENODEV => "open the interface that the route uses: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
         libc::EADDRNOTAVAIL => "use an address of this host as the source; `ip addr` lists them",
         _ => "see `ip route get ADDRESS`: the host needs a route, and its interface has to be up",
     }
@@ -78,10 +75,10 @@ const fn way(errno: i32) -> &'static str {
 fn look_up(status: i32, peer: &str) -> Cause {
     match u8::try_from(status).map(SidrStatus::from_code) {
         Ok(SidrStatus::Unsupported) => {
-            (format!("nobody there looks after datagrams for {peer}"), "start the server, or correct the port")
+            (format!("no program there serves datagrams for {peer}"), "start the server, or correct the port")
         }
-        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see what the server says"),
-        _ => (format!("the other end answered with status {status}"), "see what the server says"),
+        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see the server's messages"),
+        _ => (format!("the other end answered with status {status}"), "see the server's messages"),
     }
 }
 
@@ -92,7 +89,7 @@ fn unanswered(status: i32, inner: &Inner) -> String {
             format!("the host {host} answers that nobody listens on UDP port 4791: no RoCE card is open there")
         }
         libc::EHOSTUNREACH | libc::ENETUNREACH => format!("the network answers that the host {host} cannot be reached"),
-        _ => format!("no answer came from {host}, however often it was asked"),
+        _ => format!("{host} did not answer any request"),
     }
 }
 
@@ -106,23 +103,21 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
         ),
         RejReason::ConsumerDefined => consumer(inner, data),
         RejReason::StaleConnection => (
-            "the other end takes the queue pair number for that of a connection which is not over there, or is in \
-             timewait"
-                .to_owned(),
+            "the other end still has a connection with this queue pair number, or it is in timewait there".to_owned(),
             "create a new queue pair for each connection, and disconnect before it is destroyed",
         ),
         RejReason::Timeout if inner.side == Side::Passive => (
-            "the client gave up: it had waited in vain for the answer to its request (rdma_accept)".to_owned(),
+            "the client gave up: its request was not answered in time (rdma_accept)".to_owned(),
             "take RDMA_CM_EVENT_CONNECT_REQUEST from the channel and accept in time",
         ),
         RejReason::Timeout => (
-            "the other end accepted and waited for the last message of the exchange in vain".to_owned(),
+            "the other end accepted, and did not get the last message of the exchange in time".to_owned(),
             "fetch and handle the events of the channel in time",
         ),
         RejReason::InvalidCommId | RejReason::InvalidCommInstance => (
             format!(
-                "the other end knows nothing of this connection any more ({reason}): its program has ended, or has \
-                 destroyed the identifier"
+                "the other end does not know this connection ({reason}): its program has ended, or destroyed the \
+                 identifier"
             ),
             "see why the other program ended while the connection was being made",
         ),
@@ -135,32 +130,32 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
     }
 }
 
-/// The program at the other end, or its library for it, did not want to; on this host it is known.
+/// The peer's program or its library refused; on this host the library's reason is known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
-    let said = inner.qp.as_ref();
-    let said = said.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
-    match said {
-        Some(said) => {
-            (said, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
+    let reason = inner.qp.as_ref();
+    let reason = reason.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
+    match reason {
+        Some(reason) => {
+            (reason, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
         }
         None if private_data(data).is_some() => {
-            ("the program there refused (rdma_reject), and says why".to_owned(), "see its private data")
+            ("the program there refused (rdma_reject) and gave a reason".to_owned(), "see its private data")
         }
         None => (
-            "the program there refused (rdma_reject), or its backlog was full; which of them is not known".to_owned(),
-            "see what the server says; on this host start it with `roxe run --explain` too",
+            "the program there refused (rdma_reject), or its backlog was full".to_owned(),
+            "see the server's messages; on this host start it with `roxe run --explain` too",
         ),
     }
 }
 
-/// A request to this listener was refused in its name, for a reason that its program does not hear.
+/// Records for the peer that its request was refused without reaching the program.
 pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
     reasons::note_refusal(ifindex, peer, || {
-        format!("the listener's backlog is full: {backlog} requests wait that its program has not heard of")
+        format!("the listener's backlog is full: {backlog} requests wait that its program has not fetched")
     });
 }
 
-/// What the peer's program says, if it says anything: zeros stand behind it.
+/// Private data without trailing zeros; `None` if there is none.
 fn private_data(data: &EventData) -> Option<&[u8]> {
     let all = data.private_data();
     let end = all.iter().rposition(|byte| *byte != 0)?;
@@ -185,7 +180,6 @@ fn named(address: &Address) -> String {
     }
 }
 
-/// As `rdma_event_str` calls it.
 const fn event_name(kind: EventKind) -> &'static str {
     match kind {
         EventKind::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
@@ -205,9 +199,9 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
-    /// The end of an attempt to connect to an address where no card is, after more than a minute
-    /// of the connection manager's time, in which no answer has come; and what is said of it.
-    fn ended_in_silence() -> (Event, Cause) {
+    /// Connects to an address without a card, lets the connection manager's time run out, and
+    /// returns the event and its cause.
+    fn attempt_without_answer() -> (Event, Cause) {
         let channel = Channel::create().unwrap();
         let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
         let expect = |kind| {
@@ -215,7 +209,7 @@ mod tests {
             assert_eq!(event.kind, kind);
             event
         };
-        // An IP address of the loopback interface would be taken for that of its device.
+        // An IP address of the loopback interface would resolve to the device.
         let (gid, sid) = (Ipv4Addr::new(127, 9, 8, 7).into(), ServiceId::new(PortSpace::Tcp, 7471).0);
         let peer = IbAddress { gid, sid, sid_mask: u64::MAX, ..IbAddress::default() };
         id.resolve_addr(None, &Address::Ib(peer), 2000).unwrap();
@@ -235,16 +229,16 @@ mod tests {
 
     // clause: CM-RETRIES
     #[test]
-    fn a_connection_that_nobody_answers_ends_and_the_explanation_says_that_no_answer_came() {
-        // The loopback interface says that nobody is there, but only seconds of real time later.
-        let silent = (0..5).map(|_| ended_in_silence()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
-        let (_, (cause, advice)) = silent.expect("it is silence that ends it");
-        assert_eq!(cause, "no answer came from 127.9.8.7, however often it was asked");
+    fn unanswered_connect_ends_with_explanation() {
+        // Only after seconds of real time the loopback interface reports that the port is closed.
+        let unanswered = (0..5).map(|_| attempt_without_answer()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
+        let (_, (cause, advice)) = unanswered.expect("ends with a timeout");
+        assert_eq!(cause, "127.9.8.7 did not answer any request");
         assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
     }
 
     #[test]
-    fn private_data_is_shown_as_text_or_as_bytes_without_the_zeros_behind_it() {
+    fn private_data_prints_as_text_or_hex_without_zeros() {
         let data = |private_data| EventData::Conn(ConnParam { private_data, ..ConnParam::NOTHING });
         let said = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
         assert_eq!(said(b"no room\0\0"), Some("\"no room\"".to_owned()));

@@ -1,9 +1,9 @@
-//! How an id listens, on the devices that have an address, and on the others as soon as they get
-//! one; and how a request of a peer becomes a new id.
+//! Listening on the devices that have an address, and on the others as soon as they get one; new
+//! ids for the requests of peers.
 
 use super::event::{ConnParam, EventData, UdParam};
 use super::explain::note_refusal;
-use super::id::{Id, Inner, Link, Side, State, refused, stop_listening};
+use super::id::{ConnHandle, Id, Inner, Side, State, refused, stop_listening};
 use super::resolve::is_ipv4;
 use super::route::{Address, DeviceAddr, IbAddress, Path, all_engines};
 use crate::ib_cm::ports::Claim;
@@ -16,18 +16,15 @@ use roxe_wire::cm::{CommId, IpCmHeader, ServiceId, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What a listener holds of requests that its program has not heard of, unless it says less (Linux
-/// cma.c).
+/// Maximum and default backlog, as in Linux cma.c.
 const MAX_BACKLOG: usize = 1024;
-/// The most requests that wait for an answer; the backlog bounds those that nobody has heard of.
+/// Maximum number of unanswered requests; the backlog only bounds those that are not fetched.
 const MAX_UNANSWERED: usize = 1 << 16;
 
 impl Id {
-    /// Takes requests for its port from now on, at most `backlog` of them unheard (0 and less:
-    /// 1024). An id without an address listens at all IPv4 addresses, at a port that
-    /// [`Id::local_addr`] tells. An id at all addresses listens on all devices.
-    ///
-    /// EINVAL: wrong state. EADDRINUSE: another id listens.
+    /// Listens for requests, with at most `backlog` of them pending (0 and less: 1024). An unbound
+    /// id binds all IPv4 addresses and any port. An id bound to all addresses listens on all
+    /// devices. EINVAL: wrong state. EADDRINUSE: another id listens.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
         self.begin_to_listen(backlog)?;
         self.listen_where_possible().inspect_err(|_| self.stop_listening())
@@ -42,7 +39,7 @@ impl Id {
         if inner.claim().is_none() {
             return Err(Error::invalid("the id was bound to connect, not to listen"));
         }
-        inner.later = match &inner.device_addr {
+        inner.listen_later = match &inner.device_addr {
             Some(device_addr) => vec![device_addr.runtime.clone()],
             None => all_engines()?,
         };
@@ -52,8 +49,7 @@ impl Id {
         Ok(())
     }
 
-    /// Listens on the devices that have an address and where it does not yet: those that come to
-    /// one later follow.
+    /// Listens on devices that have an address by now and are still missing.
     pub(super) fn listen_where_possible(&self) -> Result<(), Error> {
         while let Some((runtime, claim, listen)) = self.next_to_listen_on() {
             let listening = runtime.cm(|session| {
@@ -62,7 +58,7 @@ impl Id {
                 self.lock().listens.push((runtime.clone(), name));
                 Ok(())
             });
-            listening?.map_err(|e| refused(&e))?;
+            listening?.map_err(refused)?;
             claim.watch(runtime.engine())?;
         }
         Ok(())
@@ -70,28 +66,27 @@ impl Id {
 
     fn next_to_listen_on(&self) -> Option<(Runtime, Arc<Claim>, Listen)> {
         let mut inner = self.lock();
-        let at = inner.later.iter().position(|runtime| runtime.engine().has_address())?;
+        let at = inner.listen_later.iter().position(|runtime| runtime.engine().has_address())?;
         let (claim, local) = (inner.claim()?, inner.local?);
         let listen = Listen { service_id: claim.service(), ..inner.listen(self.service(), &local) };
-        Some((inner.later.swap_remove(at), claim, listen))
+        Some((inner.listen_later.swap_remove(at), claim, listen))
     }
 
-    /// Where it listens already it stops, and is bound only.
     fn stop_listening(&self) {
         let mut inner = self.lock();
         if inner.state == State::Listening {
             inner.state = State::Bound;
         }
-        let (listens, later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.later));
+        let (listens, listen_later) = (std::mem::take(&mut inner.listens), std::mem::take(&mut inner.listen_later));
         let claim = inner.claim();
         drop(inner);
-        drop(later);
+        drop(listen_later);
         listens.iter().for_each(|(runtime, listen)| stop_listening(runtime, *listen, claim.as_deref()));
     }
 }
 
 impl Inner {
-    /// What the machine has to listen for, but for the service.
+    /// Parameters for the state machine, except the service.
     fn listen(&self, service: Service, local: &Address) -> Listen {
         let takes = if service == Service::Ud { Takes::Lookups } else { Takes::Connections };
         let gid = (!local.is_any()).then(|| local.gid());
@@ -111,8 +106,8 @@ impl Inner {
 }
 
 impl Id {
-    /// Gives the program a new id for a request to this one. `None`: nobody takes it.
-    pub(super) fn make_for(
+    /// Creates an id for a request and raises it to the program. `None` if it is not taken.
+    pub(super) fn accept_request_for(
         &self,
         session: &mut Session<'_>,
         request: Request<'_>,
@@ -127,7 +122,7 @@ impl Id {
         let id = Self::make(&channel, self.port_space(), service, 0, (session.cx.random)() as u32);
         {
             let mut inner = id.lock();
-            (inner.state, inner.side, inner.link) = (State::Connected, Side::Passive, Link::Alive(comm));
+            (inner.state, inner.side, inner.conn) = (State::Connected, Side::Passive, ConnHandle::Alive(comm));
             (inner.local, inner.peer) = (Some(local), Some(peer));
             let mtu = device_addr.device.adapter().active_mtu();
             inner.path = Some(terms.map_or_else(|| Path::between(origin.route, mtu), |terms| Path::of_terms(&terms)));
@@ -135,21 +130,21 @@ impl Id {
             inner.remote_ece = if let Request::Connection(_, ece) = request { ece } else { Ece::NONE };
         }
         session.ids.insert(comm, Arc::clone(&id) as _);
-        let heard = self.raise_request(&id, data(request, user));
-        if !heard {
+        let is_raised = self.raise_request(&id, data(request, user));
+        if !is_raised {
             if let Request::Connection(req, _) = request {
                 note_refusal(ifindex, req.local_qpn, self.lock().backlog);
             }
             session.ids.remove(&comm);
-            id.lock().link = Link::Over;
+            id.lock().conn = ConnHandle::Over;
             id.destroy();
         }
-        heard.then_some(())
+        is_raised.then_some(())
     }
 }
 
-/// What the new id is for, if the listener takes it. Who listens for connections takes RC and UC;
-/// XRC has to be asked for.
+/// Service of the new id, if the listener takes it. A listener for connections takes RC and UC; XRC
+/// needs a listener of its own.
 fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     let Request::Connection(req, _) = request else { return Some(Service::Ud) };
     let service = match req.transport {
@@ -161,8 +156,8 @@ fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     (is_xrc == (service == Service::XrcTgt)).then_some(service)
 }
 
-/// Our address and the peer's, and what its program says. The machine has checked those that are in
-/// the request.
+/// Local and peer address, and the private data of the peer's program. The state machine has
+/// checked the addresses in the request.
 // clause: CM-IP-HEADER
 fn addresses<'a>(request: &'a Request<'_>, bound: &Address, route: Route) -> Option<(Address, Address, &'a [u8])> {
     let (service_id, private_data) = match request {

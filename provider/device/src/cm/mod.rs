@@ -1,4 +1,4 @@
-//! Connections the way programs make them: the objects behind librdmacm (`man rdma_cm`).
+//! The objects behind librdmacm (`man rdma_cm`).
 //!
 //! ```text
 //!   Channel ◄── Event ── Id ── verbs ──► Session ── Cm (transport) ── MADs ──► queue pair 1
@@ -6,21 +6,8 @@
 //!      fd to wait on     device, addresses, path, port, queue pair
 //! ```
 //!
-//! An [`Id`] is what programs call `rdma_cm_id`, a [`Channel`] their `rdma_event_channel`. Every
-//! verb returns at once; what comes of it is an [`Event`] on the channel of the id. A verb in the
-//! wrong state is EINVAL, as with the kernel.
-//!
-//! An id knows its device as soon as it has an address that is one of a device: it sends and
-//! receives there. An id that is bound to all addresses listens on all devices, on those without an
-//! address as soon as they get one.
-//!
-//! # Files
-//!
-//! `id` is what programs hold; how it gets addresses is in `resolve`, how it listens and
-//! becomes an id for each request in `listener`, how it connects, moves its queue pair and hears of
-//! the machine in `connection`, groups in `multicast` and `groups`. `explain` says why a connection
-//! failed; `route` has addresses, and finds devices and routes. The machine itself is run by
-//! `ib_cm`.
+//! Every verb of an [`Id`] (`rdma_cm_id`) returns at once; its result is an [`Event`] on the id's
+//! [`Channel`]. Begin reading in `id`, then `connection`. `ib_cm` runs the state machine.
 
 mod connection;
 mod event;

@@ -1,8 +1,6 @@
-//! Multicast groups of datagram ids: `rdma_join_multicast` and what follows.
-//!
-//! On RoCE nobody is asked: to be a member is to have a queue pair attached, and the interface
-//! listens for the group (IGMP, MLD) as long as one is. So a join comes to its end at once, and a
-//! member that only sends is never attached.
+//! Multicast groups of datagram ids (`rdma_join_multicast`). RoCE has no subnet manager to ask: a
+//! member is an attached queue pair, for which the interface joins the group (IGMP, MLD). A join is
+//! done at once, and a send-only member is never attached.
 
 use super::event::{EventData, EventKind, UDP_QKEY, UdParam};
 use super::groups::Group;
@@ -16,19 +14,20 @@ use roxe_net::link::HOP_LIMIT;
 use roxe_transport::qp::Service;
 use roxe_wire::{Gid, Qpn};
 
-/// How to be member of a group (`enum rdma_cm_join_mc_flags`).
+/// Kind of membership (`enum rdma_cm_join_mc_flags`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JoinFlags {
-    /// Not to receive: to send only.
+    /// True if the member does not receive.
     pub send_only: bool,
 }
 
 impl Id {
-    /// Becomes a member of the group `addr`, an IPv4 or IPv6 address: the queue pair that the id
-    /// has, or gets before it leaves, receives what is sent there, unless this is to send only.
-    /// Comes at once to [`EventKind::MulticastJoin`] with the way there, or to
-    /// [`EventKind::MulticastError`]; both bear `user`.
+    /// Joins the group `addr`, an IPv4 or IPv6 address: the attached queue pair, or one attached
+    /// later, receives datagrams to it, unless `send_only`. The result is
+    /// [`EventKind::MulticastJoin`] with the group's address, or [`EventKind::MulticastError`];
+    /// both carry `user`.
     ///
+    /// # Errors
     /// EINVAL: no group, not a datagram id, not bound to a device, or connected already.
     // clause: CM-MULTICAST
     pub fn join_multicast(&self, addr: &Address, flags: JoinFlags, user: u64) -> Result<(), Error> {
@@ -37,7 +36,7 @@ impl Id {
         }
         let mut inner = self.lock();
         inner.check(&[State::Bound, State::AddrResolved])?;
-        let ud = inner.way_to_group(addr.gid())?;
+        let ud = inner.group_destination(addr.gid())?;
         let group = Group { address: *addr, send_only: flags.send_only, is_attached: false };
         let (groups, qp) = inner.groups();
         let (kind, status) = match groups.attach(group, qp) {
@@ -48,8 +47,7 @@ impl Id {
         Ok(())
     }
 
-    /// Ends what [`Id::join_multicast`] with the same address began. EADDRNOTAVAIL: it is no
-    /// member.
+    /// Leaves the group `addr`; EADDRNOTAVAIL if the id is no member.
     pub fn leave_multicast(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         let (groups, qp) = inner.groups();
@@ -61,9 +59,9 @@ impl Id {
 }
 
 impl Inner {
-    /// What it takes to send to a group. EINVAL: it is of the other version of IP.
+    /// Destination of datagrams to a group. EINVAL: the group is of the other IP version.
     // clause: CM-MULTICAST
-    fn way_to_group(&self, mgid: Gid) -> Result<UdParam, Error> {
+    fn group_destination(&self, mgid: Gid) -> Result<UdParam, Error> {
         let device_addr = self.device_addr()?;
         let is_ipv4 = mgid.is_ipv4() || device_addr.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
         if is_ipv4 != device_addr.gid.is_ipv4() {

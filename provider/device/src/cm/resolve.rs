@@ -1,4 +1,4 @@
-//! How an id gets its addresses, its device and its path.
+//! Binding an id, and resolving its device, addresses and path.
 
 use super::event::{EventData, EventKind};
 use super::id::{Id, Inner, Port, Resolution, State};
@@ -18,22 +18,21 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long after the first look at a neighbour comes the second, and how far looks get apart.
+/// First and longest pause between looks at a neighbour.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
-/// Bits of a service that say the port space.
+/// Bits of a service ID that name the port space.
 const SPACE_MASK: u64 = !0xffff;
 
-/// Addresses.
 impl Id {
-    /// Gives it a local address: of a device, or unspecified for all; port 0 chooses one. An
-    /// address of the loopback interface that no device has stands for all, too: programs look
-    /// `localhost` up when they mean this host. Ports below 1024 need no privilege: without a
-    /// privileged process there is nobody to guard them.
+    /// Binds the id to an address of a device, or to all with the wildcard address; port 0 chooses
+    /// one. A loopback address that no device has means all addresses, because `localhost` names
+    /// this host. Ports below 1024 need no privilege.
     ///
-    /// EINVAL: it has one. EADDRNOTAVAIL: not an address of this host. ENODEV: of no device.
-    /// EADDRINUSE, EADDRNOTAVAIL: taken. EPROTONOSUPPORT: the service of an `AF_IB` address is not
-    /// in the id's port space.
+    /// # Errors
+    /// EINVAL: bound already. EADDRNOTAVAIL: not an address of this host, or taken. EADDRINUSE:
+    /// taken. ENODEV: not an address of a device. EPROTONOSUPPORT: the service of an `AF_IB`
+    /// address is not in the id's port space.
     pub fn bind(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::Idle])?;
@@ -41,7 +40,7 @@ impl Id {
     }
 
     pub(super) fn bind_in(&self, inner: &mut Inner, addr: &Address) -> Result<(), Error> {
-        let addr = or_all(self.within_port_space(addr)?);
+        let addr = or_wildcard(self.within_port_space(addr)?);
         let device_addr = if addr.is_any() { None } else { Some(DeviceAddr::of(addr.gid())?) };
         let claim = self.claim(inner, &addr)?;
         inner.local = Some(addr.with_port(claim.port()));
@@ -50,7 +49,7 @@ impl Id {
         Ok(())
     }
 
-    /// An `AF_IB` address as the kernel completes it: the service in full, with its port space.
+    /// Completes the service ID of an `AF_IB` address with its port space, as the kernel does.
     // clause: CM-IB-SERVICE
     fn within_port_space(&self, addr: &Address) -> Result<Address, Error> {
         let Address::Ib(ib) = addr else { return Ok(*addr) };
@@ -67,7 +66,7 @@ impl Id {
     }
 
     fn claim(&self, inner: &Inner, addr: &Address) -> Result<Claim, Error> {
-        // A port at all addresses is the first that a process makes, without a device.
+        // A bound wildcard port is the first object of a process without a device.
         fork::install();
         let sharing = Sharing { reuse: inner.options.reuse, af_only: inner.is_of_one_family(addr) };
         match addr {
@@ -80,20 +79,21 @@ impl Id {
         }
     }
 
-    /// Finds the way to `dst`: the source address, unless it is bound or `src` says, the device,
-    /// and the neighbour to which packets go first. An address of the loopback interface that no
-    /// device has is this host, at the address of a device. Comes to [`EventKind::AddrResolved`],
-    /// or to [`EventKind::AddrError`] after which it may be tried again: with ENETUNREACH if no
-    /// route leads there, with ETIMEDOUT if the neighbour has not answered within `timeout_ms`.
+    /// Resolves the route to `dst`: source address (unless bound, or given by `src`), device, and
+    /// first neighbour. A loopback address that no device has means this host. The result is
+    /// [`EventKind::AddrResolved`], or [`EventKind::AddrError`], after which the program may try
+    /// again: ENETUNREACH without a route, ETIMEDOUT if the neighbour has not answered within
+    /// `timeout_ms`.
     ///
-    /// EINVAL: wrong state, or addresses of two families; and as [`Id::bind`] for `src`.
+    /// # Errors
+    /// EINVAL: wrong state, or addresses of two families. Others as for [`Id::bind`] of `src`.
     // clause: AV-NEXT-HOP
     pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, timeout_ms: u32) -> Result<(), Error> {
-        let dst = &or_all(*dst);
+        let dst = &or_wildcard(*dst);
         let mut inner = self.lock();
         inner.check(&[State::Idle, State::Bound])?;
         let from = inner.local.or_else(|| src.copied()).unwrap_or_else(|| dst.any());
-        if !from.is_like(dst) {
+        if !from.is_same_family(dst) {
             return Err(Error::invalid("the source and the destination address are of different families"));
         }
         if inner.state == State::Idle {
@@ -110,7 +110,7 @@ impl Id {
 
     fn resolved(&self, inner: &mut Inner, route: HostRoute) {
         let ifindex = route.device_addr.device.ifindex();
-        inner.local = inner.local.map(|local| local.at(route.source, ifindex));
+        inner.local = inner.local.map(|local| local.at(route.device_addr.gid.to_ip(), ifindex));
         inner.peer = inner.peer.map(|peer| peer.at(route.destination, ifindex));
         inner.hop_limit = route.hop_limit;
         inner.device_addr = Some(route.device_addr);
@@ -125,7 +125,7 @@ impl Id {
         self.raise_in(inner, kind, status, EventData::None);
     }
 
-    /// Looks at the neighbour again and again: a thread of the program need not wait for it.
+    /// Waits for the neighbour by timer, so that no thread of the program has to.
     fn begin_resolution(&self, inner: &mut Inner, route: HostRoute, hop: NextHop, timeout_ms: u32) {
         let (id, runtime) = (Weak::clone(&self.me), route.device_addr.runtime.clone());
         let look = Arc::new_cyclic(|me| Look { me: Weak::clone(me), id, runtime });
@@ -135,7 +135,7 @@ impl Id {
         inner.resolution = Some(Resolution { route, hop, until, pause: FIRST_PAUSE, look });
     }
 
-    /// What came of the resolution by now. Returns when to look again.
+    /// Checks the neighbour. Returns the pause until the next look.
     fn follow_resolution(&self, inner: &mut Inner) -> Option<Duration> {
         let mut resolution = inner.resolution.take().filter(|_| inner.state == State::Resolving)?;
         let route = resolution.route.ends();
@@ -154,13 +154,13 @@ impl Id {
         Some(pause)
     }
 
-    /// Binds the active side: who does not name a port gets one that only this process knows of,
-    /// because nobody asks for it.
+    /// Binds the active side. A port that it does not name is unique in this process only, because
+    /// no peer sends to it.
     fn take_source(&self, inner: &mut Inner, from: &Address) -> Result<(), Error> {
         if from.port() != 0 {
             return self.bind_in(inner, from);
         }
-        let from = or_all(self.within_port_space(from)?);
+        let from = or_wildcard(self.within_port_space(from)?);
         inner.device_addr = if from.is_any() { None } else { Some(DeviceAddr::of(from.gid())?) };
         let port = Ephemeral::take(self.port_space())?;
         inner.local = Some(from.with_port(port.port()));
@@ -168,20 +168,15 @@ impl Id {
         Ok(())
     }
 
-    /// Finds the path, at once: there is no subnet administrator to ask. Comes to
-    /// [`EventKind::RouteResolved`].
-    ///
-    /// EINVAL: the address is not resolved.
+    /// Resolves the path, without waiting: RoCE has no subnet administrator. The result is
+    /// [`EventKind::RouteResolved`]. EINVAL: the address is not resolved.
     pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::AddrResolved])?;
-        inner.path = Some(inner.find_path()?);
-        inner.state = State::RouteResolved;
-        self.raise_in(&inner, EventKind::RouteResolved, 0, EventData::None);
-        Ok(())
+        let path = inner.find_path()?;
+        self.set_path(&mut inner, path)
     }
 
-    /// The program knows a path, from the address that was resolved.
     pub(super) fn set_path(&self, inner: &mut Inner, path: Path) -> Result<(), Error> {
         inner.check(&[State::AddrResolved])?;
         let ours = inner.device_addr()?.gid;
@@ -198,9 +193,9 @@ impl Id {
     }
 }
 
-/// All addresses, instead of one of the loopback interface that no device has.
+/// Replaces a loopback address that no device has by the wildcard address.
 // clause: CM-LOOPBACK
-fn or_all(addr: Address) -> Address {
+fn or_wildcard(addr: Address) -> Address {
     match addr {
         Address::Ip(ip) if ip.ip().is_loopback() && DeviceAddr::of(addr.gid()).is_err() => {
             addr.any().with_port(addr.port())
@@ -209,8 +204,8 @@ fn or_all(addr: Address) -> Address {
     }
 }
 
-/// The way from where the id is bound, with sockets at its beginning, and the neighbour that has to
-/// answer before packets can leave.
+/// Finds the route from the bound address and opens its sockets. Returns the neighbour that has to
+/// answer before packets can leave, if it is not resolved.
 fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop>), Error> {
     let bound = inner.local.filter(|local| !local.is_any()).map(|local| local.gid().to_ip());
     let route = HostRoute::find(bound, dst)?;
@@ -220,7 +215,6 @@ fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop
     Ok((route, hop))
 }
 
-/// Looks at a resolution when it is time.
 #[derive(Debug)]
 struct Look {
     me: Weak<Self>,
@@ -237,7 +231,7 @@ impl Look {
 impl Deadline for Look {
     fn on_deadline(&self, _: Instant) {
         let Some(id) = self.id.upgrade() else { return };
-        // A thread that has the id may be the one that runs the timers.
+        // The thread that runs the timers may hold the id's lock.
         let pause = match id.inner.try_lock() {
             Some(mut inner) => id.follow_resolution(&mut inner),
             None => Some(FIRST_PAUSE),
@@ -247,7 +241,7 @@ impl Deadline for Look {
 }
 
 impl Inner {
-    /// What the kernel's rdma_cm fills in on RoCE.
+    /// Returns the path that the kernel's rdma_cm would.
     // clause: CM-PATH
     fn find_path(&self) -> Result<Path, Error> {
         let (device_addr, Some(local), Some(peer)) = (self.device_addr()?, self.local, self.peer) else {
@@ -257,10 +251,10 @@ impl Inner {
         let route = Route { local: device_addr.gid, remote: peer.gid() };
         Ok(Path {
             flow_label: flow_label(&local, &peer),
-            // On one subnet there is nothing to go through.
+            // No router on one subnet.
             hop_limit: if is_ib { 1 } else { self.hop_limit },
             traffic_class: self.traffic_class(),
-            // Half of the time that the program waits for an acknowledgement, if it says one.
+            // Half of the ACK timeout, if the program has set one.
             packet_life_time: self
                 .options
                 .ack_timeout
@@ -270,9 +264,9 @@ impl Inner {
         })
     }
 
-    /// Whether an id at this address of all stands for those of its IP version only.
+    /// Returns true if the id at this wildcard address stands for one IP version only.
     pub(super) fn is_of_one_family(&self, addr: &Address) -> bool {
-        // The system's word on IPv6 sockets without an option of their own (`man 7 ipv6`).
+        // Default of the system for IPv6 sockets (`man 7 ipv6`).
         let default = || std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1");
         addr.gid().is_ipv4() || is_ipv4(addr) || self.options.af_only.unwrap_or_else(default)
     }
@@ -282,10 +276,10 @@ pub(super) fn is_ipv4(addr: &Address) -> bool {
     matches!(addr, Address::Ip(SocketAddr::V4(_)))
 }
 
-/// The flow label of a path: the program's, or one that differs from connection to connection.
+/// Flow label of a path: the program's, or one derived from the ports.
 // clause: CM-FLOW-LABEL
 fn flow_label(local: &Address, peer: &Address) -> u32 {
     const MASK: u32 = 0x000f_ffff;
-    let said = if let Address::Ip(SocketAddr::V6(v6)) = peer { v6.flowinfo() & MASK } else { 0 };
-    if said != 0 { said } else { (u32::from(local.port()) * 31 + u32::from(peer.port())) & MASK }
+    let given = if let Address::Ip(SocketAddr::V6(v6)) = peer { v6.flowinfo() & MASK } else { 0 };
+    if given != 0 { given } else { (u32::from(local.port()) * 31 + u32::from(peer.port())) & MASK }
 }

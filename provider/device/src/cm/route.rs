@@ -1,8 +1,5 @@
-//! Where an id is and how packets get from there to its peer: addresses as programs say them, the
+//! Addresses as programs name them (IP, or the `AF_IB` form, which contains a service ID), the
 //! device that has an address, the system's route, and the path of a connection.
-//!
-//! Addresses are IP, or the `AF_IB` form that names a service outright. Asks the system for its
-//! route by connecting a UDP socket, which sends nothing and needs no privilege.
 
 use crate::ah::AhAttr;
 use crate::device::Device;
@@ -32,20 +29,20 @@ pub enum Address {
     Ib(IbAddress),
 }
 
-/// An address with a service id in it (`struct sockaddr_ib`); all fields in host order.
+/// An address with a service ID (`struct sockaddr_ib`); all fields in host order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IbAddress {
-    /// P_Key; 0 and 0xffff are the only one that there is.
+    /// P_Key; 0 and 0xffff mean the default one.
     pub pkey: u16,
     /// Flow label and traffic class, as in IPv6.
     pub flow_info: u32,
-    /// The address; zero for all.
+    /// GID; zero for all addresses.
     pub gid: Gid,
-    /// The service.
+    /// Service ID.
     pub sid: u64,
-    /// Which bits of it count.
+    /// Significant bits of the service ID.
     pub sid_mask: u64,
-    /// Of a link-local address.
+    /// Scope of a link-local address.
     pub scope_id: u64,
 }
 
@@ -62,7 +59,7 @@ impl From<IbAddress> for Address {
 }
 
 impl Address {
-    /// Whether it stands for all addresses.
+    /// Returns true for the wildcard address.
     pub fn is_any(&self) -> bool {
         match self {
             Self::Ip(ip) => ip.ip().is_unspecified(),
@@ -70,7 +67,7 @@ impl Address {
         }
     }
 
-    /// The port: of an `AF_IB` address the low 16 bits of the service.
+    /// Port; of an `AF_IB` address the low 16 bits of the service ID.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(ip) => ip.port(),
@@ -78,7 +75,7 @@ impl Address {
         }
     }
 
-    /// This address with another port; an `AF_IB` address is for exactly that service then.
+    /// Returns the address with another port; an `AF_IB` address then names exactly that service.
     pub fn with_port(self, port: u16) -> Self {
         match self {
             Self::Ip(mut ip) => {
@@ -89,7 +86,7 @@ impl Address {
         }
     }
 
-    /// All addresses of its family, at no port.
+    /// Returns the wildcard address of the family, without a port.
     pub(super) fn any(&self) -> Self {
         match self {
             Self::Ip(SocketAddr::V4(_)) => Self::Ip((Ipv4Addr::UNSPECIFIED, 0).into()),
@@ -98,8 +95,7 @@ impl Address {
         }
     }
 
-    /// Whether it is of the same family.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
+    pub(super) fn is_same_family(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Ip(a), Self::Ip(b)) => a.is_ipv4() == b.is_ipv4(),
             (Self::Ib(_), Self::Ib(_)) => true,
@@ -107,7 +103,7 @@ impl Address {
         }
     }
 
-    /// This port or service at `ip`, which is an address on the network interface `ifindex`.
+    /// Returns the same port or service at `ip`, an address on interface `ifindex`.
     pub(super) fn at(self, ip: IpAddr, ifindex: u32) -> Self {
         match (self, ip) {
             (Self::Ip(old), IpAddr::V6(v6)) => {
@@ -120,7 +116,7 @@ impl Address {
         }
     }
 
-    /// The GID that packets have for it.
+    /// GID of the address.
     pub fn gid(&self) -> Gid {
         match self {
             Self::Ip(ip) => ip.ip().into(),
@@ -129,43 +125,40 @@ impl Address {
     }
 }
 
-/// A device, and an address of it.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceAddr {
     pub(super) device: Arc<Device>,
     pub(super) runtime: Runtime,
     pub(super) gid: Gid,
-    /// Its index in the GID table.
     pub(super) gid_index: u8,
-    /// The MAC address that the interface had when this was looked up.
+    /// MAC address of the interface at the time of the lookup.
     pub(super) mac: [u8; 6],
 }
 
 impl DeviceAddr {
-    /// The device that has the address `gid`. EADDRNOTAVAIL: nobody here has it. ENODEV: no device
-    /// has it.
+    /// Finds the device with the address `gid`. EADDRNOTAVAIL: not an address of this host. ENODEV:
+    /// not one of a device.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
         if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);
         }
-        // It may be an address that has just come.
+        // The address may be new.
         let all = devices()?;
         for device in &all {
             fork::runtime_of(device)?.engine().watch();
         }
-        Self::find(&all, |own| own == gid)?.ok_or_else(|| nowhere(gid))
+        Self::find(&all, |own| own == gid)?.ok_or_else(|| no_device(gid))
     }
 
-    /// The first address of its IP version of the first device that has one: what stands for this
-    /// host.
+    /// Finds a device with an address of this IP version, which stands for this host.
     fn first(is_ipv4: bool) -> Result<Self, Error> {
         let found = Self::find(&devices()?, |gid| gid.is_ipv4() == is_ipv4)?;
         found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of this family"))
     }
 
-    fn find(devices: &[Arc<Device>], is_it: impl Fn(Gid) -> bool) -> Result<Option<Self>, Error> {
+    fn find(devices: &[Arc<Device>], matches: impl Fn(Gid) -> bool) -> Result<Option<Self>, Error> {
         for device in devices {
-            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| is_it(*gid)) {
+            if let Some((gid_index, gid)) = device.adapter().gids().used().find(|(_, gid)| matches(*gid)) {
                 let (runtime, mac) = (watched(device)?, device.adapter().interface().mac);
                 return Ok(Some(Self { device: Arc::clone(device), runtime, gid, gid_index, mac }));
             }
@@ -174,18 +167,17 @@ impl DeviceAddr {
     }
 }
 
-/// Tells the person who runs the program, once, that connections to `gid` reach another user's
-/// card.
-fn tell_of_owner(gid: Gid, own: Gid) {
-    static TOLD: Once = Once::new();
+/// Notifies the user, once, that connections to `gid` reach another user's card.
+fn notify_of_owner(gid: Gid, own: Gid) {
+    static NOTIFIED: Once = Once::new();
     if let Some(owner) = other_owner_of_port(gid) {
         let (ip, own) = (gid.to_ip(), own.to_ip());
-        TOLD.call_once(|| notice::tell(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
+        NOTIFIED.call_once(|| notice::tell(&format_args!("{ip} is the address of the card of {owner}, and only that user's programs listen there; this user's card has {own}")));
     }
 }
 
-/// Why no device has it.
-fn nowhere(gid: Gid) -> Error {
+/// Error for an address that no device has.
+fn no_device(gid: Gid) -> Error {
     let ip = gid.to_ip();
     if let (Some(owner), Ok(own)) = (other_owner_of_port(gid), HostRoute::loopback(gid.is_ipv4())) {
         let own = own.gid.to_ip();
@@ -206,84 +198,77 @@ fn nowhere(gid: Gid) -> Error {
     }
 }
 
-/// The engines of all devices.
 pub(super) fn all_engines() -> Result<Vec<Runtime>, Error> {
     devices()?.iter().map(watched).collect()
 }
 
-/// The engine of a device, which follows its interface from now on.
+/// Engine of a device, which follows its interface from now on.
 fn watched(device: &Arc<Device>) -> Result<Runtime, Error> {
     let runtime = fork::runtime_of(device)?;
     runtime.engine().keep_watching();
     Ok(runtime)
 }
 
-/// The route to a destination, as the system sees it.
 #[derive(Clone, Debug)]
 pub(super) struct HostRoute {
-    /// The device that packets leave by, and its address.
+    /// Outgoing device, with its address.
     pub(super) device_addr: DeviceAddr,
-    /// The source address of packets.
-    pub(super) source: IpAddr,
-    /// The destination; another than asked for if that stands for this host.
+    /// Destination; that of a local device if the requested one stands for this host.
     pub(super) destination: IpAddr,
-    /// TTL or hop limit that the system gives packets on it.
     pub(super) hop_limit: u8,
 }
 
 impl HostRoute {
-    /// The way from `source` (`None`: as the system's routes say) to `to`. ENETUNREACH and others
-    /// as connect(2); EADDRNOTAVAIL, ENODEV: as [`DeviceAddr::of`].
+    /// Finds the route from `source` (`None`: by the system's routing table) to `to`. ENETUNREACH
+    /// and others as connect(2); EADDRNOTAVAIL, ENODEV as [`DeviceAddr::of`].
     pub(super) fn find(source: Option<IpAddr>, to: &Address) -> Result<Self, Error> {
         let to = match to {
             Address::Ip(ip) => *ip,
             Address::Ib(ib) => SocketAddr::new(ib.gid.to_ip(), 0),
         };
         if to.ip().is_unspecified() {
-            return Self::to_ourselves(source, to.is_ipv4());
+            return Self::to_self(source, to.is_ipv4());
         }
-        let is_chosen = source.is_none();
+        let any_source = source.is_none();
         let (source, hop_limit) = match source {
-            // Groups are reached through the interface that has the address, whatever the routes
-            // say.
+            // Groups are reached through the interface of the source, whatever the routing table
+            // says.
             Some(source) if to.ip().is_multicast() => (source, HOP_LIMIT),
-            _ => ask(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
+            _ => system_route(source, to).map_err(|e| Error::os(format!("no route to {}", to.ip()), &e))?,
         };
-        let device_addr = DeviceAddr::of(source.into()).or_else(|error| match source {
-            // The card may have another address of the loopback interface.
-            _ if is_chosen && source.is_loopback() => {
+        let device_addr = match DeviceAddr::of(source.into()) {
+            // The card may have another loopback address.
+            Err(_) if any_source && source.is_loopback() => {
                 let own = Self::loopback(source.is_ipv4())?;
-                tell_of_owner(to.ip().into(), own.gid);
-                Ok(own)
+                notify_of_owner(to.ip().into(), own.gid);
+                own
             }
-            _ => Err(error),
-        })?;
-        let source = device_addr.gid.to_ip();
-        Ok(Self { device_addr, source, destination: to.ip(), hop_limit })
+            found => found?,
+        };
+        Ok(Self { device_addr, destination: to.ip(), hop_limit })
     }
 
-    /// The address of the loopback interface that a card of this user has.
+    /// Loopback address of this user's card.
     fn loopback(is_ipv4: bool) -> Result<DeviceAddr, Error> {
-        let is_it = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
-        let found = DeviceAddr::find(&devices()?, is_it)?;
+        let is_loopback = |gid: Gid| gid.is_ipv4() == is_ipv4 && gid.to_ip().is_loopback();
+        let found = DeviceAddr::find(&devices()?, is_loopback)?;
         found.ok_or_else(|| Error::new(libc::ENODEV, "no device has an address of the loopback interface"))
     }
 
-    /// Its ends as packets have them.
     pub(super) fn ends(&self) -> Route {
         Route { local: self.device_addr.gid, remote: self.destination.into() }
     }
 
-    /// From an address to itself.
-    fn to_ourselves(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
+    fn to_self(source: Option<IpAddr>, is_ipv4: bool) -> Result<Self, Error> {
         let device_addr = source.map_or_else(|| DeviceAddr::first(is_ipv4), |source| DeviceAddr::of(source.into()))?;
-        let address = device_addr.gid.to_ip();
-        Ok(Self { device_addr, source: address, destination: address, hop_limit: HOP_LIMIT })
+        let destination = device_addr.gid.to_ip();
+        Ok(Self { device_addr, destination, hop_limit: HOP_LIMIT })
     }
 }
 
-/// The source address and hop limit of packets to `to`.
-fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
+/// Returns the source address and hop limit of packets to `to`. Connects a UDP socket, which sends
+/// nothing and needs no privilege.
+fn system_route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
     let mut to = to;
     to.set_port(ROCE_PORT);
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
@@ -301,23 +286,23 @@ fn ask(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(IpAddr, u8)> {
     Ok((local.ok_or(io::ErrorKind::AddrNotAvailable)?.ip(), hop_limit))
 }
 
-/// How many connections and lookups of `device` this process has, those included that are over but
-/// for late packets.
+/// Returns the number of connections and lookups of `device` in this process, including those in
+/// timewait.
 pub fn connections(device: &Arc<Device>) -> usize {
     fork::runtime_of(device).map_or(0, |runtime| runtime.connections())
 }
 
-/// How long a packet lives on the way, a code: what Linux takes on RoCE.
+/// Default packet lifetime, a code; the one of Linux on RoCE.
 pub(super) const PACKET_LIFE_TIME: u8 = 16;
 
 /// A path (`struct ibv_sa_path_rec`), in host order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Our address.
+    /// Local GID.
     pub sgid: Gid,
-    /// The peer's.
+    /// Peer GID.
     pub dgid: Gid,
-    /// 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
     /// TTL or hop limit.
     pub hop_limit: u8,
@@ -327,28 +312,26 @@ pub struct Path {
     pub sl: u8,
     /// P_Key.
     pub pkey: u16,
-    /// Bytes of a full packet.
+    /// Payload of a full packet.
     pub mtu: PathMtu,
-    /// `enum ibv_rate`; 0 is not known.
+    /// `enum ibv_rate`; 0 is unknown.
     pub rate: u8,
-    /// How long a packet lives on the way, a code.
+    /// Packet lifetime, a code.
     pub packet_life_time: u8,
 }
 
 impl Path {
-    /// The path of a connection on these terms.
     pub(super) fn of_terms(terms: &QpTerms) -> Self {
         Self {
             flow_label: terms.flow_label.get(),
             hop_limit: terms.hop_limit,
             traffic_class: terms.traffic_class,
-            // The time for a packet and its acknowledgement is twice that for a packet.
+            // The timeout covers a packet and its acknowledgement.
             packet_life_time: terms.timeout.get().saturating_sub(1),
             ..Self::between(terms.route, terms.path_mtu)
         }
     }
 
-    /// The plain path between two addresses.
     pub(super) fn between(route: Route, mtu: PathMtu) -> Self {
         Self {
             sgid: route.local,
@@ -364,18 +347,16 @@ impl Path {
         }
     }
 
-    /// Between which addresses.
     pub(super) fn route(&self) -> Route {
         Route { local: self.sgid, remote: self.dgid }
     }
 
-    /// The way of its packets, from the address with this index.
     pub(super) fn av(&self, sgid_index: u8) -> Av {
         let Self { sgid, dgid, traffic_class, hop_limit, flow_label, .. } = *self;
         Av { sgid, dgid, traffic_class, hop_limit, flow_label, sgid_index, static_rate: 0 }
     }
 
-    /// Where datagrams to the end of this path go, from the address with this index.
+    /// Address handle attributes for the end of the path, from the address with this index.
     pub(super) fn ah_attr(&self, sgid_index: u8) -> AhAttr {
         AhAttr {
             dgid: self.dgid,
@@ -389,13 +370,4 @@ impl Path {
             static_rate: 0,
         }
     }
-}
-
-/// Paths besides the one in use.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Alternates {
-    /// The peer has not answered yet.
-    pub(super) proposed: Option<Path>,
-    /// Both ends have it.
-    pub(super) loaded: Option<Path>,
 }

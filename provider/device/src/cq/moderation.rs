@@ -1,19 +1,15 @@
-//! Moderation: one event for several completions, or for those that came within a while (`man
+//! Interrupt moderation: one event for several completions, or for those within a period (`man
 //! ibv_modify_cq`).
-//!
-//! Pure arithmetic under the lock of the queue; whoever owns the queue registers the deadline with
-//! the engine.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// How many completions one event stands for. Off while either number says that there is nothing to
-/// wait for: a count of 0 or 1, or a period of 0.
+/// Number of completions per event. Off if `count` is 0 or 1, or `period` is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moderation {
-    /// Completions that cause an event.
+    /// Completions that raise an event.
     pub count: u16,
-    /// Microseconds after which fewer of them cause it, from the first one on.
+    /// Microseconds after the first completion until fewer raise it.
     pub period: u16,
 }
 
@@ -23,28 +19,24 @@ impl Moderation {
     }
 }
 
-/// What has come since the queue was armed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moderator {
     pub(super) rule: Moderation,
-    came: u16,
-    /// When those that came cause an event.
+    pending: u16,
+    /// End of the period.
     due: Option<Instant>,
-    /// The deadline that the engine knows of.
     registered: Option<Instant>,
 }
 
-/// What to do about a completion that an armed queue waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Announce,
     Wait,
-    /// Wait, and let the engine call at that time.
+    /// Wait, with a deadline from the engine.
     WaitUntil(Instant),
 }
 
 impl Moderator {
-    /// One more completion came at `now`.
     #[inline]
     pub(super) fn count(&mut self, now: impl FnOnce() -> Instant) -> Verdict {
         if self.rule.is_on() { self.collect(now()) } else { Verdict::Announce }
@@ -52,8 +44,8 @@ impl Moderator {
 
     #[cold]
     fn collect(&mut self, now: Instant) -> Verdict {
-        self.came += 1;
-        if self.came >= self.rule.count {
+        self.pending += 1;
+        if self.pending >= self.rule.count {
             self.start_over();
             return Verdict::Announce;
         }
@@ -61,7 +53,7 @@ impl Moderator {
         self.register(due)
     }
 
-    /// One entry per queue is enough: it is renewed when it fires.
+    // One deadline per queue is enough: `on_deadline` renews it.
     fn register(&mut self, due: Instant) -> Verdict {
         if self.registered.is_some() {
             return Verdict::Wait;
@@ -70,7 +62,6 @@ impl Moderator {
         Verdict::WaitUntil(due)
     }
 
-    /// The engine calls, as it was asked to for `deadline`.
     pub(super) fn on_deadline(&mut self, deadline: Instant) -> Verdict {
         if self.registered != Some(deadline) {
             return Verdict::Wait;
@@ -87,7 +78,7 @@ impl Moderator {
     }
 
     fn start_over(&mut self) {
-        (self.came, self.due) = (0, None);
+        (self.pending, self.due) = (0, None);
     }
 }
 
@@ -104,15 +95,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rule_every_completion_is_announced() {
+    fn without_rule_every_completion_is_announced() {
         for (count, period) in [(0, 0), (1, 100), (0, 100), (16, 0)] {
             let mut moderator = moderator(count, period);
-            assert_eq!(moderator.count(|| unreachable!("nobody asks for the time")), Verdict::Announce);
+            assert_eq!(moderator.count(|| unreachable!("the time is not needed")), Verdict::Announce);
         }
     }
 
     #[test]
-    fn a_full_count_is_announced_and_the_next_starts_anew() {
+    fn full_count_is_announced_and_counting_restarts() {
         let mut moderator = moderator(3, 100);
         for start in [0, 50] {
             let first = moderator.count(|| at(start));
@@ -123,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_completion_waits_no_longer_than_the_period() {
+    fn first_completion_waits_at_most_the_period() {
         let mut moderator = moderator(3, 100);
         assert_eq!(moderator.count(|| at(7)), Verdict::WaitUntil(at(107)));
         assert_eq!(moderator.count(|| at(100)), Verdict::Wait);
@@ -132,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_a_full_count_overtook_is_renewed_or_forgotten() {
+    fn deadline_after_full_count_is_renewed_or_dropped() {
         let mut moderator = moderator(2, 100);
         assert_eq!(moderator.count(|| at(0)), Verdict::WaitUntil(at(100)));
         assert_eq!(moderator.count(|| at(1)), Verdict::Announce);
         assert_eq!(moderator.count(|| at(60)), Verdict::Wait);
         assert_eq!(moderator.on_deadline(at(100)), Verdict::WaitUntil(at(160)));
-        assert_eq!(moderator.on_deadline(at(100)), Verdict::Wait, "asked twice");
+        assert_eq!(moderator.on_deadline(at(100)), Verdict::Wait, "called twice");
         assert_eq!(moderator.count(|| at(150)), Verdict::Announce);
-        assert_eq!(moderator.on_deadline(at(160)), Verdict::Wait, "nothing has come since");
+        assert_eq!(moderator.on_deadline(at(160)), Verdict::Wait, "no completion since");
     }
 }

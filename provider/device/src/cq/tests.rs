@@ -1,4 +1,4 @@
-//! Completion queues: what comes out of them in which order, and which entries raise events.
+//! Completion queues: order, events, overrun, numbering.
 
 use super::*;
 use crate::testing;
@@ -12,8 +12,7 @@ fn solicited(wr_id: u64) -> Cqe {
     Cqe { solicited: true, ..cqe(wr_id) }
 }
 
-/// Further ahead than any test runs, nanoseconds: the engine does not end a period that begins
-/// then.
+/// A timestamp, in nanoseconds, that the engine's clock does not reach during the test.
 const LATE: u64 = 1 << 62;
 
 fn late(wr_id: u64) -> Cqe {
@@ -33,14 +32,14 @@ fn drain(cq: &Cq) -> Vec<u64> {
 }
 
 #[test]
-fn entries_come_out_in_order_and_in_batches() {
+fn entries_are_polled_in_order_and_in_batches() {
     let cq = cq(10);
     (0..5).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
     let mut first = vec![];
     assert_eq!(cq.poll(2, |cqe| first.push(cqe.wr_id)).unwrap(), 2);
     assert_eq!(first, [0, 1]);
     assert_eq!(drain(&cq), [2, 3, 4]);
-    assert_eq!(cq.poll(0, |_| panic!("nothing was asked for")).unwrap(), 0);
+    assert_eq!(cq.poll(0, |_| panic!("no entry was requested")).unwrap(), 0);
     assert!(drain(&cq).is_empty());
 }
 
@@ -57,7 +56,7 @@ fn timestamps_never_go_back() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
+fn overrun_is_permanent_and_keeps_entries() {
     let cq = cq(2);
     cq.push(cqe(1)).unwrap();
     cq.push(cqe(2)).unwrap();
@@ -69,7 +68,7 @@ fn a_full_queue_refuses_entries_for_good_and_keeps_those_it_has() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_loses_nothing() {
+fn queue_that_ignores_overrun_keeps_all_entries() {
     let init = CqInit { cqe: 2, ignore_overrun: true, ..CqInit::default() };
     let cq = testing::context().create_cq(init).unwrap();
     (0..1000).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
@@ -79,7 +78,7 @@ fn a_queue_that_ignores_overruns_loses_nothing() {
 
 // clause: CQ-ARM
 #[test]
-fn arming_fires_once_for_later_entries() {
+fn armed_queue_fires_once_for_later_entries() {
     let cq = cq(10);
     cq.req_notify(false);
     assert_eq!(cq.push(cqe(2)), Ok(true));
@@ -88,14 +87,14 @@ fn arming_fires_once_for_later_entries() {
     assert_eq!(cq.channel().unwrap().get_event().unwrap(), 77);
 }
 
-/// Whether an event is waiting.
+/// Returns true if an event is pending.
 fn has_event(cq: &Cq) -> bool {
     testing::is_readable(cq.channel().unwrap().fd())
 }
 
 // clause: CQ-ARM
 #[test]
-fn an_unpolled_entry_from_before_arming_fires_at_once() {
+fn unpolled_entry_before_arming_fires_at_once() {
     let cq = cq(10);
     cq.push(cqe(1)).unwrap();
     cq.req_notify(true);
@@ -113,7 +112,7 @@ fn an_unpolled_entry_from_before_arming_fires_at_once() {
 
 // clause: CQ-ARM
 #[test]
-fn a_polled_entry_from_before_arming_does_not_fire() {
+fn polled_entry_before_arming_does_not_fire() {
     let cq = cq(10);
     cq.push(cqe(1)).unwrap();
     assert_eq!(drain(&cq), [1]);
@@ -124,7 +123,7 @@ fn a_polled_entry_from_before_arming_does_not_fire() {
 
 // clause: CQ-ARM
 #[test]
-fn solicited_arming_waits_for_a_solicited_entry() {
+fn solicited_arming_waits_for_solicited_entry() {
     let cq = cq(10);
     cq.req_notify(true);
     assert_eq!(cq.push(cqe(1)), Ok(false));
@@ -142,7 +141,7 @@ fn arming_for_all_outweighs_arming_for_solicited() {
 }
 
 #[test]
-fn with_moderation_one_event_stands_for_several_entries() {
+fn moderated_event_covers_several_entries() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: u16::MAX });
     cq.req_notify(false);
@@ -156,7 +155,7 @@ fn with_moderation_one_event_stands_for_several_entries() {
 }
 
 #[test]
-fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
+fn moderated_entry_before_arming_waits_at_most_a_period() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: 10 });
     assert_eq!(cq.push(late(1)), Ok(false));
@@ -167,7 +166,7 @@ fn an_unpolled_entry_from_before_arming_waits_at_most_a_period() {
 }
 
 #[test]
-fn the_end_of_a_period_announces_entries_if_armed() {
+fn end_of_period_announces_entries_if_armed() {
     let cq = cq(100);
     cq.moderate(Moderation { count: 4, period: 10 });
     cq.req_notify(false);
@@ -178,14 +177,14 @@ fn the_end_of_a_period_announces_entries_if_armed() {
 }
 
 #[test]
-fn a_queue_without_channel_never_asks_to_notify() {
+fn queue_without_channel_never_notifies() {
     let cq = testing::context().create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
     cq.req_notify(false);
     assert_eq!(cq.push(cqe(1)), Ok(false));
 }
 
 #[test]
-fn resizing_keeps_entries_or_refuses() {
+fn resize_keeps_entries_or_fails() {
     let cq = cq(1000);
     (0..600).for_each(|i| assert_eq!(cq.push(cqe(i)), Ok(false)));
     assert_eq!(cq.resize(599).unwrap_err().errno(), libc::EINVAL);
@@ -197,7 +196,7 @@ fn resizing_keeps_entries_or_refuses() {
 }
 
 #[test]
-fn sizes_and_vectors_beyond_the_limits_are_refused() {
+fn invalid_sizes_and_vectors_are_refused() {
     let context = testing::context();
     for (cqe, comp_vector) in [(0, 0), (MAX_CQE + 1, 0), (1, NUM_COMP_VECTORS)] {
         let init = CqInit { cqe, comp_vector, ..CqInit::default() };
@@ -207,7 +206,7 @@ fn sizes_and_vectors_beyond_the_limits_are_refused() {
 }
 
 #[test]
-fn a_destroyed_queue_takes_its_events_along() {
+fn destroyed_queue_drops_its_events() {
     let context = testing::context();
     let channel = context.create_comp_channel().unwrap();
     let make = |user| {
@@ -217,7 +216,7 @@ fn a_destroyed_queue_takes_its_events_along() {
     let (gone, stays) = (make(1), make(2));
     gone.notify();
     stays.notify();
-    let user = gone.hold();
+    let user = gone.uses.hold();
     assert_eq!(gone.destroy().unwrap_err().errno(), libc::EBUSY);
     drop(user);
     gone.destroy().unwrap();
@@ -228,16 +227,16 @@ fn a_destroyed_queue_takes_its_events_along() {
     assert!(channel.destroy().is_ok());
 }
 
-/// An entry of the queue pair `qpn`.
+/// Returns an entry of queue pair `qpn`.
 fn cqe_of(qpn: u32) -> Cqe {
     Cqe { qpn: Qpn::new(qpn), ..Cqe::default() }
 }
 
 // clause: SEND-PLACE
 #[test]
-fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
-    // Every way in which six entries belong to three queue pairs, again and again, of which one
-    // after the other is reset, while the queue is polled and never runs empty for long.
+fn unpolled_counts_survive_resets_of_other_qps() {
+    // All assignments of six entries to three queue pairs, repeated, while the queue pairs are
+    // reset in turn and the queue is polled without running empty for long.
     for case in 0..3u32.pow(6) * 4 {
         let cq = cq(100);
         let owner = |at: u32| case / 4 / 3u32.pow(at) % 3;
@@ -267,7 +266,7 @@ fn polled_entries_are_known_by_number_although_other_queue_pairs_were_reset() {
 
 // clause: CQ-ARM
 #[test]
-fn an_entry_that_was_announced_does_not_fire_again_when_another_queue_pair_is_reset() {
+fn announced_entry_does_not_fire_again_after_reset() {
     let cq = cq(10);
     cq.req_notify(false);
     cq.push(cqe_of(1)).unwrap();
@@ -298,7 +297,7 @@ fn no_entry_is_lost_between_arming_and_polling() {
         cq.req_notify(false);
         seen.extend(drain(&cq));
         if (seen.len() as u64) < ENTRIES {
-            // Would wait for ever if an event were lost.
+            // Blocks for ever if an event is lost.
             cq.channel().unwrap().get_event().unwrap();
             seen.extend(drain(&cq));
         }
@@ -308,10 +307,10 @@ fn no_entry_is_lost_between_arming_and_polling() {
 }
 
 #[test]
-fn polled_entries_are_forgotten_with_the_next_entry_or_on_request() {
+fn unpolled_forgets_polled_entries() {
     let mut unpolled = Unpolled::default();
     for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
-        unpolled.note(Entry { number, polled });
+        unpolled.note(number, polled);
         assert_eq!(unpolled.len(), len, "entry {number}, {polled} taken");
     }
     unpolled.forget(11);

@@ -1,13 +1,10 @@
-//! Which program has which port, among all processes of this host; [`Claim`].
+//! Ports of connection management, among all processes of this host.
 //!
-//! A port that a program binds is claimed by a name that only one process can have, and that ends
-//! with it ([`roxe_net::service`]). The rules are those of the kernel's rdma_cm: one program may
-//! bind a service at one address, or at all of them, unless all who bind it say that they share;
-//! who listens does not share. Claims cost a descriptor each; the ports of the asking side,
-//! [`Ephemeral`], are only unique in this process, and free.
-//!
-//! Ports below 1024 are open to everybody: the kernel's rule protects its own services on its own
-//! ports, and we take neither.
+//! A bound port is a name that only one process can hold, and that ends with it
+//! ([`roxe_net::service`]). Rules are those of the kernel's rdma_cm: one id binds a service at an
+//! address or at all of them, unless all that bind it share; a listener does not share. A [`Claim`]
+//! costs a descriptor; an [`Ephemeral`] port of the active side is unique in this process only, and
+//! free. Ports below 1024 need no privilege: the kernel protects its own ports with it.
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -25,31 +22,28 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Programs that can share one address and port.
+/// Maximum number of ids that share one address and port.
 const MAX_SHARES: u8 = 16;
 
-/// How a program takes a port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sharing {
-    /// Others who say the same may bind it too (`RDMA_OPTION_ID_REUSEADDR`).
+    /// True if others with the same option may bind it too (`RDMA_OPTION_ID_REUSEADDR`).
     pub(crate) reuse: bool,
-    /// All addresses means all of this family (`RDMA_OPTION_ID_AFONLY`).
+    /// True if the wildcard address excludes the other IP version (`RDMA_OPTION_ID_AFONLY`).
     pub(crate) af_only: bool,
 }
 
-/// A bound service; free again when this is dropped, or the process dies.
+/// A bound service; dropping it, or the end of the process, frees it.
 #[derive(Debug)]
 pub(crate) struct Claim {
     place: Place,
     is_shared: bool,
-    /// What holds the name, in [`HELD`].
     key: u64,
-    /// What holds the name that only one can have, in [`HELD`]: of who listens on a shared port.
-    alone: Mutex<rank::PortAlone, Option<u64>>,
+    /// Exclusive name in [`HELD`] of a listener on a shared port.
+    exclusive: Mutex<rank::PortAlone, Option<u64>>,
 }
 
-/// What holds the names of this process; in one place, so that the child of a fork can let go of
-/// them.
+/// Names that this process holds, in one place so that the child of a fork can drop them.
 static HELD: Mutex<rank::PortNames, BTreeMap<u64, NamedSocket>> = Mutex::new(BTreeMap::new());
 
 fn keep(socket: NamedSocket) -> u64 {
@@ -59,21 +53,19 @@ fn keep(socket: NamedSocket) -> u64 {
     key
 }
 
-/// The locks, for the fork handlers.
 pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
     [&HELD, &IN_USE]
 }
 
-/// In the child of a fork: the ports are the parent's.
+/// Drops the parent's ports in the child of a fork.
 pub(crate) fn abandon() {
     HELD.lock().clear();
     IN_USE.lock().clear();
 }
 
 impl Claim {
-    /// Binds `port` (0: a free one) at `address`, which may be unspecified. EADDRINUSE: somebody
-    /// has it at this address. EADDRNOTAVAIL: somebody has it, and one of both has it at all
-    /// addresses; or no port is free.
+    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. EADDRINUSE: taken at
+    /// this address. EADDRNOTAVAIL: taken, and one of both has all addresses; or no port is free.
     pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
         let scope = match address {
             _ if !address.is_unspecified() => Scope::At(address.into()),
@@ -82,61 +74,56 @@ impl Claim {
             _ => Scope::All,
         };
         let at = |port| Place { service: ServiceId::new(space, port), scope };
-        if port != 0 { Self::bind(at(port), sharing.reuse) } else { Self::choose(at) }
+        match port {
+            0 => from_range(|port| Self::bind(at(port), false).ok()),
+            port => Self::bind(at(port), sharing.reuse),
+        }
     }
 
-    /// Binds a service named outright (`AF_IB`), at `gid`, or all addresses if that is zero. Errors
-    /// as of [`Claim::take`].
+    /// Binds a service ID (`AF_IB`) at `gid`, or at all addresses if that is zero. Errors as for
+    /// [`Claim::take`].
     pub(crate) fn take_service(service: ServiceId, gid: Gid, reuse: bool) -> Result<Self, Error> {
         let scope = if gid.is_zero() { Scope::All } else { Scope::At(gid) };
         Self::bind(Place { service, scope }, reuse)
     }
 
-    /// The port; of a service named outright its low 16 bits.
+    /// Port; the low 16 bits of a service ID.
     pub(crate) fn port(&self) -> u16 {
         self.place.service.0 as u16
     }
 
-    /// The service that is claimed.
     pub(crate) fn service(&self) -> ServiceId {
         self.place.service
     }
 
-    /// Requests for it that reach other processes on the interface of `engine` shall come to that
-    /// engine: its program listens. Do this when the machine knows the listener. Errors as of
-    /// [`Claim::take`], if it is shared.
+    /// Routes requests that reach other processes on the interface of `engine` to that engine. Call
+    /// it once the state machine knows the listener. Errors as for [`Claim::take`], if it is
+    /// shared.
     pub(crate) fn watch(&self, engine: &Engine) -> Result<(), Error> {
-        self.be_alone()?;
+        self.be_exclusive()?;
         engine.open_service(self.place)
     }
 
-    /// Requests that reach other processes shall not come to `engine` any more: its program has
-    /// stopped listening.
+    /// Ends [`Claim::watch`].
     pub(crate) fn unwatch(&self, engine: &Engine) {
         engine.close_service(self.place);
     }
 
     fn bind(place: Place, reuse: bool) -> Result<Self, Error> {
-        let socket = if reuse { hold_shared(place)? } else { hold_alone(place)? };
-        // The own name is taken first: of two who do this at a time at least one sees the other.
-        Own { place, alone: !reuse, shared: reuse }.check_others()?;
-        Ok(Self { place, is_shared: reuse, key: keep(socket), alone: Mutex::default() })
+        let socket = if reuse { hold_shared(place)? } else { hold_exclusive(place)? };
+        // Hold the own name first: of two that do this at a time, at least one sees the other.
+        check_others(place, !reuse, reuse)?;
+        Ok(Self { place, is_shared: reuse, key: keep(socket), exclusive: Mutex::default() })
     }
 
-    /// Binds any port of the system's range.
-    fn choose(at: impl Fn(u16) -> Place) -> Result<Self, Error> {
-        from_range(|port| Self::bind(at(port), false).ok())
-    }
-
-    /// Who listens does not share. Does nothing if this was found to be so before.
-    fn be_alone(&self) -> Result<(), Error> {
-        let mut alone = self.alone.lock();
-        if !self.is_shared || alone.is_some() {
+    fn be_exclusive(&self) -> Result<(), Error> {
+        let mut exclusive = self.exclusive.lock();
+        if !self.is_shared || exclusive.is_some() {
             return Ok(());
         }
-        let socket = hold_alone(self.place)?;
-        Own { place: self.place, alone: true, shared: true }.check_others()?;
-        *alone = Some(keep(socket));
+        let socket = hold_exclusive(self.place)?;
+        check_others(self.place, true, true)?;
+        *exclusive = Some(keep(socket));
         Ok(())
     }
 }
@@ -145,38 +132,26 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut held = HELD.lock();
         held.remove(&self.key);
-        self.alone.get_mut().take().map(|key| held.remove(&key));
+        self.exclusive.get_mut().take().map(|key| held.remove(&key));
     }
 }
 
-/// Names that a claim holds.
-struct Own {
-    place: Place,
-    /// It holds the name that only one claim can have.
-    alone: bool,
-    /// It holds one of the names of claims that share.
-    shared: bool,
-}
-
-impl Own {
-    /// Whether the names that others hold allow these.
-    fn check_others(&self) -> Result<(), Error> {
-        let probe = Probe::new().map_err(|e| not_held(self.place, &e))?;
-        match overlapping(self.place.scope).into_iter().find(|scope| self.is_barred_at(*scope, &probe)) {
-            Some(scope) => Err(taken(self.place, scope)),
-            None => Ok(()),
-        }
-    }
-
-    fn is_barred_at(&self, scope: Scope, probe: &Probe) -> bool {
-        let (place, mine) = (Place { scope, ..self.place }, scope == self.place.scope);
-        let one = || !(mine && self.alone) && ClaimName { place, share: None }.is_held(probe);
-        let sharing = || shares(place).filter(|name| name.is_held(probe)).count() > usize::from(mine && self.shared);
-        one() || self.alone && sharing()
+/// Checks that the names held by others allow those of this claim: the exclusive or a shared one.
+fn check_others(own: Place, exclusive: bool, shared: bool) -> Result<(), Error> {
+    let probe = Probe::new().map_err(|e| not_held(own, &e))?;
+    let is_barred_at = |scope: &Scope| {
+        let (place, mine) = (Place { scope: *scope, ..own }, *scope == own.scope);
+        let one = || !(mine && exclusive) && ClaimName { place, share: None }.is_held(&probe);
+        let sharing = || shares(place).filter(|name| name.is_held(&probe)).count() > usize::from(mine && shared);
+        one() || exclusive && sharing()
+    };
+    match overlapping(own.scope).into_iter().find(is_barred_at) {
+        Some(scope) => Err(taken(own, scope)),
+        None => Ok(()),
     }
 }
 
-fn hold_alone(place: Place) -> Result<NamedSocket, Error> {
+fn hold_exclusive(place: Place) -> Result<NamedSocket, Error> {
     ClaimName { place, share: None }.hold().map_err(|e| not_held(place, &e))
 }
 
@@ -197,12 +172,11 @@ fn not_held(place: Place, cause: &io::Error) -> Error {
     }
 }
 
-/// The names of those who share a place.
 fn shares(place: Place) -> impl Iterator<Item = ClaimName> {
     (0..MAX_SHARES).map(move |number| ClaimName { place, share: Some(number) })
 }
 
-/// The scopes that have an address in common with `scope`, itself first.
+/// Scopes that have an address in common with `scope`, itself first.
 fn overlapping(scope: Scope) -> Vec<Scope> {
     let addresses: Vec<_> = match scope {
         Scope::At(gid) => return Scope::candidates(gid).into(),
@@ -216,7 +190,7 @@ fn overlapping(scope: Scope) -> Vec<Scope> {
     families.into_iter().chain(addresses.into_iter().filter(fits).map(Scope::At)).collect()
 }
 
-/// As the kernel says it: EADDRINUSE means the same address, EADDRNOTAVAIL that one of both has all
+/// Errors as in the kernel: EADDRINUSE for the same address, EADDRNOTAVAIL if one of both has all
 /// addresses.
 fn taken(wanted: Place, by: Scope) -> Error {
     let is_same = matches!((wanted.scope, by), (Scope::At(_), Scope::At(_)));
@@ -224,8 +198,8 @@ fn taken(wanted: Place, by: Scope) -> Error {
     Error::new(errno, format!("{} is taken at address {by}", wanted.service))
 }
 
-/// The port of an id that asks. Unique among those of this process and port space, which is all
-/// that it is for: peers find us by other numbers.
+/// Port of an active id, unique among those of this process and port space: peers find the id by
+/// other numbers.
 #[derive(Debug)]
 pub(crate) struct Ephemeral {
     space: PortSpace,
@@ -235,13 +209,12 @@ pub(crate) struct Ephemeral {
 static IN_USE: Mutex<rank::PortsInUse, BTreeSet<(u16, u16)>> = Mutex::new(BTreeSet::new());
 
 impl Ephemeral {
-    /// A free one. EADDRNOTAVAIL: all are taken.
+    /// Takes a free port; EADDRNOTAVAIL if there is none.
     pub(crate) fn take(space: PortSpace) -> Result<Self, Error> {
         let mut in_use = IN_USE.lock();
         from_range(|port| in_use.insert((space.code(), port)).then(|| Self { space, port }))
     }
 
-    /// Its number.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -253,18 +226,17 @@ impl Drop for Ephemeral {
     }
 }
 
-/// Offers the ports of the system's local range, in turn from a random one, until `take` takes one.
+/// Offers the ports of the system's local range, beginning at a random one, until `take` takes one.
 fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
     let range = local_range();
     let count = u32::from(range.end() - range.start()) + 1;
     let first = random::number().map_or(0, |number| number as u32) % count;
-    // The offset is below the size of the range.
     let port = |step: u32| range.start().wrapping_add(((first + step) % count) as u16);
     let found = (0..count).find_map(|step| take(port(step)));
     found.ok_or_else(|| Error::new(libc::EADDRNOTAVAIL, "no port of the system's local range is free"))
 }
 
-/// The ports that the system gives to programs which ask for any, as it was when first asked.
+/// Ports that the system gives to programs that ask for any.
 fn local_range() -> RangeInclusive<u16> {
     const USUAL: RangeInclusive<u16> = 32_768..=60_999;
     static RANGE: OnceLock<RangeInclusive<u16>> = OnceLock::new();
@@ -288,13 +260,13 @@ mod tests {
     const ALONE: Sharing = Sharing { reuse: false, af_only: true };
     const SHARED: Sharing = Sharing { reuse: true, af_only: true };
 
-    // Ports of a space that no other test uses.
+    // No other test uses this port space.
     fn take(address: IpAddr, port: u16, sharing: Sharing) -> Result<Claim, i32> {
         Claim::take(PortSpace::Ipoib, address, port, sharing).map_err(|e| e.errno())
     }
 
     #[test]
-    fn an_address_has_one_owner_others_and_other_families_are_free() {
+    fn address_has_one_owner_per_family() {
         let claim = take(HERE, 1, ALONE).unwrap();
         assert_eq!(claim.port(), 1);
         assert_eq!(take(HERE, 1, ALONE).err(), Some(libc::EADDRINUSE));
@@ -307,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_leave_no_room_for_one() {
+    fn wildcard_excludes_single_addresses() {
         let claim = take(V4, 3, ALONE).unwrap();
         assert_eq!(take(HERE, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
         assert_eq!(take(V4, 3, ALONE).err(), Some(libc::EADDRNOTAVAIL));
@@ -320,30 +292,30 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_port_may_be_bound_and_only_the_last_binder_may_listen() {
+    fn shared_port_has_one_listener() {
         let (one, two) = (take(HERE, 4, SHARED).unwrap(), take(HERE, 4, SHARED).unwrap());
         let all = take(V4, 4, SHARED).unwrap();
         assert_eq!(take(HERE, 4, ALONE).err(), Some(libc::EADDRINUSE));
-        let errno = |claim: &Claim| claim.be_alone().err().map(|e| e.errno());
+        let errno = |claim: &Claim| claim.be_exclusive().err().map(|e| e.errno());
         assert_eq!((errno(&one), errno(&all)), (Some(libc::EADDRINUSE), Some(libc::EADDRNOTAVAIL)));
         drop(two);
         assert_eq!(errno(&one), Some(libc::EADDRNOTAVAIL), "all addresses are bound too");
         drop(all);
         assert_eq!((errno(&one), errno(&one)), (None, None));
-        assert_eq!(take(HERE, 4, SHARED).err(), Some(libc::EADDRINUSE), "who listens does not share any more");
+        assert_eq!(take(HERE, 4, SHARED).err(), Some(libc::EADDRINUSE), "a listener does not share");
         drop(one);
         assert!(take(HERE, 4, ALONE).is_ok());
     }
 
     #[test]
-    fn port_0_chooses_a_free_one() {
+    fn port_0_chooses_free_ports() {
         let claims: Vec<_> = (0..20).map(|_| take(HERE, 0, ALONE).unwrap()).collect();
         let ports: BTreeSet<_> = claims.iter().map(Claim::port).collect();
         assert!(ports.len() == 20 && ports.iter().all(|port| local_range().contains(port)));
     }
 
     #[test]
-    fn a_service_named_outright_has_one_owner_too() {
+    fn service_id_has_one_owner() {
         let service = ServiceId(0x7fff_0000_0000_1234);
         let claim = Claim::take_service(service, Gid::default(), false).unwrap();
         assert_eq!((claim.port(), claim.service()), (0x1234, service));
@@ -351,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_ports_differ_and_come_back() {
+    fn ephemeral_ports_are_unique_and_reusable() {
         let space = PortSpace::Ipoib;
         let count = local_range().len();
         let all: Vec<_> = (0..count).map(|_| Ephemeral::take(space).unwrap()).collect();

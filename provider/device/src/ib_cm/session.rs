@@ -1,24 +1,11 @@
-//! [`Session`]: what a verb, a message or a timer works with, under the lock of the connection
-//! manager.
+//! [`Session`]: access to the state machine under the connection manager's lock; [`MadSender`]:
+//! messages through queue pair 1.
 //!
-//! Who has a connection, or listens, is known by [`CmHandler`]. Messages leave by queue pair 1, as
-//! packets ([`MadSender`]).
-//!
-//! # Peers that are gone
-//!
-//! The kernel would end the connections of a dead process of this host: it holds what that had, and
-//! sends a DREQ for each. Here the card dies with its process, so those who are left look whether
-//! the others are still there: at an address of our own the slot in the peer's name of a connection
-//! says which process that is, and its mailbox whether it lives. Nobody can look into other hosts;
-//! there a connection ends by what its queue pair or its program sends.
-//!
-//! A request is repeated for more than a minute before it is given up, but a host on which nobody
-//! has opened a card says so at once (ICMP), if it is asked in a way in which a process hears of it
-//! ([`roxe_net::probe`]). A card that is opened within the seconds until the second such answer
-//! still gets the request.
-//!
-//! Touches the machine, the links of the engine, the mailboxes of other processes of this host, and
-//! the sockets of the probes.
+//! The kernel ends the connections of a dead process. Here the card dies with its process, so the
+//! others check their peers: on this host the slot in the peer's communication ID names a process,
+//! and its mailbox shows if it lives. On other hosts a connection ends by what its queue pair or
+//! program sends. A request is repeated for more than a minute, but a host without an open card
+//! answers at once by ICMP, which a probe ([`roxe_net::probe`]) receives.
 
 use roxe_engine::engine::Engine;
 use roxe_engine::gsi::GSI_ORDINAL;
@@ -39,82 +26,72 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections that are ended at a time when the process ends: the machine holds a few thousand
+/// Connections ended per batch when the process ends; the state machine holds a few thousand
 /// messages.
 const MAX_AT_ONCE: usize = 64;
-/// Between two checks of the peers: the longest time for which the end of a process stays unknown.
-/// One check takes some microseconds for each process. Also between a request to another host and
-/// the first question, and between questions.
+/// Period of checks of peers and of probes: a dead process is detected within it.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
-/// So many questions in a row have the same answer before it is believed.
-const ENOUGH: u32 = 2;
+/// Successive equal answers of the network before they count, so that a card opened meanwhile still
+/// gets the request.
+const MIN_REFUSALS: u32 = 2;
 
-/// A request of a peer.
 #[derive(Clone, Copy)]
 pub(crate) enum Request<'a> {
-    /// For a connection.
     Connection(&'a Req, Ece),
     /// For the queue pair of a datagram service.
     Lookup(&'a SidrReq),
 }
 
-/// Who has a connection or lookup, or listens (`ib_cm_handler` of the kernel). Called under the
-/// lock of the connection manager.
+/// Owner of a connection, lookup or listener (`ib_cm_handler` of the kernel). Called under the lock
+/// of the connection manager.
 pub(crate) trait CmHandler: Debug + Send + Sync {
-    /// Something happened to its connection or lookup `comm`.
     fn on_event(&self, session: &mut Session<'_>, comm: CommId, kind: EventKind);
 
-    /// A peer asks for what it listens for. False: nobody takes the request.
+    /// Handles a request to its listener; returns false if it is not taken.
     fn on_request(&self, session: &mut Session<'_>, request: Request<'_>, comm: CommId, origin: Origin) -> bool;
 }
 
-/// What came while nobody looked.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub(super) messages: VecDeque<(Route, Mad)>,
-    /// The engine's timers have called for this time.
+    /// Time for which the engine's timer has called.
     pub(super) call: Option<Instant>,
 }
 
-/// A request that waits for its answer.
+/// An unanswered request to another host.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     pub(super) id: CommId,
     pub(super) route: Route,
-    /// What the network was asked last.
     pub(super) probe: Option<Probe>,
-    /// Times in a row that it said that nobody is there.
+    /// Successive answers that no card is open there.
     pub(super) refusals: u32,
 }
 
-/// What a verb or a handler works with, under the agent's lock. It must not wait, and must not call
-/// [`Agent::run`](super::Agent::run).
+/// Access to the state machine for verbs and handlers, under the agent's lock. They must not wait,
+/// and must not call [`Agent::run`](super::Agent::run).
 pub(crate) struct Session<'a> {
     pub(crate) cm: &'a mut Cm,
     pub(crate) engine: &'a Engine,
-    /// Who hears of a connection or lookup.
     pub(crate) ids: &'a mut HashMap<CommId, Arc<dyn CmHandler>>,
-    /// Who hears of requests.
     pub(crate) listeners: &'a mut HashMap<ListenId, Arc<dyn CmHandler>>,
-    /// What the verbs of the machine take from outside.
     pub(crate) cx: Cx<'a>,
-    /// When to check the peers, and the requests that nobody answers.
+    /// Time of the next check of peers and unanswered requests.
     pub(super) check_at: &'a mut Option<Instant>,
-    /// Requests to other hosts.
     pub(super) unanswered: &'a mut Vec<Unanswered>,
-    /// What a request that is given up has failed by.
-    pub(crate) errno_of_silence: i32,
+    /// Status of a request that times out now.
+    pub(crate) timeout_errno: i32,
     pub(super) mad_sender: &'a mut MadSender,
 }
 
 impl Session<'_> {
-    /// Sends what the machine has to send. Happens by itself before every call of a handler and at
-    /// the end; a handler does it before it tells the program something after which that may end.
+    /// Sends pending messages. Happens by itself around handlers; a handler calls it before an
+    /// event after which the program may exit.
     pub(crate) fn send(&mut self) {
         self.mad_sender.send_all(self.cm, self.engine);
     }
 
-    /// The process ends, and with it these connections and lookups.
+    /// Ends these connections and lookups when the process ends.
     pub(super) fn end_all(&mut self, from: &[(CommId, Route)]) {
         for some in from.chunks(MAX_AT_ONCE) {
             for (id, _) in some {
@@ -124,17 +101,16 @@ impl Session<'_> {
         }
     }
 
-    /// Lets everything leave that came of a verb or an input, until there is no more.
     pub(super) fn settle(&mut self) {
         loop {
             self.send();
             let Some(event) = self.cm.poll_event() else { return };
             let (comm, kind) = (event.id, event.kind);
-            // From now on there may be a peer to check.
+            // There may be a peer to check from now on.
             if self.check_at.is_none() && matches!(kind, EventKind::Established | EventKind::ConnectReply(..)) {
                 *self.check_at = Some(self.cx.now.after(CHECK_PERIOD));
             }
-            // Who has the connection, or listens, may call the machine's verbs.
+            // Handlers may call verbs of the state machine.
             match kind {
                 EventKind::ConnectRequest(origin, req, ece) => self.offer(Request::Connection(&req, ece), comm, origin),
                 EventKind::LookupRequest(origin, req) => self.offer(Request::Lookup(&req), comm, origin),
@@ -147,26 +123,25 @@ impl Session<'_> {
         }
     }
 
-    /// Offers a request of a peer to who listens; what nobody takes is refused, as the kernel does.
+    /// Offers a request to its listener, and refuses it if it is not taken, as the kernel does.
     // clause: CM-BACKLOG
     fn offer(&mut self, request: Request<'_>, comm: CommId, origin: Origin) {
         let listener = self.listeners.get(&origin.listener).map(Arc::clone);
         if listener.is_some_and(|listener| listener.on_request(self, request, comm, origin)) {
             return;
         }
-        // It is new, so the machine knows it.
+        // Cannot fail: the request is new.
         let _ = match request {
             Request::Connection(..) => self.cm.reject(comm, &Refusal::new(PrivateData::EMPTY)),
             Request::Lookup(_) => self.cm.answer(comm, &Resolution::refused(SidrStatus::Reject)),
         };
     }
 
-    /// Works off an inbox. Management messages and data come by different ways (a mailbox and a
-    /// ring, say), and none of these knows what has come by the others: before a message that ends
-    /// a connection counts, all that arrived before it is received, so a program that hears of the
-    /// end has the completions of what its peer sent or acknowledged.
+    /// Processes an inbox. Messages and data arrive by different channels without a common order.
+    /// Before a message that ends a connection, all data that has arrived is received, so that the
+    /// program has the completions before the end.
     // clause: CM-END-LAST
-    pub(super) fn take_in(&mut self, inbox: Inbox) {
+    pub(super) fn process(&mut self, inbox: Inbox) {
         let ends_connection =
             |(_, mad): &(Route, Mad)| matches!(mad.message, Message::Dreq(_) | Message::Drep(_) | Message::Rej(_));
         if inbox.messages.iter().any(ends_connection) {
@@ -185,18 +160,16 @@ impl Session<'_> {
         }
     }
 
-    /// The request `id` has just left along `route`.
+    /// Watches the request `id`, sent along `route`, if it leaves this host.
     pub(crate) fn watch_answer(&mut self, id: CommId, route: Route) {
-        let is_far = self.engine.link(route.remote).is_none() && !route.remote.is_multicast();
-        if is_far {
+        let is_remote = self.engine.link(route.remote).is_none() && !route.remote.is_multicast();
+        if is_remote {
             self.unanswered.push(Unanswered { id, route, probe: None, refusals: 0 });
             let at = self.cx.now.after(CHECK_PERIOD);
             *self.check_at = Some(self.check_at.map_or(at, |before| before.min(at)));
         }
     }
 
-    /// Checks the peers if it is time to, and ends the connections to those that are gone. Stops
-    /// when there is none left to check.
     // clause: CM-PEER-GONE
     pub(super) fn check_peers(&mut self) {
         if self.check_at.is_none_or(|at| at > self.cx.now) {
@@ -213,97 +186,88 @@ impl Session<'_> {
         let is_watching = self.check_unanswered() || is_watching;
         *self.check_at = is_watching.then(|| self.cx.now.after(CHECK_PERIOD));
         if !lost.is_empty() {
-            // What the dead have sent is told before their end, as with a DREQ.
+            // Data of a dead process is delivered before the end, as with a DREQ.
             self.engine.receive_all_arrived();
             self.engine.scheduler.note_death(self.cx.now);
         }
         for id in lost {
-            // It was there a moment ago.
+            // Cannot fail: the peer was in the list above.
             let _ = self.cm.lose_peer(&mut self.cx, id);
         }
     }
 
-    /// Looks what the network has said, and gives up those requests that reach nobody. Whether
-    /// there are others.
+    /// Reads the probes and gives up requests to hosts without a card. Returns true if others are
+    /// left.
     // clause: CM-RETRIES
     pub(super) fn check_unanswered(&mut self) -> bool {
         let cm = &self.cm;
         self.unanswered.retain(|request| cm.state(request.id) == Some(State::ReqSent));
         let mut lost = Vec::new();
-        let says_nobody = |errno: &i32| matches!(*errno, libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH);
+        let is_refusal = |errno: &i32| matches!(*errno, libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH);
         for request in self.unanswered.iter_mut() {
             let answer = match request.probe.as_ref().map(Probe::answer) {
-                // It may still come.
+                // The answer may still arrive.
                 Some(None) => continue,
                 Some(answer) => answer,
                 None => None,
             };
-            let said = answer.and_then(|e| e.raw_os_error()).filter(says_nobody);
-            request.refusals = if said.is_some() { request.refusals + 1 } else { 0 };
-            if let Some(errno) = said.filter(|_| request.refusals >= ENOUGH) {
+            let refusal = answer.and_then(|e| e.raw_os_error()).filter(is_refusal);
+            request.refusals = if refusal.is_some() { request.refusals + 1 } else { 0 };
+            if let Some(errno) = refusal.filter(|_| request.refusals >= MIN_REFUSALS) {
                 lost.push((request.id, errno));
                 continue;
             }
-            // Who cannot ask waits as long as ever.
+            // Without a probe the request waits for its timeout.
             request.probe = self.engine.probe(request.route).ok();
         }
         for (id, errno) in lost {
-            self.errno_of_silence = errno;
-            // It was there a moment ago.
+            self.timeout_errno = errno;
+            // Cannot fail: see `retain` above.
             let _ = self.cm.give_up(id);
             self.settle();
         }
-        self.errno_of_silence = libc::ETIMEDOUT;
+        self.timeout_errno = libc::ETIMEDOUT;
         !self.unanswered.is_empty()
     }
 }
 
-/// Whether the process of a peer lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Liveness {
-    /// It lives in this process, or where nobody can look.
+    /// In this process, or on another host.
     Unwatched,
     Alive,
     Dead,
 }
 
-/// Whether the process of a peer lives; `known` is what was found before of processes.
+/// Returns the state of a peer's process; `known` caches it.
 fn liveness_of(engine: &Engine, peer: &Peer, known: &mut Vec<(Gid, Slot, Liveness)>) -> Liveness {
     let (address, slot) = (peer.route.remote, Slot::new(peer.theirs.prefix()));
-    let before = known.iter().find(|(gid, of, _)| (*gid, *of) == (address, slot));
-    before.map(|(_, _, liveness)| *liveness).unwrap_or_else(|| {
-        let liveness = check(engine, address, slot);
-        known.push((address, slot, liveness));
-        liveness
-    })
-}
-
-fn check(engine: &Engine, address: Gid, slot: Slot) -> Liveness {
+    if let Some((_, _, liveness)) = known.iter().find(|(gid, of, _)| (*gid, *of) == (address, slot)) {
+        return *liveness;
+    }
     let is_own = engine.slot().is_ok_and(|own| own == slot);
-    if is_own || !slot.can_be_owned() || engine.link(address).is_none() {
+    let liveness = if is_own || !slot.can_be_owned() || engine.link(address).is_none() {
         Liveness::Unwatched
     } else if engine.is_owned(slot) {
         Liveness::Alive
     } else {
         Liveness::Dead
-    }
+    };
+    known.push((address, slot, liveness));
+    liveness
 }
 
-/// The way out of queue pair 1.
 #[derive(Debug)]
 pub(super) struct MadSender {
-    /// The PSN of the next message; receivers of datagrams ignore it.
     psn: Psn,
-    /// The link of the last message.
     link: Option<Arc<UdpLink>>,
-    /// The last time, the lock of the receive side was not free in time.
-    was_kept_waiting: bool,
+    /// True if the lock of the receive side was not free in time.
+    lock_timed_out: bool,
 }
 
 impl MadSender {
-    /// One whose first message has this PSN.
     pub(super) fn new(psn: Psn) -> Self {
-        Self { psn, link: None, was_kept_waiting: false }
+        Self { psn, link: None, lock_timed_out: false }
     }
 
     fn send_all(&mut self, cm: &mut Cm, engine: &Engine) {
@@ -317,8 +281,8 @@ impl MadSender {
         batch.put_back();
     }
 
-    /// Puts a message into `batch`; what is in there leaves if it is full. One that stays on this
-    /// host leaves at once.
+    /// Adds a message to `batch`, which is flushed if full. A message within this host leaves at
+    /// once.
     fn put(&mut self, batch: &mut Batch, outgoing: &Outgoing, engine: &Engine) {
         let Outgoing { route, mad } = outgoing;
         let av = Av { sgid: route.local, dgid: route.remote, hop_limit: HOP_LIMIT, ..Av::default() };
@@ -331,21 +295,21 @@ impl MadSender {
         engine.counters().sent_mads.add(1);
     }
 
-    /// Sends a message that stays on this host, if it does and can be sent without the socket now.
-    /// The thread that holds the receive side may be this very one, in a signal handler that ends
-    /// the process: waits for it once only.
+    /// Delivers a message within this host without the socket, and returns true, if that is
+    /// possible now. In a signal handler that ends the process, this thread itself may hold the
+    /// receive side, so only the first message waits for its lock.
     fn put_to_own_host(&mut self, route: Route, header: &Header, mad: &[u8; MAD_LEN], engine: &Engine) -> bool {
         if !engine.keeps_mads(route) {
             return false;
         }
-        let limit = if self.was_kept_waiting { Duration::ZERO } else { shutdown::LOCK_LIMIT };
+        let limit = if self.lock_timed_out { Duration::ZERO } else { shutdown::LOCK_LIMIT };
         let sent = engine.route_own_mad(route, header, mad, limit);
-        self.was_kept_waiting = sent.is_none();
+        self.lock_timed_out = sent.is_none();
         sent == Some(true)
     }
 }
 
-/// Writes one packet into `batch`; false if it is full.
+/// Writes one packet into `batch`; returns false if it is full.
 fn write(batch: &mut Batch, av: &Av, header: &Header, mad: &[u8; MAD_LEN]) -> bool {
     let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
     let Some(slot) = batch.room(av, Qpn::GSI, header.padded_len(MAD_LEN), &note) else { return false };

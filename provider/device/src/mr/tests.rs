@@ -1,4 +1,4 @@
-//! Keys, rights, ranges and lists against real memory; what happens when it goes away.
+//! Keys, rights and ranges of regions, against real memory.
 
 use super::*;
 use crate::pd::Pd;
@@ -47,7 +47,7 @@ fn sge(mr: &Mr, offset: u64, length: u32) -> Sge {
 }
 
 #[test]
-fn a_peer_reads_back_its_write() {
+fn peer_reads_back_its_write() {
     let s = Setup::new();
     let mr = s.register(10, 100, ALL);
     s.write(&mr, mr.addr() + 95, b"hello").unwrap();
@@ -56,7 +56,7 @@ fn a_peer_reads_back_its_write() {
 
 // clause: CHECK-KEY, CHECK-KEY-OVERFLOW
 #[test]
-fn ranges_end_where_the_region_ends() {
+fn access_beyond_region_is_refused() {
     let s = Setup::new();
     let mr = s.register(16, 100, ALL);
     let (first, end) = (mr.addr(), mr.addr() + 100);
@@ -73,7 +73,7 @@ fn ranges_end_where_the_region_ends() {
 
 // clause: CHECK-KEY-EMPTY
 #[test]
-fn no_bytes_need_no_key() {
+fn zero_length_access_needs_no_key() {
     let s = Setup::new();
     let pd = s.pd.id();
     assert_eq!(s.table().hold().check_remote(pd, RKey(1), 0, 0, Access::REMOTE_WRITE), Ok(()));
@@ -84,7 +84,7 @@ fn no_bytes_need_no_key() {
 
 // clause: CHECK-KEY, KEY-SCATTER
 #[test]
-fn each_operation_needs_its_right() {
+fn operation_needs_its_access_right() {
     let s = Setup::new();
     let op = AtomicOp::FetchAdd { add: 1 };
     for access in [Access::LOCAL_WRITE, Access::REMOTE_READ, ALL - Access::REMOTE_READ, ALL - Access::REMOTE_ATOMIC] {
@@ -102,7 +102,7 @@ fn each_operation_needs_its_right() {
 
 // clause: CHECK-KEY, KEY-32BITS
 #[test]
-fn keys_are_of_one_domain_and_die_with_the_region() {
+fn key_is_valid_in_one_domain_until_deregistration() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
@@ -120,7 +120,7 @@ fn keys_are_of_one_domain_and_die_with_the_region() {
 
 // clause: KEY-REREGISTERED
 #[test]
-fn a_region_registered_anew_keeps_its_keys_and_unchanged_terms() {
+fn reregistered_region_keeps_keys_and_unchanged_terms() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let (key, first, second) = (mr.rkey(), s.pages.addr(), s.pages.addr() + PAGE);
@@ -143,7 +143,7 @@ fn a_region_registered_anew_keeps_its_keys_and_unchanged_terms() {
 
 // clause: KEY-REREGISTERED
 #[test]
-fn a_refused_reregistration_leaves_the_region_unchanged() {
+fn failed_reregistration_leaves_region_unchanged() {
     let s = Setup::new();
     s.pages.unmap(3, 1);
     let mr = s.register(0, 64, ALL);
@@ -160,7 +160,7 @@ fn a_refused_reregistration_leaves_the_region_unchanged() {
 
 // clause: INVALIDATE-REFUSED
 #[test]
-fn a_peer_cannot_invalidate_a_region() {
+fn invalidate_of_region_is_refused() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let other = s.pd.context().alloc_pd().unwrap();
@@ -171,7 +171,7 @@ fn a_peer_cannot_invalidate_a_region() {
 }
 
 #[test]
-fn lists_are_walked_from_any_offset() {
+fn gather_and_scatter_start_at_any_offset() {
     let s = Setup::new();
     let mr = s.register(0, 4 * PAGE, ALL);
     let list = [sge(&mr, 0, 5), sge(&mr, 100, 0), sge(&mr, 200, 7), sge(&mr, PAGE - 4, 100)];
@@ -194,7 +194,7 @@ fn lists_are_walked_from_any_offset() {
 }
 
 #[test]
-fn elements_that_no_byte_falls_into_are_not_checked() {
+fn unused_list_elements_are_not_checked() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let list = [sge(&mr, 0, 8), Sge { addr: 0, length: 64, lkey: LKey(3) }];
@@ -205,7 +205,7 @@ fn elements_that_no_byte_falls_into_are_not_checked() {
 }
 
 #[test]
-fn regions_may_be_named_by_other_addresses() {
+fn region_is_addressed_by_iova() {
     let s = Setup::new();
     let addr = s.pages.addr() + 8;
     let mr = s.pd.register(addr, 32, 0x1000, ALL).unwrap();
@@ -217,7 +217,7 @@ fn regions_may_be_named_by_other_addresses() {
 }
 
 #[test]
-fn atomics_happen_in_the_memory_and_need_it_aligned() {
+fn atomics_change_memory_and_need_alignment() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL);
     let atomic = |mr: &Mr, va, op| s.table().hold().atomic_remote(s.pd.id(), mr.rkey(), va, op);
@@ -231,7 +231,7 @@ fn atomics_happen_in_the_memory_and_need_it_aligned() {
 
 // clause: ATOMIC-WRITE-WHOLE
 #[test]
-fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
+fn atomic_write_needs_remote_write_and_alignment() {
     let s = Setup::new();
     let mr = s.register(0, 64, ALL - Access::REMOTE_ATOMIC);
     let store = |mr: &Mr, va| s.table().hold().store_remote(s.pd.id(), mr.rkey(), va, *b"8 bytes.");
@@ -247,7 +247,7 @@ fn an_atomic_write_needs_the_right_to_write_and_an_aligned_word() {
 
 // clause: FLUSH-RIGHTS, FLUSH-RANGE, FLUSH-PERSISTENT
 #[test]
-fn a_flush_needs_its_right_and_its_range_also_for_no_bytes() {
+fn flush_needs_right_and_range_even_for_zero_bytes() {
     let s = Setup::new();
     let (yes, no) = (s.register(0, 64, Access::FLUSH_GLOBAL), s.register(0, 64, ALL));
     let flush = |mr: &Mr, range, access| s.table().hold().flush_remote(s.pd.id(), mr.rkey(), range, access);
@@ -285,7 +285,7 @@ fn registrations_that_cannot_work_are_refused() {
 }
 
 #[test]
-fn on_demand_regions_are_not_touched_before_they_are_used() {
+fn on_demand_region_is_not_touched_at_registration() {
     let s = Setup::new();
     s.pages.unmap(2, 2);
     let mr = s.register(PAGE, 3 * PAGE, ALL | Access::ON_DEMAND);
@@ -295,7 +295,7 @@ fn on_demand_regions_are_not_touched_before_they_are_used() {
 }
 
 #[test]
-fn unmapping_registered_memory_ends_in_a_fault() {
+fn access_to_unmapped_memory_faults() {
     let s = Setup::new();
     let mr = s.register(0, 4 * PAGE, ALL);
     s.pages.unmap(1, 1);
@@ -309,7 +309,7 @@ fn unmapping_registered_memory_ends_in_a_fault() {
 
 // clause: CHECK-KEY-AGAIN, KEY-DEAD
 #[test]
-fn after_deregistration_nothing_is_written_any_more() {
+fn deregistered_region_is_not_written() {
     let s = Setup::new();
     std::thread::scope(|scope| {
         for _ in 0..200 {
@@ -326,7 +326,7 @@ fn after_deregistration_nothing_is_written_any_more() {
 }
 
 #[test]
-fn a_hundred_thousand_regions_are_found_and_freed() {
+fn hundred_thousand_regions_work_and_are_freed() {
     let s = Setup::new();
     let regions: Vec<_> = (0..100_000u64).map(|i| s.register(i % PAGE, 8, ALL)).collect();
     assert_eq!(s.table().hold().count(), regions.len());
@@ -337,7 +337,7 @@ fn a_hundred_thousand_regions_are_found_and_freed() {
     assert_eq!(s.table().hold().count(), 0);
 }
 
-/// Parts of a dma-buf.
+/// Dma-bufs.
 mod dmabuf {
     use super::super::*;
     use crate::testing::{self, PAGE, Pages};
@@ -353,7 +353,7 @@ mod dmabuf {
 
     // clause: KEY-DMABUF
     #[test]
-    fn a_write_of_a_peer_reaches_the_file() {
+    fn dmabuf_write_reaches_file() {
         let (pages, pd) = (Pages::of_file(3), testing::pd());
         let part = DmaBuf { fd: pages.fd(), offset: PAGE + 8, length: PAGE };
         let iova = (1 << 40) + 8;
@@ -375,7 +375,7 @@ mod dmabuf {
 
     // clause: KEY-DMABUF
     #[test]
-    fn parts_that_cannot_be_are_refused() {
+    fn invalid_dmabuf_parts_are_refused() {
         let (pages, pd) = (Pages::of_file(2), testing::pd());
         let (socket, _peer) = UnixStream::pair().unwrap();
         let unreadable = std::fs::OpenOptions::new().write(true).open("/dev/zero").unwrap();
@@ -401,7 +401,7 @@ mod dmabuf {
     }
 }
 
-/// The null region.
+/// Null regions.
 mod null {
     use super::super::*;
     use crate::testing;
@@ -410,14 +410,14 @@ mod null {
     use roxe_transport::cx::{AtomicOp, MemError};
     use roxe_transport::wr::Bind;
 
-    /// `length` bytes at `addr` of the region.
+    /// Returns a list of `length` bytes at `addr` of the region.
     fn part(mr: &Mr, addr: u64, length: u32) -> [Sge; 1] {
         [Sge { addr, length, lkey: mr.lkey() }]
     }
 
     // clause: KEY-NULL
     #[test]
-    fn lists_read_zeros_and_write_nothing() {
+    fn null_region_reads_zeros_and_discards_writes() {
         let pd = testing::pd();
         let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
         for addr in [0, 4096, 1 << 47, u64::MAX - 8] {
@@ -439,7 +439,7 @@ mod null {
 
     // clause: KEY-NULL
     #[test]
-    fn peers_windows_and_new_terms_are_refused() {
+    fn null_region_refuses_peers_windows_and_reregistration() {
         let pd = testing::pd();
         let (mr, table) = (pd.alloc_null_mr().unwrap(), pd.context().memory());
         let refused = Err(MemError::WrongDomain);
@@ -454,7 +454,6 @@ mod null {
     }
 }
 
-/// Advice about registered memory.
 mod advise {
     use super::super::*;
     use crate::testing::{self, PAGE, Pages};
@@ -474,7 +473,7 @@ mod advise {
 
     // clause: KEY-ON-DEMAND
     #[test]
-    fn pages_come_when_they_are_asked_for() {
+    fn prefetch_makes_pages_present() {
         let (pages, pd) = (Pages::new(4), testing::pd());
         let mr = pd.register(pages.addr(), 4 * PAGE, pages.addr(), ON_DEMAND).unwrap();
         let page = |i| sge(&mr, pages.addr() + i * PAGE, PAGE);
@@ -490,7 +489,7 @@ mod advise {
     }
 
     #[test]
-    fn lists_that_reach_too_far_are_refused() {
+    fn prefetch_beyond_region_is_refused() {
         let (pages, pd) = (Pages::new(4), testing::pd());
         let mr = pd.register(pages.addr(), 3 * PAGE, pages.addr(), ON_DEMAND).unwrap();
         let fixed = pd.register(pages.addr(), PAGE, pages.addr(), Access::empty()).unwrap();
@@ -513,7 +512,7 @@ mod advise {
 
     // clause: KEY-ON-DEMAND
     #[test]
-    fn one_region_can_be_all_there_is() {
+    fn implicit_on_demand_region_covers_address_space() {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let all = |access| pd.register(0, u64::MAX, 0, access);
         let rights = ON_DEMAND | Access::REMOTE_READ | Access::REMOTE_WRITE;

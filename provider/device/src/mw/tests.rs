@@ -1,4 +1,4 @@
-//! What each kind of window opens, who closes it, and what it holds up.
+//! Memory windows: access, binding, invalidation.
 
 use super::*;
 use crate::mr::{Mr, MrChange};
@@ -14,7 +14,7 @@ use roxe_wire::LKey;
 
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A region that windows may be bound to and that no peer may touch, and a queue pair.
+/// A region that windows may be bound to and that no peer can access, and a queue pair.
 struct Setup {
     pages: Pages,
     pd: Arc<Pd>,
@@ -31,7 +31,7 @@ impl Setup {
         Self { pages, pd, mr, qp }
     }
 
-    /// Another queue pair of the domain.
+    /// Returns another queue pair of the domain.
     fn other_qp(&self) -> Reach {
         Reach { qp: Some(ObjectId::next()), ..self.qp }
     }
@@ -44,7 +44,7 @@ impl Setup {
         self.pages.addr() + offset
     }
 
-    /// A binding of `mw` to bytes 16 to 32 under its key with this tag.
+    /// Returns a bind of `mw` to bytes 16 to 32 with this key tag.
     fn bind(&self, mw: &Mw, tag: u8) -> Bind {
         let rkey = RKey(mw.rkey().0 & !0xff | u32::from(tag));
         Bind { rkey, lkey: self.mr.lkey(), access: READ_WRITE, addr: self.at(16), length: 16 }
@@ -61,7 +61,7 @@ fn errno(result: Result<(), Error>) -> i32 {
 
 // clause: WINDOW-ACCESS, WINDOW-BIND
 #[test]
-fn a_window_shows_its_range_with_its_rights() {
+fn window_grants_its_range_with_its_rights() {
     let s = Setup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
@@ -81,12 +81,12 @@ fn a_window_shows_its_range_with_its_rights() {
         let stranger = Reach { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
         assert_eq!(s.write(stranger, bind.rkey, s.at(16)), Err(MemError::WrongDomain));
     }
-    assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region itself is closed");
+    assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region grants nothing");
 }
 
 // clause: WINDOW-BIND, FLUSH-RIGHTS
 #[test]
-fn a_window_may_be_flushed_if_its_region_may() {
+fn window_is_flushable_if_its_region_is() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let flushable = s.pd.register(s.at(0), PAGE, s.at(0), Access::MW_BIND | Access::FLUSH_GLOBAL).unwrap();
@@ -100,7 +100,7 @@ fn a_window_may_be_flushed_if_its_region_may() {
 
 // clause: WINDOW-REMOTE-ONLY
 #[test]
-fn the_key_of_a_window_is_none_for_lists() {
+fn window_key_is_refused_in_lists() {
     let s = Setup::new();
     for kind in [MwKind::One, MwKind::Two] {
         let mw = s.pd.alloc_mw(kind).unwrap();
@@ -114,7 +114,7 @@ fn the_key_of_a_window_is_none_for_lists() {
 
 // clause: WINDOW-BIND
 #[test]
-fn bindings_that_break_a_rule_change_nothing() {
+fn invalid_bind_changes_nothing() {
     let s = Setup::new();
     let (one, two) = (s.pd.alloc_mw(MwKind::One).unwrap(), s.pd.alloc_mw(MwKind::Two).unwrap());
     let reg = |access| s.pd.register(s.at(0), PAGE, s.at(0), access).unwrap();
@@ -138,13 +138,13 @@ fn bindings_that_break_a_rule_change_nothing() {
         assert_eq!(s.table().bind(reach, &bind), Err(expected), "{bind:?}");
     }
     let reads = Bind { lkey: read_only.lkey(), access: Access::REMOTE_READ, ..good };
-    assert_eq!(s.table().bind(s.qp, &reads), Ok(()), "a window to read needs no LOCAL_WRITE");
-    assert_eq!(errno(s.mr.deregister()), 0, "nothing was bound to it");
+    assert_eq!(s.table().bind(s.qp, &reads), Ok(()), "a read-only window needs no LOCAL_WRITE");
+    assert_eq!(errno(s.mr.deregister()), 0, "no window was bound");
 }
 
 // clause: WINDOW-TYPE-1
 #[test]
-fn type_1_is_bound_again_and_closed_by_no_bytes() {
+fn type_1_window_rebinds_and_closes_with_zero_length() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::One).unwrap();
     let (first, second) = (s.bind(&mw, 1), Bind { addr: s.at(64), ..s.bind(&mw, 2) });
@@ -161,11 +161,11 @@ fn type_1_is_bound_again_and_closed_by_no_bytes() {
 
 // clause: WINDOW-TYPE-2, INVALIDATE-REFUSED
 #[test]
-fn type_2_is_invalidated_before_it_is_bound_again() {
+fn type_2_window_needs_invalidation_before_rebind() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let zero_based = Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&mw, 1) };
-    assert_eq!(s.table().invalidate(s.qp, mw.rkey()), Err(MemError::Access), "it is free");
+    assert_eq!(s.table().invalidate(s.qp, mw.rkey()), Err(MemError::Access), "not bound");
     s.table().bind(s.qp, &zero_based).unwrap();
     assert_eq!(s.write(s.qp, zero_based.rkey, 8), Ok(()));
     assert_eq!(testing::load(s.at(24)), 0x0101_0101_0101_0101);
@@ -179,7 +179,7 @@ fn type_2_is_invalidated_before_it_is_bound_again() {
 
 // clause: KEY-DEAD
 #[test]
-fn when_a_window_is_closed_nothing_is_written_any_more() {
+fn invalidated_window_is_not_written() {
     let s = Setup::new();
     let mw = s.pd.alloc_mw(MwKind::Two).unwrap();
     let (table, qp, va) = (s.table(), s.qp, s.at(0));
@@ -198,7 +198,7 @@ fn when_a_window_is_closed_nothing_is_written_any_more() {
 
 // clause: WINDOW-QP-GONE
 #[test]
-fn windows_of_a_queue_pair_that_goes_are_closed() {
+fn destroyed_qp_closes_its_type_2_windows() {
     let s = Setup::new();
     let [one, two, other] = [MwKind::One, MwKind::Two, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     let [first, second, third] = [&one, &two, &other].map(|mw| s.bind(mw, 5));
@@ -215,7 +215,7 @@ fn windows_of_a_queue_pair_that_goes_are_closed() {
 
 // clause: WINDOW-HOLDS
 #[test]
-fn a_region_that_is_dropped_takes_its_windows_with_it() {
+fn dropped_region_closes_its_windows() {
     let Setup { pages, pd, mr, qp } = Setup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| pd.alloc_mw(kind).unwrap());
     let bindings = [&windows[0], &windows[1]].map(|mw| Bind {
@@ -239,7 +239,7 @@ fn a_region_that_is_dropped_takes_its_windows_with_it() {
 
 // clause: WINDOW-HOLDS
 #[test]
-fn a_region_is_busy_while_windows_are_bound_to_it_and_a_domain_while_it_has_windows() {
+fn region_and_domain_are_busy_while_they_have_windows() {
     let s = Setup::new();
     let windows = [MwKind::One, MwKind::Two].map(|kind| s.pd.alloc_mw(kind).unwrap());
     for mw in &windows {

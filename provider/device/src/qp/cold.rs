@@ -1,13 +1,9 @@
-//! What a queue pair's surroundings do out of line: what they tell the checker, and those who
-//! explain; and what happens in place of the usual way if something watches or changes what the
-//! card does (the checker, the weakest legal card).
-//!
-//! Each function is called only if there is something to tell or to change, and stands out of line:
-//! nothing of it may take registers from the path of every packet. Reads the program's memory by
-//! its keys.
+//! Out-of-line work of a queue pair: reports to the checker, explanations of failures, and the
+//! weakest legal card. Every function is `#[cold]`, so that the path of a packet keeps its
+//! registers.
 
 use super::core::{Inner, QpCore};
-use super::failure::{self, Asked, Entry};
+use super::failure::{self, Entry, KeyAccess};
 use super::host::QpHost;
 use crate::mr::note_use;
 use crate::weakest::{self, WeakQp};
@@ -17,6 +13,7 @@ use roxe_check::explain::explains;
 use roxe_check::{Event, is_checking, is_on, tell};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
+use roxe_memory::region::Reach;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, MemError, RxPayload, Side};
 use roxe_transport::qp::EarlyPackets;
@@ -27,42 +24,37 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 impl QpHost<'_> {
-    /// A local list could not be used.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_local(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
+    pub(super) fn report_local_fault(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) {
         tell(|| Event::LocalFault { qp: self.qp.id, side, sges, access, error });
         self.state.history.note(self.now, Entry::LocalFault(side, error));
         if explains() == Explain::Off {
             return;
         }
         let Some((sge, error)) = self.first_unusable(side, sges, access, error) else { return };
-        let facts = self.look(|regions, _| regions.facts(sge.lkey.0));
-        let asked = Asked { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
-        failure::note_local(&mut self.state.failed, || asked.refused(error, facts));
+        let facts = self.on_regions(|regions, _| regions.facts(sge.lkey.0));
+        let attempt = KeyAccess { kind: "lkey", key: sge.lkey.0, addr: sge.addr, len: sge.length.into(), access };
+        failure::note_local(&mut self.state.failed, || attempt.refused(error, facts));
     }
 
-    /// The first element of a list that cannot be used.
+    /// Returns the first element of a list that cannot be used, and why.
     fn first_unusable(&mut self, side: Side, sges: &[Sge], access: Access, error: MemError) -> Option<(Sge, MemError)> {
-        // The table may be asked only if it is not held.
+        // The table must not be locked twice.
         self.held = None;
         let shared = self.shared_domain(side);
+        let is_written = access.contains(Access::LOCAL_WRITE);
         let refused = |sge: &Sge| {
-            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
-            match place {
-                Err(error) => Some(error),
-                Ok(addr) => {
-                    let is_lost = error == MemError::Fault
-                        && mapped::check(addr, sge.length.into(), access.contains(Access::LOCAL_WRITE)).is_err();
-                    is_lost.then_some(error)
-                }
-            }
+            let place = self.on_regions(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, access));
+            let is_lost =
+                |addr| error == MemError::Fault && mapped::check(addr, sge.length.into(), is_written).is_err();
+            place.map_or_else(Some, |addr| is_lost(addr).then_some(error))
         };
         let found = sges.iter().map(refused).zip(sges).find_map(|(error, sge)| Some((*sge, error?)));
         found.or_else(|| Some((*sges.first()?, error)))
     }
 
-    /// A peer may not get at memory, unless the right was only withheld until somebody uses it.
+    /// Refuses a remote access, unless registration on first use withheld the right until now.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_remote(
@@ -73,49 +65,45 @@ impl QpHost<'_> {
     ) -> Result<(), MemError> {
         let is_withheld = error == MemError::Access && note_use(self.memory().0, rkey, access);
         let refused = match is_withheld {
-            true => self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
+            true => self.on_regions(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
             false => Err(error),
         };
-        refused.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
+        refused.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
     }
 
-    /// A key could not be invalidated, for a request of this end or of the peer.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_uninvalidated(&mut self, side: Side, rkey: RKey, error: MemError) {
-        let facts = self.look(|regions, _| regions.facts(rkey.0));
-        let why = || failure::uninvalidated(rkey, error, facts);
-        // The receive of a SEND with Invalidate ends in error, too.
+    pub(super) fn report_failed_invalidation(&mut self, side: Side, rkey: RKey, error: MemError) {
+        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
+        let why = || failure::failed_invalidation(rkey, error, facts);
+        // The receive of a SEND with Invalidate fails, too.
         failure::note_local(&mut self.state.failed, why);
         if side == Side::Recv {
             failure::note_remote(self.qp, WcStatus::RemAccessErr, why);
         }
     }
 
-    /// A memory window could not be bound.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_unbound(&mut self, bind: &Bind, error: MemError) {
-        let facts = self.look(|regions, _| {
+    pub(super) fn report_failed_bind(&mut self, bind: &Bind, error: MemError) {
+        let facts = self.on_regions(|regions, _| {
             let now = regions.key_of(bind.rkey.0).unwrap_or(bind.rkey.0);
             (regions.facts(now), regions.facts(bind.lkey.0))
         });
-        failure::note_local(&mut self.state.failed, || failure::unbound(bind, error, facts));
+        failure::note_local(&mut self.state.failed, || failure::failed_bind(bind, error, facts));
     }
 
-    /// A peer could not get at memory.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_remote(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
+    pub(super) fn report_remote_fault(&mut self, (rkey, va, len): (RKey, u64, u64), access: Access, error: MemError) {
         tell(|| Event::RemoteFault { qp: self.qp.id, rkey, va, len, access, error });
         self.state.history.note(self.now, Entry::RemoteFault(rkey, error));
-        let facts = self.look(|regions, _| regions.facts(rkey.0));
-        let asked = Asked { kind: "rkey", key: rkey.0, addr: va, len, access };
+        let facts = self.on_regions(|regions, _| regions.facts(rkey.0));
+        let attempt = KeyAccess { kind: "rkey", key: rkey.0, addr: va, len, access };
         let status = if error == MemError::Fault { WcStatus::RemOpErr } else { WcStatus::RemAccessErr };
-        failure::note_remote(self.qp, status, || asked.refused(error, facts));
+        failure::note_remote(self.qp, status, || attempt.refused(error, facts));
     }
 
-    /// A request ends in error.
     #[cold]
     #[inline(never)]
     pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
@@ -123,7 +111,7 @@ impl QpHost<'_> {
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
         if is_flushed {
-            // An ordinary end, of which only a user who wants all explanations hears.
+            // A flush is an ordinary end; only `Explain::Full` reports it.
             let state = &mut self.state;
             if explains() == Explain::Full && state.failed.is_none() && !state.is_explained {
                 let refusal = state.history.last_refusal();
@@ -131,66 +119,21 @@ impl QpHost<'_> {
                 self.report |= VisitOutcome::FAILED;
             }
         } else {
-            self.state.met.error = Some(cqe.status);
+            self.state.stats.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
         }
     }
 
-    /// The list is about to be written.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_scatter(&mut self, side: Side, sges: &[Sge], offset: u32) {
-        // The table may be asked only if it is not held.
-        self.held = None;
-        let qp = self.qp;
-        if offset == 0
-            && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
-        {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
-        }
-        let shared = self.shared_domain(side);
-        for sge in sges {
-            let place = self.look(|regions, own| regions.locate(shared.unwrap_or(own.pd), sge, Access::LOCAL_WRITE));
-            if let Ok(addr) = place {
-                tell(|| Event::Written { addr, len: sge.length.into() });
-            }
-        }
-    }
-
-    /// Memory is about to be written for a peer.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
-        let place = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, len));
+    fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
+        let place = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
         }
     }
 
-    /// An atomic of a peer was executed.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_atomic(&mut self, rkey: RKey, va: u64, op: AtomicOp, found: u64) {
-        let qp = self.qp.id;
-        if let Ok(addr) = self.look(|regions, reach| regions.locate_remote(reach, rkey, va, 8)) {
-            tell(|| Event::Atomic { qp, rkey, va, addr, found, left: op.applied(found) });
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_completion(&mut self, side: Side, cqe: Cqe) {
-        self.held = None;
-        let qp = self.qp;
-        if self.state.watch.completed(qp.lists(), side, &cqe) {
-            tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
-        }
-        tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
-    }
-
-    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) if something watches or changes
-    /// that; `None`: it is to be done as always.
+    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) while instruments are on.
+    /// Returns `None` if the usual path is to do the write.
     #[cold]
     #[inline(never)]
     pub(super) fn scatter_watched(
@@ -200,16 +143,28 @@ impl QpHost<'_> {
         offset: u32,
         data: RxPayload<'_>,
     ) -> Option<Result<(), MemError>> {
+        let (qp, shared) = (self.qp, self.shared_domain(side));
         if is_checking() {
-            self.note_scatter(side, sges, offset);
+            // The table must not be locked twice.
+            self.held = None;
+            if offset == 0
+                && let Some(wr_id) = self.state.watch.writes(qp.lists(), side, sges)
+            {
+                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
+            }
+            for sge in sges {
+                let pd = |own: Reach| shared.unwrap_or(own.pd);
+                if let Ok(addr) = self.on_regions(|regions, own| regions.locate(pd(own), sge, Access::LOCAL_WRITE)) {
+                    tell(|| Event::Written { addr, len: sge.length.into() });
+                }
+            }
         }
-        let shared = self.shared_domain(side);
         self.delay(side, data, |this| {
-            this.look(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
+            this.on_regions(|regions, own| regions.locate_list(shared.unwrap_or(own.pd), sges, offset, data.len()))
         })
     }
 
-    /// As [`QpHost::scatter_watched`] for what a peer writes.
+    /// As [`QpHost::scatter_watched`], for the memory of an RDMA WRITE.
     #[cold]
     #[inline(never)]
     pub(super) fn write_watched(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Option<Result<(), MemError>> {
@@ -218,12 +173,12 @@ impl QpHost<'_> {
             self.note_write(rkey, va, len as u64);
         }
         self.delay(Side::Recv, data, |this| {
-            let place = this.look(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
+            let place = this.on_regions(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
             Ok(vec![(place, 0..len)])
         })
     }
 
-    /// On the weakest legal card, takes payload in if `find` has a place for all of it.
+    /// Hands payload to the weakest legal card if `find` has a place for all of it.
     fn delay(
         &mut self,
         side: Side,
@@ -240,11 +195,11 @@ impl QpHost<'_> {
             }
         };
         let found = bytes.and_then(|bytes| Some((bytes, find(self).ok()?)));
-        let taken = self.state.weak.as_mut()?.take_in(side, found, (self.qp.engine(), self.now));
+        let taken = self.state.weak.as_mut()?.delay(side, found, (self.qp.engine(), self.now));
         taken.then_some(Ok(()))
     }
 
-    /// An atomic of a peer: everything before it is in memory first (IBA §9.5).
+    /// Executes a peer's atomic after all earlier payload is in memory (IBA §9.5).
     #[cold]
     #[inline(never)]
     pub(super) fn atomic_watched(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Option<Result<u64, MemError>> {
@@ -252,14 +207,17 @@ impl QpHost<'_> {
         if !weakest::splits_atomics() && !is_checking() {
             return None;
         }
-        let done = self.look(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
-        if let (Ok(found), true) = (done, is_checking()) {
-            self.note_atomic(rkey, va, op, found);
+        let done = self.on_regions(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
+        if is_checking()
+            && let Ok(found) = done
+            && let Ok(addr) = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, 8))
+        {
+            tell(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
         }
         Some(done)
     }
 
-    /// A peer changes 8 bytes behind everything that it has written before.
+    /// Prepares an 8-byte store behind everything that the peer has written before.
     #[cold]
     #[inline(never)]
     pub(super) fn store_watched(&mut self, rkey: RKey, va: u64) {
@@ -269,19 +227,22 @@ impl QpHost<'_> {
         self.settle(Side::Recv);
     }
 
-    /// Everything of `side` is in memory from now on.
     pub(super) fn settle(&mut self, side: Side) {
         if let Some(weak) = &mut self.state.weak {
             weak.settle(side);
         }
     }
 
-    /// A request ends.
     #[cold]
     #[inline(never)]
     pub(super) fn complete_watched(&mut self, side: Side, cqe: Cqe) {
         if is_on() {
-            self.note_completion(side, cqe);
+            self.held = None;
+            let qp = self.qp;
+            if self.state.watch.completed(qp.lists(), side, &cqe) {
+                tell(|| Event::BytesChanged { qp: qp.id, side, wr_id: cqe.wr_id });
+            }
+            tell(|| Event::Completed { qp: qp.id, side, cqe: &cqe });
         }
         if let Some(weak) = &mut self.state.weak {
             weak.completed(side, &cqe);
@@ -290,7 +251,7 @@ impl QpHost<'_> {
 }
 
 impl QpCore {
-    /// A packet waits for its receive, or for packets in front of it.
+    /// Reports a packet that waits for its receive or for earlier packets.
     #[cold]
     #[inline(never)]
     pub(super) fn note_early(
@@ -305,14 +266,13 @@ impl QpCore {
         }
     }
 
-    /// A queue pair that is new, with `depth` places for sends, may be one of the weakest legal
-    /// card.
+    /// Applies the weakest legal card, if it is on, to a new queue pair with `depth` send places.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {
         let me: Weak<dyn Deadline> = Arc::downgrade(self) as _;
         if let Some(weak) = WeakQp::of_new(me, self.ordinal, depth) {
-            inner.is_usual = false;
+            inner.fast_path = false;
             if weak.loses_early_messages() {
                 inner.early = EarlyPackets::none();
             }
@@ -320,24 +280,23 @@ impl QpCore {
         }
     }
 
-    /// As `transmit` where that is not the usual one.
+    /// As [`QpCore::transmit`] off the fast path.
     #[cold]
     #[inline(never)]
     pub(super) fn transmit_watched(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, is_cut_off: false, .. } = inner else { return VisitOutcome::default() };
         let Some(weak) = state.weak.as_mut().filter(|_| machine.has_work()) else { return VisitOutcome::default() };
-        if !weak.lets_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
+        if !weak.may_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
             return VisitOutcome::default();
         }
-        inner.is_usual = true;
+        inner.fast_path = true;
         let report = self.transmit(inner, now);
-        inner.is_usual = false;
+        inner.fast_path = false;
         report
     }
 }
 
 impl Deadline for QpCore {
-    /// What waits on the weakest legal card has waited.
     fn on_deadline(&self, _: Instant) {
         let (mut inner, now) = (self.inner.lock(), clock::now());
         if let Inner { state, is_cut_off: false, .. } = &mut *inner

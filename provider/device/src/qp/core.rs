@@ -1,10 +1,10 @@
-//! A queue pair under its lock: how a visit begins, sends and ends.
+//! A queue pair under its lock: how a visit begins, transmits and ends.
 //!
-//! Every way in is a *visit*: take the lock, let the state machine work, send what it has to send,
-//! register its timer, drop the lock, announce completions and events. Who visits are the verbs of
-//! a program ([`super`]) and the engine ([`super::queue_pair`]).
+//! Every entry point is a *visit*: take the lock, run the state machine, transmit, register the
+//! timer, drop the lock, announce completions and events. Visits come from the program's verbs
+//! ([`super::verbs`], [`super::send`]) and from the engine ([`super::queue_pair`]).
 
-use super::failure::{self, Circumstances, Entry, History};
+use super::failure::{self, Entry, History};
 use super::host::{QpHost, QpHostState};
 use super::resources::{QpInit, QpResources};
 use crate::event::AsyncEventKind;
@@ -13,6 +13,7 @@ use crate::srq::XrcQueues;
 use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_base::lock::{Mutex, MutexGuard, rank};
+use roxe_base::uses::ObjectId;
 use roxe_check::explain::explains;
 use roxe_check::{Arrived, Event, tell};
 use roxe_engine::engine::Engine;
@@ -31,48 +32,44 @@ use roxe_transport::qp::{DropReason, EarlyPackets, QpConfig, QpEvents, RetryCoun
 use roxe_transport::time::Instant;
 use roxe_wire::{Gid, Header, Kind, NetHeader, Packet, Qpn};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Queue pairs created in this process.
 static CREATED: AtomicU32 = AtomicU32::new(0);
 
-/// A queue pair: what is fixed, and what its lock guards.
+/// The part of a queue pair that the engine shares.
 #[derive(Debug)]
 pub(crate) struct QpCore {
     pub(super) resources: QpResources,
-    /// Counts the queue pairs of this process, from 0.
+    /// Creation order in this process, from 0.
     pub(super) ordinal: u32,
-    /// Its receives are those of a work queue, and so are its events.
+    /// True for a receive work queue.
     is_work_queue: bool,
     pub(super) inner: Mutex<rank::Qp, Inner>,
 }
 
-/// What the lock guards.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) machine: Machine,
     pub(super) state: QpHostState,
-    /// What came before its receive was posted, or before packets in front of it; with the queue
-    /// pair of a sender on this host, which waits for credit.
+    /// Packets that arrived before their receive was posted, or out of order, each with the local
+    /// sender that waits for its credit.
     pub(super) early: EarlyPackets<Option<Qpn>>,
-    /// What was used last to send.
     pub(super) tx: TxCache,
-    /// The link of raw packets.
+    /// Link for raw packets.
     pub(super) frames: Option<Arc<FrameSender>>,
-    /// How quickly the program answers its peer.
+    /// Estimates how soon the program answers its peer.
     pub(super) delayed_ack: DelayedAck,
-    /// The deadline registered with the engine.
+    /// Earliest deadline registered with the engine.
     pub(super) registered: Option<Instant>,
-    /// What is posted waits for more, and the engine will serve it at the next poll.
+    /// True while a lone posted request waits for more to share its system call.
     pub(super) coalesces: bool,
-    /// Destroyed, or inherited by the child of a fork.
+    /// True once destroyed, or inherited by the child of a fork.
     pub(super) is_cut_off: bool,
-    /// It sends as always: it is not cut off, and nothing changes what the card does.
-    pub(super) is_usual: bool,
+    /// True unless `is_cut_off` is set or the weakest legal card delays sends.
+    pub(super) fast_path: bool,
 }
 
 impl QpCore {
-    /// A queue pair in RESET with what `init` names. Without `xrc_queues` it is no XRC target.
     pub(super) fn new(
         pd: &Pd,
         engine: &Arc<Engine>,
@@ -82,7 +79,21 @@ impl QpCore {
         is_work_queue: bool,
     ) -> Self {
         Self {
-            resources: QpResources::new(pd, engine, init, config.qpn, xrc_queues),
+            resources: QpResources {
+                qpn: config.qpn,
+                service: init.service,
+                id: ObjectId::next(),
+                user: init.user,
+                signals_all: init.sq_sig_all,
+                pd_id: pd.id(),
+                context: Arc::clone(pd.context()),
+                engine: Arc::clone(engine),
+                send_cq: Arc::clone(&init.send_cq),
+                recv_cq: Arc::clone(&init.recv_cq),
+                srq: init.srq.clone(),
+                xrc_queues: xrc_queues.cloned(),
+                binds: AtomicBool::new(false),
+            },
             ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             is_work_queue,
             inner: Mutex::new(Inner {
@@ -95,23 +106,22 @@ impl QpCore {
                 registered: None,
                 coalesces: false,
                 is_cut_off: false,
-                is_usual: true,
+                fast_path: true,
             }),
         }
     }
 
-    /// What sends and receives for it.
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
         self.resources.engine()
     }
 
-    /// A visit in which `take` takes in `bytes` that have come, some of them not copied yet from
-    /// where they `arrived`; what there is to send is left for [`QueuePair::serve`].
-    /// `None`: `take` took nothing, or was not called, as the queue pair was destroyed after it was
-    /// found.
+    /// Runs `take` on the state machine for `bytes` that arrived; `arrived` is payload that still
+    /// lies in a ring. Packets to send are left for [`QueuePair::serve`].
+    ///
+    /// Returns `None` if `take` returned false or the queue pair was destroyed after the lookup.
     #[inline]
-    pub(super) fn take_in(
+    pub(super) fn receive_visit(
         &self,
         (bytes, arrived): (usize, Option<SharedBytes<'_>>),
         now: Instant,
@@ -119,44 +129,24 @@ impl QpCore {
     ) -> Option<VisitOutcome> {
         let mut inner = self.inner.lock();
         let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
-        state.met.received_bytes += bytes as u64;
-        let mut host = QpHost::new(&self.resources, state, now).with_arrived(arrived);
+        state.stats.received_bytes += bytes as u64;
+        let mut host = QpHost::new(&self.resources, state, now);
+        host.arrived = arrived;
         let is_taken = take(machine, &mut host, early);
         let report = host.end();
         is_taken.then(|| {
-            let report = report | self.hand_over_early(&mut inner, now);
+            let report = report | self.deliver_early(&mut inner, now);
             let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
-            // Whoever serves it will settle, too.
+            // `serve` settles as well.
             if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(&mut inner) }
         })
     }
 
-    /// Counts a frame that the state machine did not want.
-    pub(super) fn count(&self, result: Result<(), DropReason>) {
-        if let Err(reason) = result {
-            tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
-            self.engine().counters().count_drop(reason);
-        }
-    }
-
-    /// Counts a packet with `len` bytes of payload that the state machine did not want; `history`
-    /// is that of the queue pair, unless somebody else has hold of it.
-    #[inline]
-    pub(super) fn count_packet(
-        &self,
-        result: Result<(), DropReason>,
-        machine: &Machine,
-        history: Option<&mut History>,
-        (net, header, len): (&NetHeader, &Header, usize),
-    ) {
-        if let Err(reason) = result {
-            self.count_dropped(reason, machine, history, (net, header, len));
-        }
-    }
-
+    /// Counts a packet with `len` bytes of payload that the state machine dropped, and adds it to
+    /// `history` unless the host borrows that.
     #[cold]
     #[inline(never)]
-    fn count_dropped(
+    pub(super) fn count_dropped(
         &self,
         reason: DropReason,
         machine: &Machine,
@@ -175,40 +165,31 @@ impl QpCore {
         failure::note_drop(&self.resources, machine, reason);
     }
 
-    /// Hands over packets that came early, as far as their turn has come or they have waited long
-    /// enough.
+    /// Delivers early packets whose turn has come or whose wait is over.
     #[inline]
-    pub(super) fn hand_over_early(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
-        if inner.early.is_empty() { VisitOutcome::default() } else { self.hand_over_waiting(inner, now) }
+    pub(super) fn deliver_early(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+        if inner.early.is_empty() { VisitOutcome::default() } else { self.deliver_waiting(inner, now) }
     }
 
     #[inline(never)]
-    fn hand_over_waiting(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+    fn deliver_waiting(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         let Inner { machine, state, early, .. } = inner;
         let mut host = QpHost::new(&self.resources, state, now);
         let mut credits = Credits::default();
         early.hand_over(machine, &mut host, |machine, early, result| {
             let packet = early.packet();
-            if result.is_err() {
+            if let Err(reason) = result {
                 self.engine().counters().early_dropped.add(1);
+                self.count_dropped(reason, machine, None, (&early.net, &packet.header, packet.payload.len()));
             }
-            self.count_packet(result, machine, None, (&early.net, &packet.header, packet.payload.len()));
             credits.add(&self.resources, early.tag, early.net.dst, &packet);
         });
         credits.return_all(&self.resources);
         host.end()
     }
 
-    /// A receive was posted while packets waited for it, or in the error state.
-    pub(super) fn receive_early(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, now: Instant) {
-        let report = self.hand_over_early(&mut inner, now);
-        self.end_visit(inner, report, now);
-        self.engine().send_credits(now);
-    }
-
-    /// Leaves a request that was posted for later, if the state machine can wait: until more are
-    /// posted, the program polls or waits, or an acknowledgement comes, whatever is first. Posting
-    /// one by one then costs 1/32 of a system call.
+    /// Defers a lone posted request if the state machine can wait: until more are posted, the
+    /// program polls, or an acknowledgement arrives. Posts then share system calls.
     #[inline]
     pub(super) fn coalesce(&self, inner: &mut Inner) -> bool {
         if inner.is_cut_off || !inner.machine.may_coalesce() {
@@ -220,7 +201,6 @@ impl QpCore {
         true
     }
 
-    /// Runs `f` under the lock, then sends, and reports without the lock.
     pub(super) fn visit<R>(&self, now: Instant, f: impl FnOnce(&mut Machine, &mut QpHost<'_>) -> R) -> R {
         let mut inner = self.inner.lock();
         let Inner { machine, state, .. } = &mut *inner;
@@ -231,30 +211,26 @@ impl QpCore {
         result
     }
 
-    /// Ends a visit: sends what there is to send, registers the timer, and tells the program of
-    /// `report` and of what came of this, without the lock.
+    /// Transmits, registers the timer, drops the lock and announces `report` and what followed.
     pub(super) fn end_visit(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, report: VisitOutcome, now: Instant) {
         let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
     }
 
-    /// Sends everything that may be sent, in the order of the state machine.
+    /// Transmits everything that may be sent now.
     pub(super) fn transmit(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
-        let Inner { machine, state, tx, frames, is_usual: true, .. } = inner else {
+        let Inner { machine, state, tx, frames, fast_path: true, .. } = inner else {
             return self.transmit_watched(inner, now);
         };
         if !machine.has_work() {
             return VisitOutcome::default();
         }
-        let mut is_blocked = false;
         let mut host = QpHost::new(&self.resources, state, now);
         let mut tx_path = TxPath::new(self.engine(), tx, self.resources.qpn, self.resources.service.is_reliable());
-        loop {
+        let is_blocked = loop {
             if tx_path.waits_for_send_room(frames.as_deref()) {
-                machine.on_link_full(now);
-                is_blocked = true;
-                break;
+                break true;
             }
             let copied = if frames.is_none() { tx_path.lend_copied() } else { None };
             host.begin_batch(copied, tx_path.by_ring(), tx_path.rings());
@@ -267,13 +243,14 @@ impl QpCore {
                 Some(frames) => tx_path.flush_frames(frames),
             };
             if !may_go_on {
-                machine.on_link_full(now);
-                is_blocked = true;
-                break;
+                break true;
             }
             if tx_state == TxState::Drained {
-                break;
+                break false;
             }
+        };
+        if is_blocked {
+            machine.on_link_full(now);
         }
         tx_path.put_back();
         let report = host.end();
@@ -283,7 +260,7 @@ impl QpCore {
         report
     }
 
-    /// Ends its turn if it had one, registers the next timer, and collects events and counts.
+    /// Ends the flow control turn, registers the next timer, and collects events and counts.
     pub(super) fn settle(&self, inner: &mut Inner) -> VisitOutcome {
         inner.state.has_turn = false;
         let next = earlier(earlier(inner.machine.poll_timeout(), inner.state.stalls_at), inner.early.deadline());
@@ -293,71 +270,63 @@ impl QpCore {
             inner.registered = Some(next);
             self.engine().scheduler.add_timer(next, self.resources.qpn);
         }
-        if let Some(met) = inner.machine.take_congestion_counts() {
-            self.engine().counters().count_congestion(met);
+        if let Some(counts) = inner.machine.take_congestion_counts() {
+            self.engine().counters().count_congestion(counts);
         }
-        if let Some(met) = inner.machine.take_retry_counts() {
-            self.note_retries(inner, met);
+        if let Some(counts) = inner.machine.take_retry_counts() {
+            self.note_retries(inner, counts);
         }
         VisitOutcome::from_bits_retain(inner.machine.poll_event().bits().into())
     }
 
-    /// Packets were lost, or a peer was not ready.
     #[cold]
     #[inline(never)]
-    fn note_retries(&self, inner: &mut Inner, met: RetryCounts) {
+    fn note_retries(&self, inner: &mut Inner, counts: RetryCounts) {
         let (now, probe) = (clock::now(), inner.machine.probe());
-        inner.state.history.note(now, Entry::Retried(met, [probe.una, probe.sent]));
-        tell(|| Event::Retried { qp: self.resources.id, counts: met });
-        self.engine().counters().count_retries(met);
-        inner.state.met.add(met);
-        if met.local_ack_timeout_err > 0 {
-            self.ask_network(inner);
+        inner.state.history.note(now, Entry::Retried(counts, [probe.una, probe.sent]));
+        tell(|| Event::Retried { qp: self.resources.id, counts });
+        self.engine().counters().count_retries(counts);
+        inner.state.stats.add(counts);
+        if counts.local_ack_timeout_err > 0 {
+            // Probe the path to another host at the first timeout: later retries use up the ICMP
+            // errors that a host sends per second.
+            let av = inner.machine.attr().av;
+            if explains() > Explain::Off && inner.state.probe.is_none() && self.engine().link(av.dgid).is_none() {
+                let route = Route { local: av.sgid, remote: av.dgid };
+                inner.state.probe = self.engine().probe(route).ok().map(Box::new);
+            }
             self.engine().scheduler.note_unanswered(now);
         }
     }
 
-    /// Asks the network about a peer on another host when the first acknowledgement is overdue, if
-    /// a failure would be explained: retries use up the answers that a host gives in a second.
-    fn ask_network(&self, inner: &mut Inner) {
-        let av = inner.machine.attr().av;
-        if explains() > Explain::Off && inner.state.probe.is_none() && self.engine().link(av.dgid).is_none() {
-            let way = Route { local: av.sgid, remote: av.dgid };
-            inner.state.probe = self.engine().probe(way).ok().map(Box::new);
-        }
-    }
-
-    /// A request failed: in which state the queue pair is now, and why, to whoever wants to know.
     #[cold]
-    pub(super) fn tell_failure(&self) {
-        let (failed, circumstances) = {
-            let mut inner = self.inner.lock();
-            self.tell_state(&mut inner);
-            let Some(failed) = inner.state.failed.take() else { return };
-            inner.state.is_explained = true;
-            let (attr, unanswered) = (*inner.machine.attr(), inner.machine.unanswered());
-            let (probe, history) = (inner.state.probe.take(), inner.state.history.tell());
-            (failed, Circumstances { attr, unanswered, probe, history })
-        };
-        failed.explain(&self.resources, circumstances);
+    pub(super) fn explain_failure(&self) {
+        let mut inner = self.inner.lock();
+        self.report_state(&mut inner);
+        let Some(failed) = inner.state.failed.take() else { return };
+        inner.state.is_explained = true;
+        let (attr, unanswered) = (*inner.machine.attr(), inner.machine.unanswered());
+        let (probe, history) = (inner.state.probe.take(), inner.state.history.lines());
+        drop(inner);
+        failed.explain(&self.resources, &attr, unanswered, probe.as_deref(), history);
     }
 
-    /// Tells the state into which the card may have moved the queue pair.
-    fn tell_state(&self, inner: &mut Inner) {
+    /// Reports a state that the card itself may have changed.
+    fn report_state(&self, inner: &mut Inner) {
         inner.state.history.note_state(clock::now(), inner.machine.state());
         tell(|| Event::StateChanged { qp: self.resources.id, state: inner.machine.state() });
     }
 
-    /// Queues asynchronous events, under the lock: none may come after `Qp::destroy` has forgotten
-    /// those that came.
+    /// Raises asynchronous events. Holds the lock, so that none follows `Qp::destroy`, which
+    /// discards pending ones.
     #[cold]
     pub(super) fn raise(&self, events: QpEvents) {
         let mut inner = self.inner.lock();
-        self.tell_state(&mut inner);
+        self.report_state(&mut inner);
         let is_cut_off = inner.is_cut_off;
         let raised = EVENTS.iter().filter(|(flag, _)| events.contains(*flag));
         for (_, kind) in raised.filter(|_| !is_cut_off) {
-            // A work queue has no other event than that it cannot report its completions.
+            // A work queue has one event only.
             let kind = if self.is_work_queue { AsyncEventKind::WqFatal } else { *kind };
             inner.state.history.note(clock::now(), Entry::Raised(kind));
             self.resources.context.raise(kind, self.resources.user, self.resources.id);
@@ -365,7 +334,6 @@ impl QpCore {
     }
 }
 
-/// The earlier of two deadlines.
 #[inline]
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
@@ -374,7 +342,6 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     }
 }
 
-/// Asynchronous events of the state machine and their numbers.
 const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::COMM_EST, AsyncEventKind::CommEst),
     (QpEvents::SQ_DRAINED, AsyncEventKind::SqDrained),
@@ -386,8 +353,8 @@ const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::PATH_MIG_ERR, AsyncEventKind::PathMigErr),
 ];
 
-/// Credit for datagrams that were taken out of the socket, summed up as long as they have one
-/// sender: senders on this host wait for it.
+/// Flow control credits for datagrams taken from the socket, summed up per sender. Senders on this
+/// host wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Credits {
     creditor: Option<(Qpn, Gid)>,
@@ -395,7 +362,6 @@ pub(super) struct Credits {
 }
 
 impl Credits {
-    /// One more datagram has left the socket.
     pub(super) fn add(&mut self, qp: &QpResources, creditor: Option<Qpn>, dst: Gid, packet: &Packet<'_>) {
         let Some(from) = creditor else { return };
         if self.creditor != Some((from, dst)) {
@@ -405,7 +371,7 @@ impl Credits {
         self.bytes += charge_of(&packet.header.kind, packet.payload.len());
     }
 
-    /// Notes what is owed; the engine sends it.
+    /// Records the sum as owed; the engine sends it.
     pub(super) fn return_all(&mut self, qp: &QpResources) {
         if let Some((from, dst)) = self.creditor.take() {
             qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
@@ -413,7 +379,7 @@ impl Credits {
     }
 }
 
-/// The queue pair that sent a packet, if it is of a service without acknowledgements.
+/// Returns the queue pair that sent a packet if its service has no acknowledgements.
 pub(super) fn sender_of(machine: &Machine, packet: &Packet<'_>) -> Option<Qpn> {
     match packet.header.kind {
         Kind::Ud { deth, .. } => Some(deth.src_qpn),

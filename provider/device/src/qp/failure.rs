@@ -1,9 +1,8 @@
-//! Why requests of a queue pair failed, and why a list or a remote key could not be used, in words:
-//! what its end knows is put together here, for the user, and what it knows of the peer's requests
-//! is written down for the peer. And the last events of a queue pair, which led to a failure.
+//! Explanations of failed requests, unusable lists and refused remote keys, and the history of a
+//! queue pair that led to them. A responder writes down for the peer why it refused a request
+//! ([`reasons`]); the requester reads that and prints it with what it knows itself.
 //!
-//! Nothing here runs unless something failed, or something rare happened that is kept. Touches the
-//! files of [`reasons`], the table of keys and `/proc/self/maps`.
+//! Nothing here runs on the path of a packet.
 
 use super::resources::QpResources;
 use crate::event::AsyncEventKind;
@@ -25,28 +24,24 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// Events that are kept.
 const KEPT: usize = 64;
 
-/// The first failure of a queue pair since it was reset; what comes behind it follows from it.
 #[derive(Debug, Default)]
 pub(super) struct Failed {
-    /// What the card met when it used a local list or a local key.
+    /// Why a local list or a local key could not be used.
     local: Option<Cause>,
-    /// The completion, once there is one.
     cqe: Option<(Side, Cqe)>,
-    /// Until it is explained.
+    /// Held until the failure is explained.
     owed: Option<Owed>,
 }
 
-/// A local list, or a key in a local operation, could not be used.
 pub(super) fn note_local(failed: &mut Option<Box<Failed>>, why: impl FnOnce() -> Cause) {
     if explains() > Explain::Off {
         failed.get_or_insert_default().local = Some(why());
     }
 }
 
-/// A request ends in error, and not because of one before it.
+/// Records a request that fails first, not as a consequence of another.
 pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
     if explains() > Explain::Off {
         let failed = failed.get_or_insert_default();
@@ -55,8 +50,7 @@ pub(super) fn note(failed: &mut Option<Box<Failed>>, side: Side, cqe: &Cqe) {
     }
 }
 
-/// A request is flushed, and none has failed before: `refusal` is what may have ended the
-/// connection unless the program did.
+/// Records a flushed request that no failure preceded; `refusal` may have ended the connection.
 pub(super) fn note_flush(
     failed: &mut Option<Box<Failed>>,
     (side, cqe): (Side, &Cqe),
@@ -75,7 +69,7 @@ pub(super) fn note_flush(
         )
     } else {
         cause(
-            "the queue pair went to ERR, and no request of either end had failed: why is not known".to_owned(),
+            "the queue pair went to ERR, and no request of either end had failed: the cause is unknown".to_owned(),
             "handle asynchronous events (ibv_get_async_event): a completion queue that overran has one",
         )
     };
@@ -83,24 +77,20 @@ pub(super) fn note_flush(
     note(failed, side, cqe);
 }
 
-/// What a queue pair knows about a failure.
-#[derive(Debug)]
-pub(super) struct Circumstances {
-    pub(super) attr: QpAttr,
-    /// Length of a request of which nothing was acknowledged.
-    pub(super) unanswered: Option<u32>,
-    /// A packet by which the network was asked when the first acknowledgement was overdue.
-    pub(super) probe: Option<Box<Probe>>,
-    /// What happened to it before.
-    pub(super) history: Vec<String>,
-}
-
 impl Failed {
-    pub(super) fn explain(self, qp: &QpResources, circumstances: Circumstances) {
-        let Circumstances { attr, unanswered, probe, history } = circumstances;
+    /// Prints an explanation. `unanswered` is the length of a request of which no packet was
+    /// acknowledged; `probe` asked the network when the first acknowledgement was overdue.
+    pub(super) fn explain(
+        self,
+        qp: &QpResources,
+        attr: &QpAttr,
+        unanswered: Option<u32>,
+        probe: Option<&Probe>,
+        history: Vec<String>,
+    ) {
         let Some((side, cqe)) = self.cqe else { return };
         if cqe.status == WcStatus::WrFlushErr {
-            // No failure, so it is one line.
+            // A flush is no failure: one line is enough.
             let Some(Cause { text, advice }) = self.local else { return };
             let (number, service, first) = (qp.qpn.get(), qp.service.name(), cqe.wr_id);
             let text = format!(
@@ -112,21 +102,20 @@ impl Failed {
         let is_unanswered = cqe.status == WcStatus::RetryExcErr;
         let (mut causes, mut is_mute) = (Vec::new(), false);
         if is_connected && side == Side::Send && qp.engine().link(attr.av.dgid).is_some() {
-            let (owner, told) = reasons::of(ifindex(qp), attr.dest_qpn, cqe.status);
+            let (owner, reason) = reasons::of(ifindex(qp), attr.dest_qpn, cqe.status);
             is_mute = owner == Owner::Mute;
-            causes.extend(told.into_iter().map(|told| judge(told, qp.qpn, &attr)));
-            causes.extend(of_owner(&owner, attr.dest_qpn).filter(|_| is_unanswered));
+            causes.extend(reason.into_iter().map(|reason| mismatch_cause(reason, qp.qpn, attr)));
+            causes.extend(owner_cause(&owner, attr.dest_qpn).filter(|_| is_unanswered));
         } else if is_connected && is_unanswered {
-            let way = Route { local: attr.av.sgid, remote: attr.av.dgid };
-            causes.extend(qp.engine().why_unreachable(way, probe.as_deref()).map(|text| cause(text, NETWORK)));
+            let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
+            causes.extend(qp.engine().why_unreachable(route, probe).map(|text| cause(text, NETWORK)));
         }
         if causes.is_empty() && is_unanswered {
-            causes.extend(unanswered.and_then(|length| lost_for_their_size(&attr, length)));
+            causes.extend(unanswered.and_then(|length| suspect_mtu(attr, length)));
         }
         let cause = self.local.or_else(|| causes.pop());
         let (qpn, service, others) = (qp.qpn, qp.service, causes);
         let port_mtu = qp.context.device().adapter().active_mtu().bytes();
-        let attr = &attr;
         explain::failed(&Failure { qpn, service, attr, side, cqe: &cqe, cause, others, is_mute, port_mtu, history });
     }
 }
@@ -138,14 +127,14 @@ fn cause(text: String, advice: impl Into<String>) -> Cause {
 const NETWORK: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there has \
                        opened its RDMA device on the interface with this address";
 
-/// What follows from a reason of the responder and the attributes of both ends.
-fn judge(told: Reason, own: Qpn, attr: &QpAttr) -> Cause {
-    let Reason { expects, text, advice, .. } = told;
+/// Derives the cause from the responder's reason and the attributes of both ends.
+fn mismatch_cause(reason: Reason, own: Qpn, attr: &QpAttr) -> Cause {
+    let Reason { expects, text, advice, .. } = reason;
     let peer = attr.dest_qpn.get();
     match expects {
         Some((dest, _)) if dest != own => cause(
             format!(
-                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num and not {:#08x}, so its answers go elsewhere",
+                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num and not {:#08x}, so its responses go to another queue pair",
                 dest.get(),
                 own.get()
             ),
@@ -163,8 +152,8 @@ fn judge(told: Reason, own: Qpn, attr: &QpAttr) -> Cause {
     }
 }
 
-/// What is wrong with the process that owns the queue pair number.
-fn of_owner(owner: &Owner, qpn: Qpn) -> Option<Cause> {
+/// Returns the cause if the process that owns the queue pair number cannot answer.
+fn owner_cause(owner: &Owner, qpn: Qpn) -> Option<Cause> {
     let qpn = qpn.get();
     Some(match owner {
         Owner::None => cause(
@@ -172,7 +161,7 @@ fn of_owner(owner: &Owner, qpn: Qpn) -> Option<Cause> {
             "compare dest_qp_num with qp_num of the peer, and let its process live until both ends are done",
         ),
         Owner::Dead(process) => {
-            cause(format!("process {process}, which had the queue pair {qpn:#08x}, has died"), "see why it has died")
+            cause(format!("process {process}, which had the queue pair {qpn:#08x}, has died"), "find out why it died")
         }
         Owner::Stopped(process) => cause(
             format!("process {process}, which has the queue pair {qpn:#08x}, is stopped"),
@@ -182,9 +171,8 @@ fn of_owner(owner: &Owner, qpn: Qpn) -> Option<Cause> {
     })
 }
 
-/// What may be wrong if a request of this length was not acknowledged, no packet of it, but others
-/// before it were.
-fn lost_for_their_size(attr: &QpAttr, unanswered: u32) -> Option<Cause> {
+/// Suspects the path MTU if no packet of a long request was acknowledged, but earlier ones were.
+fn suspect_mtu(attr: &QpAttr, unanswered: u32) -> Option<Cause> {
     let mtu = attr.path_mtu.bytes();
     (unanswered >= mtu).then(|| {
         cause(
@@ -197,7 +185,7 @@ fn lost_for_their_size(attr: &QpAttr, unanswered: u32) -> Option<Cause> {
     })
 }
 
-/// A peer could not get at memory of this end; its request ends with `status`.
+/// Records for the peer why its request ends with `status`.
 pub(super) fn note_remote(qp: &QpResources, status: WcStatus, why: impl FnOnce() -> Cause) {
     reasons::note(ifindex(qp), qp.qpn, || {
         let Cause { text, advice } = why();
@@ -205,10 +193,10 @@ pub(super) fn note_remote(qp: &QpResources, status: WcStatus, why: impl FnOnce()
     });
 }
 
-/// A packet of the peer was not taken.
+/// Records for the peer why its packet was dropped.
 pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason) {
     reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, reason));
-    // The sender of a datagram hears of nothing.
+    // The sender of a datagram learns of no loss.
     if explains() == Explain::Full
         && matches!(qp.service, Service::Ud | Service::Uc)
         && reason != DropReason::OutOfSequence
@@ -218,15 +206,15 @@ pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason)
     }
 }
 
-/// A packet of the peer waits, maybe for a state that the queue pair never reaches.
+/// Records for the peer that its packet waits for a state that this queue pair may never reach.
 pub(super) fn note_early(qp: &QpResources, machine: &Machine) {
     if matches!(machine.state(), QpState::Reset | QpState::Init) {
         reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, DropReason::BadState));
     }
 }
 
-/// What is wrong with a packet, or with the queue pair that it came for; nothing for what belongs
-/// to every loss, and for what [`note_remote`] says better.
+/// Returns why a packet was dropped; `None` if the drop belongs to every loss, or if
+/// [`note_remote`] knows more.
 fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Option<Reason> {
     let attr = machine.attr();
     let mut expects = None;
@@ -240,7 +228,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
             (format!("is in state {:?}, which takes no such packets", machine.state()), advice)
         }
         DropReason::WrongService => {
-            ("is of another transport service than the packets that come".to_owned(), "create both with one qp_type")
+            ("is of another transport service than the packets".to_owned(), "create both with one qp_type")
         }
         DropReason::Pkey => ("was sent packets with another P_Key".to_owned(), "use pkey_index 0 at both ends"),
         DropReason::Qkey => (
@@ -249,7 +237,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         ),
         DropReason::Address => (
             format!(
-                "expects packets from {} to {}, and others come: compare the GIDs of both ends",
+                "expects packets from {} to {}, but got others: compare the GIDs of both ends",
                 attr.av.dgid.to_ip(),
                 attr.av.sgid.to_ip()
             ),
@@ -261,7 +249,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::DuplicateRequest => {
             expects = Some((attr.dest_qpn, attr.rq_psn));
-            ("takes what comes for repeated".to_owned(), "")
+            ("took packets for duplicates".to_owned(), "")
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
@@ -274,7 +262,11 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
                 DropReason::LocalProtection => WcStatus::RemOpErr,
                 _ => WcStatus::RemInvReqErr,
             };
-            (format!("refused the request: {}", machine.last_refusal()?), advice_of_refusal(qp.service, status))
+            let advice = match qp.service {
+                Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
+                _ => explain::advice(status),
+            };
+            (format!("refused the request: {}", machine.last_refusal()?), advice)
         }
         _ => return None,
     };
@@ -282,20 +274,13 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
     Some(Reason { status, expects, text, advice: advice.to_owned() })
 }
 
-const fn advice_of_refusal(service: Service, status: WcStatus) -> &'static str {
-    match service {
-        Service::Ud => "post receives that are 40 bytes longer than the longest datagram",
-        _ => explain::advice(status),
-    }
-}
-
 fn ifindex(qp: &QpResources) -> u32 {
     qp.context.device().ifindex()
 }
 
-/// A range that was asked for under a key.
+/// A range that a request names by a key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct KeyAccess {
     /// `lkey` or `rkey`.
     pub(super) kind: &'static str,
     pub(super) key: u32,
@@ -304,8 +289,8 @@ pub(super) struct Asked {
     pub(super) access: Access,
 }
 
-impl Asked {
-    /// What was met, and what to do about it.
+impl KeyAccess {
+    /// Returns why the access was refused, with advice.
     pub(super) fn refused(&self, error: MemError, facts: KeyFacts) -> Cause {
         let Self { kind, key, addr, len, access } = *self;
         let (cause, advice) = match (error, facts) {
@@ -360,15 +345,15 @@ impl Asked {
                 "keep the memory mapped, with its rights, until it is deregistered",
             ),
             (MemError::Fault, _) => {
-                ("the memory cannot be used any more".to_owned(), "keep the memory mapped until it is deregistered")
+                ("the memory is not usable any more".to_owned(), "keep the memory mapped until it is deregistered")
             }
         };
         Cause { text: format!("{len} bytes at {addr:#x} under {kind} {key:#x}: {cause}"), advice: advice.to_owned() }
     }
 }
 
-/// Why a key could not be invalidated.
-pub(super) fn uninvalidated(rkey: RKey, error: MemError, facts: KeyFacts) -> Cause {
+/// Returns why a key could not be invalidated.
+pub(super) fn failed_invalidation(rkey: RKey, error: MemError, facts: KeyFacts) -> Cause {
     let rkey = rkey.0;
     let cause = match (error, facts) {
         (MemError::BadKey, KeyFacts::Rebound(now)) => {
@@ -390,10 +375,10 @@ pub(super) fn uninvalidated(rkey: RKey, error: MemError, facts: KeyFacts) -> Cau
     Cause { text: cause, advice: advice.to_owned() }
 }
 
-/// Why a window could not be bound: `facts` of the window and of the region.
-pub(super) fn unbound(bind: &Bind, error: MemError, (window, region): (KeyFacts, KeyFacts)) -> Cause {
+/// Returns why a window could not be bound, from the facts of the window and of the region.
+pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFacts, KeyFacts)) -> Cause {
     let (rkey, lkey, length) = (bind.rkey.0, bind.lkey.0, bind.length);
-    let range = Asked { kind: "lkey", key: lkey, addr: bind.addr, len: length, access: bind.access };
+    let range = KeyAccess { kind: "lkey", key: lkey, addr: bind.addr, len: length, access: bind.access };
     if matches!(window, KeyFacts::Unknown | KeyFacts::Dead) {
         return Cause {
             text: format!("there is no memory window whose rkey has the index of {rkey:#x}"),
@@ -418,7 +403,7 @@ pub(super) fn unbound(bind: &Bind, error: MemError, (window, region): (KeyFacts,
             match needed.difference(access).is_empty() {
                 true => (
                     format!(
-                        "the region {lkey:#x} or the window does not take these rights: the region grants {granted}, the \
+                        "the region {lkey:#x} or the window does not allow these rights: the region grants {granted}, the \
                          window asks for {}",
                         names(bind.access)
                     ),
@@ -435,51 +420,41 @@ pub(super) fn unbound(bind: &Bind, error: MemError, (window, region): (KeyFacts,
     Cause { text, advice: advice.to_owned() }
 }
 
-/// Returns true if the card writes to memory with these rights.
+/// Returns true if the card writes memory with these rights.
 fn is_written(access: Access) -> bool {
     access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
-/// The flags as in C, or `none`.
+/// Returns the flags as in C, or `none`.
 fn names(access: Access) -> String {
     if access.is_empty() { "none".to_owned() } else { access.names(" and ") }
 }
 
-/// Something that happened to a queue pair.
+/// An event in the life of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Entry {
-    /// It is in another state.
     State(QpState),
-    /// Packets were lost, or a peer was not ready, while these PSNs were under way: the oldest that
-    /// was not acknowledged, and the one behind the newest.
+    /// Losses and RNR NAKs, with the oldest unacknowledged PSN and the next new one.
     Retried(RetryCounts, [Psn; 2]),
-    /// A packet with this PSN was not taken.
     Dropped(DropReason, Psn),
-    /// A local list could not be used.
     LocalFault(Side, MemError),
-    /// A peer did not get at the memory behind a key.
     RemoteFault(RKey, MemError),
-    /// A request ended in error.
     Failed(Side, u64, WcStatus),
-    /// So many requests of one queue were flushed.
+    /// A number of flushed requests of one queue.
     Flushed(Side, u32),
-    /// An asynchronous event was raised.
     Raised(AsyncEventKind),
 }
 
-/// The last events of a queue pair, oldest first, which are always kept.
-///
-/// Only what is rare is kept, states, retries, refusals, errors, so that nothing of it is on the
-/// path of every packet; where requests stood is noted with each.
+/// The last events of a queue pair, oldest first. Kept even if nothing is explained, so only rare
+/// events enter: states, retries, refusals, errors.
 #[derive(Debug, Default)]
 pub(super) struct History {
     entries: VecDeque<(Instant, Entry)>,
-    /// They were told since the queue pair was reset.
-    is_told: bool,
+    /// True once printed since the last reset.
+    is_printed: bool,
 }
 
 impl History {
-    /// Notes what happens now.
     #[cold]
     #[inline(never)]
     pub(super) fn note(&mut self, now: Instant, entry: Entry) {
@@ -496,20 +471,20 @@ impl History {
         self.entries.push_back((now, entry));
     }
 
-    /// The queue pair is in this state, which may be an old one.
+    /// Adds a state if it is a new one.
     pub(super) fn note_state(&mut self, now: Instant, state: QpState) {
-        let is_it = |(_, entry): &&(Instant, Entry)| matches!(entry, Entry::State(_));
-        if self.entries.iter().rev().find(is_it).is_none_or(|(_, entry)| *entry != Entry::State(state)) {
+        let is_state = |(_, entry): &&(Instant, Entry)| matches!(entry, Entry::State(_));
+        if self.entries.iter().rev().find(is_state).is_none_or(|(_, entry)| *entry != Entry::State(state)) {
             self.note(now, Entry::State(state));
         }
     }
 
-    /// The queue pair was reset; what led to that is still of interest.
+    /// Allows another printout; entries from before the reset stay.
     pub(super) fn reset(&mut self) {
-        self.is_told = false;
+        self.is_printed = false;
     }
 
-    /// The newest entry that ends a connection although no request of this end has failed.
+    /// Returns the newest entry that ends a connection without a failed request of this end.
     pub(super) fn last_refusal(&self) -> Option<Entry> {
         let mut newest = self.entries.iter().rev().map(|(_, entry)| *entry);
         newest.find(|entry| match entry {
@@ -522,9 +497,10 @@ impl History {
         })
     }
 
-    /// A line for each, with times from the last error on; nothing if they were told already.
-    pub(super) fn tell(&mut self) -> Vec<String> {
-        if std::mem::replace(&mut self.is_told, true) {
+    /// Returns a line for each entry, with times relative to the last error; nothing if printed
+    /// already.
+    pub(super) fn lines(&mut self) -> Vec<String> {
+        if std::mem::replace(&mut self.is_printed, true) {
             return Vec::new();
         }
         let failed = self.entries.iter().rev().find(|(_, entry)| matches!(entry, Entry::Failed(..)));
@@ -551,12 +527,12 @@ impl fmt::Display for Entry {
                     (counts.rnr_nak_retry_err, "RNR NAK received"),
                     (counts.send_rnr_err, "RNR NAK sent"),
                 ];
-                let met = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
+                let seen = counts.iter().filter(|(times, _)| *times > 0).map(|(times, what)| match times {
                     1 => (*what).to_owned(),
                     _ => format!("{what} {times} times"),
                 });
-                f.write_str(&met.collect::<Vec<_>>().join(", "))?;
-                // After the last retry nothing is under way any more.
+                f.write_str(&seen.collect::<Vec<_>>().join(", "))?;
+                // After the last retry no packet is outstanding.
                 if oldest == next {
                     return Ok(());
                 }
@@ -580,19 +556,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_right_is_named_as_the_flag_to_add() {
-        let asked = Asked { kind: "rkey", key: 5, addr: 0x1000, len: 8, access: Access::REMOTE_WRITE };
+    fn missing_right_is_named_as_flag_to_add() {
+        let access = KeyAccess { kind: "rkey", key: 5, addr: 0x1000, len: 8, access: Access::REMOTE_WRITE };
         let facts = |access| KeyFacts::Open { is_window: false, of_qp: false, addr: 0, base: 0, length: 8, access };
-        let Cause { text, .. } = asked.refused(MemError::Access, facts(Access::REMOTE_READ));
+        let Cause { text, .. } = access.refused(MemError::Access, facts(Access::REMOTE_READ));
         let expected = "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE; it \
                         grants IBV_ACCESS_REMOTE_READ";
         assert_eq!(text, expected);
-        let Cause { text, .. } = asked.refused(MemError::Range, facts(Access::REMOTE_WRITE));
+        let Cause { text, .. } = access.refused(MemError::Range, facts(Access::REMOTE_WRITE));
         assert!(text.ends_with("inside the region, which has 8 bytes from 0x0 on"), "{text}");
     }
 
     #[test]
-    fn the_last_64_are_kept_and_told_once_with_times_before_the_failure() {
+    fn history_keeps_64_entries_and_prints_once() {
         let mut history = History::default();
         for at in 0..70 {
             let counts = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
@@ -601,18 +577,18 @@ mod tests {
         history.note(Instant(70_500_000), Entry::Failed(Side::Send, 7, WcStatus::RetryExcErr));
         history.note(Instant(71_000_000), Entry::Flushed(Side::Send, 1));
         history.note(Instant(71_500_000), Entry::Flushed(Side::Send, 1));
-        let told = history.tell();
-        assert_eq!(told.len(), KEPT);
-        assert_eq!(told[0].trim(), "-62.500 ms  timeout; PSN 5 not acknowledged, next is 9");
+        let lines = history.lines();
+        assert_eq!(lines.len(), KEPT);
+        assert_eq!(lines[0].trim(), "-62.500 ms  timeout; PSN 5 not acknowledged, next is 9");
         let failed = "0.000 ms  send request with wr_id 7 ended: transport retry counter exceeded";
-        assert_eq!([told[62].trim(), told[63].trim()], [failed, "1.000 ms  2 send requests flushed"]);
-        assert!(history.tell().is_empty());
+        assert_eq!([lines[62].trim(), lines[63].trim()], [failed, "1.000 ms  2 send requests flushed"]);
+        assert!(history.lines().is_empty());
         history.reset();
-        assert_eq!(history.tell().len(), KEPT);
+        assert_eq!(history.lines().len(), KEPT);
     }
 
     #[test]
-    fn a_state_is_noted_when_it_changes() {
+    fn history_notes_state_only_on_change() {
         let mut history = History::default();
         for state in [QpState::Rts, QpState::Rts, QpState::Err] {
             history.note_state(Instant(0), state);

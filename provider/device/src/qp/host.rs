@@ -1,8 +1,6 @@
-//! What a queue pair's state machine reaches of this process: memory, completion queues, shared
-//! receives, flow control; and what these surroundings remember from visit to visit.
-//!
-//! A [`QpHost`] lives for one visit to a queue pair, under its lock. Touches the objects of C
-//! programs by their own locks, which are all further in.
+//! [`QpHost`]: memory, completion queues, shared receives and flow control for the state machine of
+//! one queue pair. It lives for one visit, under the queue pair's lock; [`QpHostState`] persists
+//! between visits.
 
 use super::failure::{Failed, History};
 use super::resources::QpResources;
@@ -31,86 +29,76 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{Qpn, RKey, Request};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The surroundings of one queue pair during one visit.
 #[derive(Debug)]
 pub(super) struct QpHost<'a> {
     pub(super) qp: &'a QpResources,
     pub(super) state: &'a mut QpHostState,
     pub(super) now: Instant,
     pub(super) report: VisitOutcome,
-    /// The shared receive queue that an XRC target works with.
+    /// Shared receive queue that the current message to an XRC target names.
     selected: Option<Arc<Srq>>,
-    /// What was summed up on its way into packets; `None`: nobody wants to know.
+    /// Checksums of payloads copied into packets; `None` if the batch does not need them.
     copied: Option<Vec<Copied>>,
-    /// The regions of the queue pair's context, from the first copy on.
+    /// Regions of the queue pair's context, held from the first copy on.
     pub(super) held: Option<Regions<'a>>,
-    /// Where payload is that came by a ring and was not copied.
-    arrived: Option<SharedBytes<'a>>,
-    /// Whether packets go into a ring.
+    /// Payload that still lies in a ring; [`RxPayload::Shared`] is a part of it.
+    pub(super) arrived: Option<SharedBytes<'a>>,
+    /// True if the batch goes into a ring.
     by_ring: bool,
-    /// What the visit knows of rings.
+    /// Version of the ring table that the visit has seen.
     rings: u32,
-    /// Whether packets are built.
-    sends: bool,
+    /// True once a batch has begun.
+    is_sending: bool,
 }
 
 impl<'a> QpHost<'a> {
-    /// For one visit to `qp` at `now`.
     pub(super) fn new(qp: &'a QpResources, state: &'a mut QpHostState, now: Instant) -> Self {
         let (report, selected, copied, held) = (VisitOutcome::default(), None, None, None);
-        let (arrived, by_ring, rings, sends) = (None, false, 0, false);
-        Self { qp, state, now, report, selected, copied, held, arrived, by_ring, rings, sends }
+        let (arrived, by_ring, rings, is_sending) = (None, false, 0, false);
+        Self { qp, state, now, report, selected, copied, held, arrived, by_ring, rings, is_sending }
     }
 
-    /// What is handed in as [`RxPayload::Shared`] is a part of these bytes.
-    pub(super) fn with_arrived(self, arrived: Option<SharedBytes<'a>>) -> Self {
-        Self { arrived, ..self }
-    }
-
-    /// A part of them.
     pub(super) fn arrived(&self, at: usize, len: usize) -> Result<SharedBytes<'a>, MemError> {
         self.arrived.and_then(|bytes| bytes.get(at..at.checked_add(len)?)).ok_or(MemError::Range)
     }
 
-    /// A batch begins. With `copied`, payloads are summed up on their way into packets, and it will
-    /// say which: one pass over the data instead of two, where the processor can. RC asks for no
-    /// room if it `by_ring`: a ring that is full takes no packet, and counting each made the
-    /// processor wait for the stores of the one before. `rings` says as of when the visit knows
-    /// which there are ([`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings)).
+    /// Begins a batch. With `copied`, payloads are summed while they are copied, which saves a
+    /// second pass over the data.
+    ///
+    /// If the batch goes `by_ring`, RC reserves no room: a full ring refuses packets by itself.
+    /// `rings` is the version for
+    /// [`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings).
     pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
-        (self.copied, self.by_ring, self.rings, self.sends) = (copied, by_ring, rings, true);
+        (self.copied, self.by_ring, self.rings, self.is_sending) = (copied, by_ring, rings, true);
     }
 
-    /// Which payloads were summed up, if they were to be. Lets go of the memory: the first packet
-    /// of the next batch locks a ring, and whoever has one locked asks for memory.
+    /// Returns the checksums of the batch and releases the regions: the first packet of the next
+    /// batch locks a ring, and lock order is ring before memory.
     pub(super) fn end_batch(&mut self) -> Option<Vec<Copied>> {
         self.held = None;
         self.copied.take()
     }
 
+    /// Records the checksum of a payload copied to the address `to`.
     fn note_copy(&mut self, to: usize, sum: Option<Sum>) {
         if let (Some(copied), Some(sum)) = (&mut self.copied, sum) {
             copied.push(Copied { to, sum });
         }
     }
 
-    /// Ends the visit: what is to be done once the lock is dropped.
+    /// Releases the regions and returns what is to be done without the lock.
     #[inline]
     pub(super) fn end(self) -> VisitOutcome {
         self.report
     }
 
-    /// Where receives come from.
-    fn srq(&self) -> Option<&Srq> {
-        self.selected.as_deref().or(self.qp.srq.as_deref())
-    }
-
-    /// Where keys are looked up: an XRC target uses what belongs to the shared queue, which may be
-    /// of another context.
+    /// Returns the memory table and the access scope for keys. An XRC target uses those of the
+    /// shared queue, which may belong to another context.
     pub(super) fn memory(&mut self) -> (&MemoryTable, Reach) {
-        // Who asks the table itself may not hold it.
+        // The table must not be locked twice.
         self.held = None;
         let own = self.qp.reach();
         match &self.selected {
@@ -119,23 +107,23 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Where the lists of receives are looked up that a shared queue of this queue pair gave;
-    /// everything else where [`QpHost::memory`] says.
+    /// Returns the domain for receive lists if receives come from a shared queue, whose domain may
+    /// differ from the queue pair's.
     #[inline]
     pub(super) fn shared_domain(&self, side: Side) -> Option<PdId> {
         // clause: SRQ-DOMAIN
         self.qp.srq.as_deref().filter(|_| side == Side::Recv).map(|srq| srq.pd().id())
     }
 
-    /// Copies with `copy` from or to the regions there, which are held from then on.
+    /// Runs `f` on the regions and holds them until the batch or visit ends.
     #[inline]
-    fn copy<R>(&mut self, copy: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+    fn on_held<R>(&mut self, f: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
         self.hold_regions();
-        self.look(copy)
+        self.on_regions(f)
     }
 
-    /// Holds the regions there from now on. Not for UD: behind a datagram that was taken back, the
-    /// next one may lock a ring to another process, and whoever has a ring locked asks for memory.
+    /// Holds the regions from now on. Not for UD: the next datagram may lock another process's
+    /// ring, and lock order is ring before memory.
     #[inline]
     fn hold_regions(&mut self) {
         if self.held.is_none() && self.selected.is_none() && self.qp.service != Service::Ud {
@@ -143,59 +131,19 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Does `look` at the regions there. They are not held for it: it may come before the first
-    /// packet of a batch.
+    /// Runs `f` on the regions without holding them afterwards: it may precede the first packet of
+    /// a batch.
     #[inline]
-    pub(super) fn look<R>(&mut self, look: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+    pub(super) fn on_regions<R>(&mut self, f: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
         match &self.held {
-            Some(regions) if self.selected.is_none() => look(regions, self.qp.reach()),
+            Some(regions) if self.selected.is_none() => f(regions, self.qp.reach()),
             _ => {
                 let (memory, reach) = self.memory();
-                look(&memory.hold(), reach)
+                f(&memory.hold(), reach)
             }
         }
     }
 
-    /// A receive of an XRC target completes where its shared queue says, or nowhere once that queue
-    /// is gone.
-    fn complete_xrc(&mut self, cqe: Cqe) -> Result<(), Overrun> {
-        match self.selected.as_ref().and_then(|srq| srq.cq()) {
-            Some(cq) => cq.push(cqe).map(|fires| {
-                if fires {
-                    cq.notify();
-                }
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Copies payload into a packet, and notes its sum if somebody wants to know.
-    #[inline]
-    fn gather_list(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.copy(|regions, own| regions.gather(own.pd, sges, offset, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.copy(|regions, own| regions.gather_summed(own.pd, sges, offset, out))?;
-        self.note_copy(to, sum);
-        Ok(())
-    }
-
-    /// The same for the memory of this end that a peer reads.
-    #[inline]
-    fn read_region(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let out = cells(out);
-        if self.copied.is_none() {
-            return self.copy(|regions, reach| regions.read_remote(reach, rkey, va, out));
-        }
-        let to = out.as_ptr().addr();
-        let sum = self.copy(|regions, reach| regions.read_remote_summed(reach, rkey, va, out))?;
-        self.note_copy(to, sum);
-        Ok(())
-    }
-
-    /// Kills the key of a window.
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
         let (memory, reach) = self.memory();
         memory.invalidate(reach, rkey)?;
@@ -203,7 +151,6 @@ impl<'a> QpHost<'a> {
         Ok(())
     }
 
-    /// One attempt to reserve room.
     fn try_reserve(&mut self, key: Key, bytes: u32, own: u32) -> bool {
         let (engine, now, has_turn, rings) = (self.qp.engine(), self.now, self.state.has_turn, self.rings);
         let flow = self.state.flow(key, engine, now);
@@ -217,8 +164,15 @@ impl<'a> QpHost<'a> {
 
 impl Memory for QpHost<'_> {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let done = self.gather_list(sges, offset, out);
-        done.inspect_err(|error| self.tell_local(Side::Send, sges, Access::empty(), *error))
+        let out = cells(out);
+        let done = if self.copied.is_none() {
+            self.on_held(|regions, own| regions.gather(own.pd, sges, offset, out))
+        } else {
+            let to = out.as_ptr().addr();
+            let summed = self.on_held(|regions, own| regions.gather_summed(own.pd, sges, offset, out));
+            summed.map(|sum| self.note_copy(to, sum))
+        };
+        done.inspect_err(|error| self.report_local_fault(Side::Send, sges, Access::empty(), *error))
     }
 
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
@@ -230,21 +184,21 @@ impl Memory for QpHost<'_> {
         let shared = self.shared_domain(side);
         let done = match data {
             RxPayload::Bytes(data) => {
-                self.copy(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
+                self.on_held(|regions, own| regions.scatter(shared.unwrap_or(own.pd), sges, offset, data))
             }
             RxPayload::Shared { at, len } => self.arrived(at, len).and_then(|data| {
-                self.copy(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data))
+                self.on_held(|regions, own| regions.scatter_shared(shared.unwrap_or(own.pd), sges, offset, data))
             }),
         };
-        done.inspect_err(|error| self.tell_local(side, sges, Access::LOCAL_WRITE, *error))
+        done.inspect_err(|error| self.report_local_fault(side, sges, Access::LOCAL_WRITE, *error))
     }
 
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError> {
-        if !self.sends {
-            // What may be written is written next.
+        if !self.is_sending {
+            // A write follows the check.
             self.hold_regions();
         }
-        let done = self.look(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
+        let done = self.on_regions(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
         done.or_else(|error| self.refuse_remote((rkey, va, len), access, error))
     }
 
@@ -261,9 +215,15 @@ impl Memory for QpHost<'_> {
     }
 
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
-        let len = out.len() as u64;
-        let done = self.read_region(rkey, va, out);
-        done.inspect_err(|error| self.tell_remote((rkey, va, len), Access::REMOTE_READ, *error))
+        let (len, out) = (out.len() as u64, cells(out));
+        let done = if self.copied.is_none() {
+            self.on_held(|regions, reach| regions.read_remote(reach, rkey, va, out))
+        } else {
+            let to = out.as_ptr().addr();
+            let summed = self.on_held(|regions, reach| regions.read_remote_summed(reach, rkey, va, out));
+            summed.map(|sum| self.note_copy(to, sum))
+        };
+        done.inspect_err(|error| self.report_remote_fault((rkey, va, len), Access::REMOTE_READ, *error))
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
@@ -274,48 +234,49 @@ impl Memory for QpHost<'_> {
             return done;
         }
         let done = match data {
-            RxPayload::Bytes(data) => self.copy(|regions, reach| regions.write_remote(reach, rkey, va, data)),
+            RxPayload::Bytes(data) => self.on_held(|regions, reach| regions.write_remote(reach, rkey, va, data)),
             RxPayload::Shared { at, len } => self
                 .arrived(at, len)
-                .and_then(|data| self.copy(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))),
+                .and_then(|data| self.on_held(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))),
         };
-        done.inspect_err(|error| self.tell_remote((rkey, va, len), Access::REMOTE_WRITE, *error))
+        done.inspect_err(|error| self.report_remote_fault((rkey, va, len), Access::REMOTE_WRITE, *error))
     }
 
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
         let watched = if instruments::any() { self.atomic_watched(rkey, va, op) } else { None };
-        let done = watched.unwrap_or_else(|| self.look(|regions, reach| regions.atomic_remote(reach, rkey, va, op)));
-        done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
+        let done =
+            watched.unwrap_or_else(|| self.on_regions(|regions, reach| regions.atomic_remote(reach, rkey, va, op)));
+        done.inspect_err(|error| self.report_remote_fault((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
     }
 
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
         if instruments::any() {
             self.store_watched(rkey, va);
         }
-        let done = self.look(|regions, reach| regions.store_remote(reach, rkey, va, data));
-        done.inspect_err(|error| self.tell_remote((rkey, va, 8), Access::REMOTE_WRITE, *error))
+        let done = self.on_regions(|regions, reach| regions.store_remote(reach, rkey, va, data));
+        done.inspect_err(|error| self.report_remote_fault((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
         self.settle(Side::Recv);
         let (va, len) = range.unwrap_or_default();
-        let done = self.look(|regions, reach| regions.flush_remote(reach, rkey, range, access));
-        done.inspect_err(|error| self.tell_remote((rkey, va, len), access, *error))
+        let done = self.on_regions(|regions, reach| regions.flush_remote(reach, rkey, range, access));
+        done.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
     }
 
     fn invalidate_remote(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.invalidate(rkey).inspect_err(|error| self.tell_uninvalidated(Side::Recv, rkey, *error))
+        self.invalidate(rkey).inspect_err(|error| self.report_failed_invalidation(Side::Recv, rkey, *error))
     }
 
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError> {
-        self.invalidate(rkey).inspect_err(|error| self.tell_uninvalidated(Side::Send, rkey, *error))
+        self.invalidate(rkey).inspect_err(|error| self.report_failed_invalidation(Side::Send, rkey, *error))
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
-        self.qp.note_binding();
+        self.qp.binds.store(true, Ordering::Relaxed);
         let (memory, reach) = self.memory();
         if let Err(error) = memory.bind(reach, bind) {
-            self.tell_unbound(bind, error);
+            self.report_failed_bind(bind, error);
             return Err(error);
         }
         tell(|| Event::Bound { qp: self.qp.id, bind });
@@ -333,7 +294,13 @@ impl Completions for QpHost<'_> {
             self.note_failure(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
-            return self.complete_xrc(cqe);
+            // A completion for a destroyed shared queue is dropped.
+            if let Some(cq) = self.selected.as_ref().and_then(|srq| srq.cq())
+                && cq.push(cqe)?
+            {
+                cq.notify();
+            }
+            return Ok(());
         }
         let (announce, fires) = match side {
             Side::Send => (VisitOutcome::ANNOUNCE_SEND, self.qp.cq(side).push_send(cqe, &mut self.state.unpolled)?),
@@ -346,7 +313,7 @@ impl Completions for QpHost<'_> {
 
 impl SharedReceives for QpHost<'_> {
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64> {
-        self.srq()?.take(sges)
+        self.selected.as_deref().or(self.qp.srq.as_deref())?.take(sges)
     }
 
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
@@ -391,7 +358,7 @@ impl FlowControl for QpHost<'_> {
             if let Some(flow) = &self.state.flow {
                 flow.wait(pool, self.qp.qpn, bytes);
             }
-            // Room that came between the refusal and the registration woke nobody.
+            // Room freed between the refusal and the registration woke no waiter.
             if self.try_reserve(key, bytes, own) {
                 return true;
             }
@@ -432,46 +399,44 @@ impl Host for QpHost<'_> {
     }
 }
 
-/// What the surroundings of a queue pair remember from visit to visit: where it sends, and what it
-/// has completed.
+/// State of a queue pair's surroundings that persists between visits.
 #[derive(Debug, Default)]
 pub(super) struct QpHostState {
-    /// The window used last.
+    /// Flow control window used last.
     pub(super) flow: Option<Arc<Flow>>,
-    /// The window it waits for room in.
+    /// Window in which the queue pair waits for room.
     pub(super) waits_for: Option<Key>,
-    /// When to stop waiting for credits, or for what others have under way.
+    /// Deadline after which it stops waiting for room.
     pub(super) stalls_at: Option<Instant>,
-    /// It has waited, and it is its turn.
+    /// True while room is granted to it after a wait.
     pub(super) has_turn: bool,
-    /// Completions of sends that nobody has polled.
+    /// Send completions not polled yet.
     pub(super) unpolled: Unpolled,
-    /// What happened to it last.
     pub(super) history: History,
-    /// What failed first, while nobody has said why.
+    /// First failure, until it is explained.
     pub(super) failed: Option<Box<Failed>>,
     /// True if a failure was explained since the last reset.
     pub(super) is_explained: bool,
     /// True if the program moved the queue pair to ERR.
     pub(super) ended_by_program: bool,
-    /// The network was asked about the peer by it, when an acknowledgement was overdue.
+    /// Probe of the network path, sent when an acknowledgement was overdue.
     pub(super) probe: Option<Box<Probe>>,
-    /// For the checker.
+    /// Checksums of posted buffers, for the checker.
     pub(super) watch: Watch,
-    /// Losses and failures.
-    pub(super) met: Met,
-    /// Of the weakest legal card.
+    /// Losses and failures, for statistics.
+    pub(super) stats: Met,
+    /// State of the weakest legal card.
     pub(super) weak: Option<Box<WeakQp>>,
 }
 
 impl QpHostState {
-    /// Opens the window if credits seem to be lost, or nothing comes back.
+    /// Opens the window if credits seem to be lost.
     pub(super) fn on_timer(&mut self, engine: &Engine, service: Service, now: Instant) {
         if self.stalls_at.is_none_or(|at| at > now) {
             return;
         }
         let pool = pool(service);
-        // It keeps its place among those who wait.
+        // The queue pair keeps its place among the waiters.
         self.stalls_at = self.waits_for.map(|_| now.after(stall(pool)));
         if let Some(flow) = &self.flow {
             match pool {
@@ -483,9 +448,9 @@ impl QpHostState {
         }
     }
 
-    /// Places of a send queue that are free when its state machine has `room`. One whose completion
-    /// still lies in `cq` is taken: a program that posts until the queue is full never overruns its
-    /// completion queue.
+    /// Returns the free places of a send queue whose state machine has `room`. A send whose
+    /// completion lies in `cq` still occupies its place, so that a program that fills the send
+    /// queue never overruns the completion queue.
     // clause: SEND-PLACE
     pub(super) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
         if room <= self.unpolled.len() {
@@ -494,7 +459,6 @@ impl QpHostState {
         room.saturating_sub(self.unpolled.len())
     }
 
-    /// The queue pair was reset.
     pub(super) fn reset(&mut self) {
         self.unpolled.clear();
         self.failed = None;
@@ -505,7 +469,6 @@ impl QpHostState {
         self.weak.iter_mut().for_each(|weak| weak.reset());
     }
 
-    /// The window towards `key`.
     #[inline]
     fn flow(&mut self, key: Key, engine: &Engine, now: Instant) -> &Arc<Flow> {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
@@ -515,12 +478,11 @@ impl QpHostState {
     }
 }
 
-/// Which window the packets of a service need.
 const fn pool(service: Service) -> Pool {
     if service.is_reliable() { Pool::Stream } else { Pool::Datagrams }
 }
 
-/// How long to wait for room without a sign of life.
+/// Time to wait for room before the window opens anyway.
 const fn stall(pool: Pool) -> Duration {
     match pool {
         Pool::Stream => STREAM_STALL,

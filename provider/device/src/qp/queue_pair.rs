@@ -1,11 +1,10 @@
-//! A queue pair as the engine sees it: handed packets, frames and timers, asked to send.
-//!
-//! Touches the state machine under the lock, and what a visit reaches ([`super::host`]).
+//! The engine's view of a queue pair: receive packets and frames, run timers, transmit.
 
 use super::core::{Credits, Inner, QpCore, sender_of};
 use super::host::QpHost;
 use roxe_base::clock;
 use roxe_base::lock::Lockable;
+use roxe_check::{Event, tell};
 use roxe_engine::flow_control::Grant;
 use roxe_engine::queue_pair::{Met, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
@@ -32,11 +31,11 @@ impl QueuePair for QpCore {
 
     fn status(&self) -> (QpStatus, Met) {
         let inner = self.inner.lock();
-        (inner.machine.status(), Met { sent_bytes: inner.tx.sent_bytes(), ..inner.state.met })
+        (inner.machine.status(), Met { sent_bytes: inner.tx.sent_bytes(), ..inner.state.stats })
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
-        let taken = self.take_in((run.bytes.len(), None), now, |machine, host, early| {
+        let taken = self.receive_visit((run.bytes.len(), None), now, |machine, host, early| {
             let mut credits = Credits::default();
             let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
             if !run.meta.by_ring {
@@ -64,8 +63,10 @@ impl QueuePair for QpCore {
                     true => machine.handle_packet_starved(host, &net, packet),
                     false => machine.handle_packet(host, &net, packet),
                 };
-                let history = Some(&mut host.state.history);
-                self.count_packet(result, machine, history, (&net, &packet.header, packet.payload.len()));
+                if let Err(reason) = result {
+                    let history = Some(&mut host.state.history);
+                    self.count_dropped(reason, machine, history, (&net, &packet.header, packet.payload.len()));
+                }
                 credits.add(&self.resources, creditor, net.dst, packet);
             }
             credits.return_all(&self.resources);
@@ -79,7 +80,7 @@ impl QueuePair for QpCore {
 
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome> {
         let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
-        self.take_in((packets.bytes, Some(packets.payload)), now, |machine, host, _| {
+        self.receive_visit((packets.bytes, Some(packets.payload)), now, |machine, host, _| {
             machine.handle_joined(host, &header_of(meta, 0), &packets.first, packets.len, payload)
         })
     }
@@ -96,7 +97,7 @@ impl QueuePair for QpCore {
         shared: SharedBytes<'_>,
         now: Instant,
     ) -> VisitOutcome {
-        let taken = self.take_in((meta.len, Some(shared)), now, |machine, host, _| {
+        let taken = self.receive_visit((meta.len, Some(shared)), now, |machine, host, _| {
             let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
             for (index, bytes) in copies.chunks(meta.segment).enumerate() {
                 let Ok(packet) = reader.parse(bytes) else {
@@ -111,8 +112,10 @@ impl QueuePair for QpCore {
                 };
                 let net = NetHeader { ident: index as u16, ..net };
                 let result = machine.handle_with_payload(host, &net, &packet.header, payload);
-                let history = Some(&mut host.state.history);
-                self.count_packet(result, machine, history, (&net, &packet.header, len));
+                if let Err(reason) = result {
+                    let history = Some(&mut host.state.history);
+                    self.count_dropped(reason, machine, history, (&net, &packet.header, len));
+                }
             }
             true
         });
@@ -120,8 +123,11 @@ impl QueuePair for QpCore {
     }
 
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
-        let taken = self.take_in((frame.len(), None), now, |machine, host, _| {
-            self.count(machine.handle_frame(host, frame, note));
+        let taken = self.receive_visit((frame.len(), None), now, |machine, host, _| {
+            if let Err(reason) = machine.handle_frame(host, frame, note) {
+                tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
+                self.engine().counters().count_drop(reason);
+            }
             true
         });
         taken.unwrap_or_default()
@@ -172,8 +178,8 @@ impl QueuePair for QpCore {
 
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant) {
         let mut inner = self.inner.lock();
-        // Who only waited for more requests has no turn. Whoever has one asks again for whatever it
-        // waited for, and is not refused what was kept for it.
+        // A coalescing queue pair has no turn. One that waited for room reserves again, and must
+        // not be refused the room granted to it.
         if !std::mem::take(&mut inner.coalesces) || grant.is_some() {
             (inner.state.waits_for, inner.state.has_turn) = (None, true);
         }
@@ -192,8 +198,8 @@ impl QueuePair for QpCore {
             inner.tx.end_patience(self.engine());
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
-        let looks = inner.early.deadline().is_some_and(|at| at <= now);
-        let mut report = if looks { self.hand_over_early(&mut inner, now) } else { VisitOutcome::default() };
+        let retry_early = inner.early.deadline().is_some_and(|at| at <= now);
+        let mut report = if retry_early { self.deliver_early(&mut inner, now) } else { VisitOutcome::default() };
         let Inner { machine, state, tx, .. } = &mut *inner;
         if machine.poll_timeout().is_some_and(|at| at <= deadline) {
             if tx.link_moved(self.engine()) {
@@ -204,7 +210,7 @@ impl QueuePair for QpCore {
             report |= host.end();
         }
         self.end_visit(inner, report, now);
-        if looks {
+        if retry_early {
             self.engine().send_credits(now);
         }
     }
@@ -220,22 +226,22 @@ impl QueuePair for QpCore {
         if report.intersects(VisitOutcome::EVENTS | VisitOutcome::FAILED) {
             self.raise(QpEvents::from_bits_truncate(report.bits() as u8));
             if report.contains(VisitOutcome::FAILED) {
-                self.tell_failure();
+                self.explain_failure();
             }
         }
     }
 
     fn cut_off(&self) -> bool {
         let mut inner = self.inner.lock();
-        let Inner { machine, state, early, tx, frames, is_cut_off, is_usual, .. } = &mut *inner;
+        let Inner { machine, state, early, tx, frames, is_cut_off, fast_path, .. } = &mut *inner;
         let is_first = !std::mem::replace(is_cut_off, true);
         if is_first {
-            *is_usual = false;
+            *fast_path = false;
             *tx = TxCache::default();
             *frames = None;
             self.engine().counters().unknown_qp.add(early.len() as u64);
             *early = EarlyPackets::default();
-            // To RESET is allowed from every state; it gives back what is reserved.
+            // RESET is allowed from every state; it releases reserved room.
             let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
             let _ = machine.modify(&mut QpHost::new(&self.resources, state, clock::now()), &attr, AttrMask::STATE);
         }

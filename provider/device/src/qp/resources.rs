@@ -1,8 +1,5 @@
-//! What a queue pair is created with, and what it has from then to its end: number, memory,
-//! queues.
-//!
-//! What it has is fixed but for one flag, so it is read without the lock of the queue pair. Touches
-//! nothing.
+//! Creation parameters of a queue pair, and the resources that it has to its end: number, memory,
+//! queues. They are read without the queue pair's lock.
 
 use crate::context::Context;
 use crate::cq::Cq;
@@ -20,26 +17,26 @@ use roxe_wire::Qpn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a queue pair is created with.
+/// Creation parameters of a queue pair.
 #[derive(Clone, Debug)]
 pub struct QpInit {
     /// Transport service.
     pub service: Service,
-    /// Depths and limits.
+    /// Queue depths and limits.
     pub caps: QpCaps,
-    /// Every send work request reports success, whatever its flags say.
+    /// True if every send reports success, whatever its flags.
     pub sq_sig_all: bool,
-    /// Where sends complete.
+    /// Completion queue for sends.
     pub send_cq: Arc<Cq>,
-    /// Where receives complete.
+    /// Completion queue for receives.
     pub recv_cq: Arc<Cq>,
-    /// Where receives come from instead of an own queue.
+    /// Shared receive queue; `None`: receives come from the queue pair's own queue.
     pub srq: Option<Arc<Srq>>,
-    /// Token that events carry.
+    /// Token of its asynchronous events.
     pub user: u64,
 }
 
-/// Refuses what the device cannot do or what does not belong together.
+/// Refuses limits beyond the device and objects of different contexts.
 pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.caps;
     let most = limits::in_force();
@@ -68,7 +65,7 @@ pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     Ok(())
 }
 
-/// The fixed part of a queue pair.
+/// Resources of a queue pair; they do not change.
 #[derive(Debug)]
 pub(crate) struct QpResources {
     pub(super) qpn: Qpn,
@@ -76,63 +73,36 @@ pub(crate) struct QpResources {
     pub(super) id: ObjectId,
     pub(super) user: u64,
     pub(super) signals_all: bool,
-    pd_id: PdId,
+    pub(super) pd_id: PdId,
     pub(super) context: Arc<Context>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
-    /// Of an XRC target: the queues of its domain.
+    /// Queues of its domain, for an XRC target.
     pub(super) xrc_queues: Option<Arc<XrcQueues>>,
-    /// Whether it ever bound a memory window.
-    binds: AtomicBool,
+    /// True if it ever bound a memory window.
+    pub(super) binds: AtomicBool,
 }
 
 impl QpResources {
-    /// Those of a new queue pair of `pd`.
-    pub(super) fn new(
-        pd: &Pd,
-        engine: &Arc<Engine>,
-        init: &QpInit,
-        qpn: Qpn,
-        xrc_queues: Option<&Arc<XrcQueues>>,
-    ) -> Self {
-        Self {
-            qpn,
-            service: init.service,
-            id: ObjectId::next(),
-            user: init.user,
-            signals_all: init.sq_sig_all,
-            pd_id: pd.id(),
-            context: Arc::clone(pd.context()),
-            engine: Arc::clone(engine),
-            send_cq: Arc::clone(&init.send_cq),
-            recv_cq: Arc::clone(&init.recv_cq),
-            srq: init.srq.clone(),
-            xrc_queues: xrc_queues.cloned(),
-            binds: AtomicBool::new(false),
-        }
-    }
-
-    /// What sends and receives for it.
     #[inline]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Where its keys are looked up.
+    /// Memory table for the queue pair's keys.
     #[inline]
     pub(super) fn memory(&self) -> &MemoryTable {
         self.context.memory()
     }
 
-    /// Which memory its peer may reach.
+    /// Memory that its peer may access.
     #[inline]
     pub(super) fn reach(&self) -> Reach {
         Reach { pd: self.pd_id, qp: Some(self.id) }
     }
 
-    /// Where the work requests of one side complete.
     #[inline]
     pub(super) fn cq(&self, side: Side) -> &Cq {
         match side {
@@ -141,12 +111,12 @@ impl QpResources {
         }
     }
 
-    /// Where the lists of its own queues are looked up.
+    /// Memory table and domain for the lists of its own queues.
     pub(super) fn lists(&self) -> (&MemoryTable, PdId) {
         (self.memory(), self.pd_id)
     }
 
-    /// Bytes of a receive that a message may fill: a datagram is one packet behind its GRH.
+    /// Bytes of a receive that a message may fill; a datagram is one packet after its GRH.
     pub(super) fn longest_message(&self) -> u32 {
         match self.service {
             Service::Ud => GRH_LEN + self.context.device().adapter().active_mtu().bytes(),
@@ -154,12 +124,7 @@ impl QpResources {
         }
     }
 
-    /// It binds a memory window.
-    pub(super) fn note_binding(&self) {
-        self.binds.store(true, Ordering::Relaxed);
-    }
-
-    /// Closes the memory windows that only its peer could use; nothing can bind more.
+    /// Closes memory windows that only its peer could use. No further bind may follow.
     pub(super) fn close_windows(&self) {
         if self.binds.load(Ordering::Relaxed) {
             self.memory().forget_qp(self.id);

@@ -1,7 +1,4 @@
-//! Posting sends: requests go into the state machine, and what can be sent leaves when the guard is
-//! dropped.
-//!
-//! Touches the state machine under the lock, and the engine.
+//! Posting sends: requests enter the state machine, and dropping the guard transmits.
 
 use super::core::{Inner, QpCore};
 use super::verbs::Qp;
@@ -16,15 +13,14 @@ use roxe_transport::qp::PostError;
 use roxe_transport::wr::{SendFlags, SendRequest};
 
 impl Qp {
-    /// Posts `requests` in order and sends what can be sent. On an error the index of the refused
-    /// one; those before it are posted, those from it on are not.
+    /// Posts `requests` in order and sends what can be sent. On an error, returns the
+    /// index of the refused request; those before it are posted.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
         let mut guard = self.send();
         requests.iter().enumerate().try_for_each(|(at, request)| guard.push(request).map_err(|error| (at, error)))
     }
 
-    /// Begins to post; dropping the guard sends what can be sent. The queue pair is locked
-    /// meanwhile.
+    /// Locks the queue pair for posting. Dropping the guard sends what can be sent.
     #[inline]
     pub fn send(&self) -> SendGuard<'_> {
         prefetch(&*self.core);
@@ -33,28 +29,27 @@ impl Qp {
     }
 }
 
-/// A queue pair that is being posted to.
+/// A queue pair locked for posting.
 #[derive(Debug)]
 pub struct SendGuard<'a> {
     core: &'a QpCore,
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     inner: Option<MutexGuard<'a, rank::Qp, Inner>>,
     pushed: u32,
 }
 
 impl SendGuard<'_> {
-    /// Queues one request. Inline data is copied now, everything else is looked at when it is sent.
+    /// Posts one request. Inline data is copied now, other data when it is sent.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.push_to_srq(0, request)
     }
 
-    /// As [`SendGuard::push`], for the shared receive queue of the peer with this number: it means
-    /// something on XRC only.
+    /// As [`SendGuard::push`], to shared receive queue `srqn` of the peer (XRC only).
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         if instruments::any() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
     }
 
-    /// As [`SendGuard::push_to_srq`] if something watches or changes what the card does.
+    /// As [`SendGuard::queue_send`] while the checker or the weakest legal card is on.
     #[cold]
     #[inline(never)]
     fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -76,7 +71,7 @@ impl SendGuard<'_> {
     fn queue_send(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         let inner = self.inner.as_mut().filter(|inner| !inner.is_cut_off).ok_or(PostError::State)?;
         let room = inner.machine.send_room();
-        // What the state machine itself refuses it shall refuse with its own reason.
+        // An error of the state machine takes precedence over a full queue.
         let posted = if room != 0 && inner.state.free_sends(room, &self.core.resources.send_cq) == 0 {
             Err(PostError::QueueFull)
         } else {
@@ -87,7 +82,7 @@ impl SendGuard<'_> {
         Ok(())
     }
 
-    /// Requests that the queue still takes.
+    /// Returns the number of requests that the queue still takes.
     pub fn room(&mut self) -> u32 {
         let card_room = self.card_room();
         let Some(inner) = self.inner.as_mut() else { return 0 };
@@ -95,7 +90,7 @@ impl SendGuard<'_> {
         inner.state.free_sends(room, &self.core.resources.send_cq).min(card_room)
     }
 
-    /// Places that are free as a card counts them.
+    /// Free places as the weakest legal card counts them: without unpolled completions.
     fn card_room(&mut self) -> u32 {
         let Some(state) = self.inner.as_mut().map(|inner| &mut inner.state) else { return u32::MAX };
         let Some(weak) = &mut state.weak else { return u32::MAX };
@@ -105,7 +100,7 @@ impl SendGuard<'_> {
         })
     }
 
-    /// Takes back what this guard has pushed, as if it had never been posted.
+    /// Takes back the requests posted through this guard, as if they had never been posted.
     pub fn take_back(&mut self) {
         let pushed = std::mem::take(&mut self.pushed);
         if let Some(inner) = &mut self.inner {
@@ -120,7 +115,7 @@ impl SendGuard<'_> {
 impl Drop for SendGuard<'_> {
     fn drop(&mut self) {
         let Some(mut inner) = self.inner.take() else { return };
-        // A list is sent at once: nothing of it waits for requests that may follow.
+        // A list does not wait for more requests.
         if self.pushed == 1 && self.core.coalesce(&mut inner) {
             return self.core.engine().leave();
         }

@@ -1,9 +1,6 @@
-//! Which of the frames that the interface sees come to a raw packet queue pair: flows (`man
-//! ibv_create_flow`), and tables that spread the frames of a hash queue pair over receive work
-//! queues (`man ibv_create_rwq_ind_table`).
-//!
-//! The rules themselves are [`roxe_transport::steering`]; who asks them is the engine, and for each
-//! frame that a flow has chosen a hash queue pair for it asks the table. Touches the engine.
+//! Raw packets: flows that steer frames to a queue pair (`man ibv_create_flow`), and tables that
+//! spread the frames of a hash queue pair over work queues (`man ibv_create_rwq_ind_table`). The
+//! engine matches frames against the rules of [`roxe_transport::steering`].
 
 use super::core::QpCore;
 use crate::context::Context;
@@ -21,20 +18,20 @@ use roxe_wire::Gid;
 use roxe_wire::frame::{Field, FrameKey, FrameMatch};
 use std::sync::Arc;
 
-/// What a flow is created with.
+/// Creation parameters of a flow.
 #[derive(Clone, Debug)]
 pub struct FlowInit {
-    /// When it is asked.
+    /// When the flow is matched.
     pub kind: RuleKind,
-    /// Which frames it is for; the default is for all.
+    /// Frames it matches; the default matches all.
     pub wanted: FrameMatch,
-    /// Its frames go to flows of lower priority, too. Normal flows only.
+    /// True if its frames also go to flows of lower priority. Normal flows only.
     pub passes: bool,
-    /// Its frames go nowhere, but not to flows of lower priority either.
+    /// True if its frames are dropped, also for flows of lower priority.
     pub drops: bool,
-    /// Tag in the completions of its frames; 0: none.
+    /// Tag in the completions of its frames; 0 means none.
     pub tag: u32,
-    /// What counts its frames.
+    /// Counters of its frames.
     pub counters: Vec<Arc<FlowCounters>>,
 }
 
@@ -51,7 +48,7 @@ impl Default for FlowInit {
     }
 }
 
-/// A flow; it ends when dropped.
+/// A flow; dropping it removes it.
 #[derive(Debug)]
 pub struct Flow {
     id: RuleId,
@@ -60,8 +57,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// EINVAL: another type of queue pair, or a flow of no normal kind that passes frames on.
-    /// ENOMEM: too many flows.
+    /// Creates a flow. Errors as of [`Qp::create_flow`](super::Qp::create_flow).
     pub(super) fn create(
         core: &Arc<QpCore>,
         spread: Option<&Arc<Rss>>,
@@ -92,36 +88,35 @@ impl Drop for Flow {
     }
 }
 
-/// The flows of a raw packet queue pair.
+/// Flows and Ethernet groups of a raw packet queue pair.
 #[derive(Debug, Default)]
 pub(super) struct FlowUses {
     count: UseCount,
-    /// The groups of stations that it is attached to.
+    /// Ethernet groups that it is attached to, with their flows.
     groups: Mutex<rank::FlowGroups, Vec<([u8; 6], Flow)>>,
 }
 
 impl FlowUses {
-    /// EBUSY while there are flows.
+    /// Fails with EBUSY while there are flows.
     pub(super) fn check_unused(&self) -> Result<(), Error> {
         self.count.check_unused("queue pair", "flows")
     }
 
-    /// A flow for the frames to the group that `mgid` names; once more changes nothing. EINVAL: no
-    /// such group.
+    /// Adds a flow for the group `mgid` unless there is one; EINVAL if `mgid` names no group.
     // clause: RAW-GROUP
     pub(super) fn attach(&self, core: &Arc<QpCore>, spread: Option<&Arc<Rss>>, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
         if groups.iter().all(|(other, _)| *other != mac) {
             let mut wanted = FrameMatch::default();
-            // The first of its kind contradicts nothing.
+            // An empty match cannot contradict its first field.
             let _ = wanted.require_exactly(Field::DstMac, &mac);
             groups.push((mac, Flow::create(core, spread, self, FlowInit { wanted, ..FlowInit::default() })?));
         }
         Ok(())
     }
 
-    /// Ends what [`FlowUses::attach`] began; EINVAL if there was nothing.
+    /// Ends [`FlowUses::attach`]; EINVAL if not attached.
     pub(super) fn detach(&self, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;
         let mut groups = self.groups.lock();
@@ -131,14 +126,12 @@ impl FlowUses {
         Ok(())
     }
 
-    /// The queue pair goes away.
     pub(super) fn clear(&self) {
         self.groups.lock().clear();
     }
 }
 
-/// The address of a group of stations, which programs write into the last six bytes of an otherwise
-/// empty GID.
+/// Returns the Ethernet group address in the last six bytes of a GID.
 fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
     match mgid.0 {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mac @ ..] if mac[0] & 1 != 0 => Ok(mac),
@@ -146,37 +139,20 @@ fn group_of(mgid: Gid) -> Result<[u8; 6], Error> {
     }
 }
 
-/// A table of receive work queues: which one gets a frame with a given hash.
+/// A table of receive work queues, indexed by the hash of a frame.
 #[derive(Debug)]
 pub struct RwqTable {
-    context: Arc<Context>,
-    entries: Vec<Arc<QpCore>>,
-    /// Where a hash queue pair would complete, if it completed anything.
-    cq: Arc<Cq>,
-    uses: UseCount,
-    /// The uses of the queues and the place in the quota; they end when the table is destroyed.
-    held: Mutex<rank::Uses, Vec<Use>>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) entries: Vec<Arc<QpCore>>,
+    /// Nominal completion queue of hash queue pairs, which complete nothing.
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) uses: UseCount,
+    /// Uses of the queues and of the quota, until the table is destroyed.
+    pub(crate) held: Mutex<rank::Uses, Vec<Use>>,
 }
 
 impl RwqTable {
-    /// A table of queues of `context` with these state machines; `held` ends with it. Hash queue
-    /// pairs complete in `cq` by name.
-    pub(crate) fn new(context: &Arc<Context>, entries: Vec<Arc<QpCore>>, cq: &Arc<Cq>, held: Vec<Use>) -> Arc<Self> {
-        let (context, cq, uses) = (Arc::clone(context), Arc::clone(cq), UseCount::default());
-        Arc::new(Self { context, entries, cq, uses, held: Mutex::new(held) })
-    }
-
-    /// The context of its queues.
-    pub(crate) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
-    /// Where a hash queue pair would complete, if it completed anything.
-    pub(crate) fn cq(&self) -> &Arc<Cq> {
-        &self.cq
-    }
-
-    /// Takes the table out of use: EBUSY while hash queue pairs use it.
+    /// Destroys the table; EBUSY while hash queue pairs use it.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("indirection table", "queue pairs")?;
         self.held.lock().clear();
@@ -184,30 +160,18 @@ impl RwqTable {
     }
 }
 
-/// What a hash queue pair does with frames.
+/// The table and hash of a hash queue pair.
 #[derive(Debug)]
 pub(crate) struct Rss {
-    table: Arc<RwqTable>,
-    hash: RxHash,
-}
-
-impl Rss {
-    /// Spreads frames over the queues of `table` by `hash`.
-    pub(crate) fn new(table: &Arc<RwqTable>, hash: RxHash) -> Self {
-        Self { table: Arc::clone(table), hash }
-    }
-
-    /// Registers one queue pair as a user of the table.
-    pub(crate) fn hold(&self) -> Use {
-        self.table.uses.hold()
-    }
+    pub(crate) table: Arc<RwqTable>,
+    pub(crate) hash: RxHash,
 }
 
 impl Spread for Rss {
     // clause: RSS-CHOICE
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>> {
         let entries = &self.table.entries;
-        // A power of two.
+        // The number of entries is a power of two.
         let entry = entries.get(self.hash.of(key) as usize & (entries.len() - 1))?;
         Some(Arc::clone(entry) as _)
     }

@@ -1,6 +1,4 @@
-//! [`Qp`]: the queue pair that a program holds, and its verbs but posting sends.
-//!
-//! Touches the state machine under the lock, and the engine.
+//! [`Qp`]: the queue pair that a program holds, and its verbs except posting sends.
 
 use super::core::{Inner, QpCore};
 use super::resources::{QpInit, check_init};
@@ -24,16 +22,17 @@ use roxe_transport::wr::RecvRequest;
 use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
-/// What a queue pair is part of.
+/// Role of a queue pair within another object.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// Nothing: it is whole.
+    /// A queue pair of its own.
     None,
-    /// The target of an XRC domain, whose queues it takes receives from; with a use of the domain.
+    /// An XRC target, which takes receives from the queues of its domain and keeps the domain in
+    /// use.
     Target(Arc<XrcQueues>, Use),
-    /// A work queue, whose receives are in it: it neither sends nor has flows.
+    /// The state machine of a receive work queue: no sends, no flows.
     WorkQueue,
-    /// A hash queue pair, whose frames go elsewhere: it neither sends nor receives.
+    /// A hash queue pair, which spreads frames over work queues.
     Spread(Arc<Rss>),
 }
 
@@ -44,17 +43,17 @@ pub struct Qp {
     pd: Arc<Pd>,
     uses: Mutex<rank::Uses, Vec<Use>>,
     flows: FlowUses,
-    /// Of a hash queue pair.
+    /// Present in a hash queue pair.
     rss: Option<Arc<Rss>>,
     tracked: Tracked,
 }
 
 impl Pd {
-    /// A new queue pair in the RESET state. EINVAL: beyond the limits of the device, or queues of
-    /// another context. ENOMEM: there are `max_qp`. The first one opens the sockets of the engine:
-    /// EADDRINUSE if another user has the port.
+    /// Creates a queue pair in the RESET state. The first one opens the sockets of the engine.
+    /// EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: the device
+    /// has `max_qp` already. EADDRINUSE: another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
-        // A program that relies on more than it asked for hears of it.
+        // The checker reports programs that rely on more than they asked for.
         let least = if is_checking() { 0 } else { limits::min_inline_data() };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
@@ -70,13 +69,13 @@ impl Pd {
 }
 
 impl Qp {
-    /// A queue pair that is a part of something else, or whole. Errors as of [`Pd::create_qp`].
+    /// Creates a queue pair in the role `part`. Errors as for [`Pd::create_qp`].
     pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, part: Part) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
         let context = pd.context();
         let quota = context.device().quotas().qps.take()?;
-        let mut uses = vec![quota, pd.hold(), init.send_cq.hold(), init.recv_cq.hold()];
-        uses.extend(init.srq.as_ref().map(|srq| srq.hold()));
+        let mut uses = vec![quota, pd.hold(), init.send_cq.uses.hold(), init.recv_cq.uses.hold()];
+        uses.extend(init.srq.as_ref().map(|srq| srq.uses.hold()));
         let tags = init.srq.clone().filter(|srq| srq.matches_tags());
         // clause: TM-QUEUE
         let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
@@ -93,7 +92,7 @@ impl Qp {
             }
             Part::Spread(rss) => (None, Some(rss)),
         };
-        uses.extend(rss.as_ref().map(|rss| rss.hold()));
+        uses.extend(rss.as_ref().map(|rss| rss.table.uses.hold()));
         let make = |qpn| {
             let config = config(context, &init, qpn, xrc_queues.is_some());
             Arc::new(QpCore::new(pd, &engine, &init, config, xrc_queues.as_ref(), is_work_queue))
@@ -108,114 +107,111 @@ impl Qp {
             }
         }
         let flows = FlowUses::default();
-        let tracked = Tracked::new(core.resources.id, || Made::Qp(told(&core, pd, &init)));
+        let tracked = Tracked::new(core.resources.id, || Made::Qp(checker_facts(&core, pd, &init)));
         Ok(Arc::new(Self { core, pd: Arc::clone(pd), uses: Mutex::new(uses), flows, rss, tracked }))
     }
 
-    /// What the engine knows of it.
     pub(crate) fn core(&self) -> &Arc<QpCore> {
         &self.core
     }
 
-    /// Names it in what the checker is told.
+    /// Identity of the queue pair in checker events.
     pub fn id(&self) -> ObjectId {
         self.core.resources.id
     }
 
-    /// Its number.
+    /// Queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.core.resources.qpn
     }
 
-    /// Its transport service.
+    /// Transport service.
     pub fn service(&self) -> Service {
         self.core.resources.service
     }
 
-    /// Its protection domain.
+    /// Protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// Where its sends complete.
+    /// Completion queue for sends.
     pub fn send_cq(&self) -> &Arc<Cq> {
         &self.core.resources.send_cq
     }
 
-    /// Where its receives complete.
+    /// Completion queue for receives.
     pub fn recv_cq(&self) -> &Arc<Cq> {
         &self.core.resources.recv_cq
     }
 
-    /// Its shared receive queue.
+    /// Shared receive queue, if it has one.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.core.resources.srq.as_ref()
     }
 
-    /// Its state now.
+    /// Current state.
     pub fn state(&self) -> QpState {
         self.core.inner.lock().machine.state()
     }
 
-    /// Posts a receive request. The data of a request is looked at when a message arrives for it.
+    /// Posts a receive request. Its list is checked when a message arrives.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if is_on() { self.post_recv_watched(request) } else { self.queue_recv(request, |_| ()) }
-    }
-
-    /// As [`Qp::post_recv`] while somebody listens.
-    #[cold]
-    #[inline(never)]
-    fn post_recv_watched(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let qp = &self.core.resources;
-        // Told under the lock: a message that waits for the request completes it at once.
-        let queued = |inner: &mut Inner| {
-            if is_checking() {
-                inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
-            }
-            tell(|| Event::PostedRecv { queue: qp.id, request });
-        };
-        self.queue_recv(request, queued).inspect_err(|error| {
-            tell(|| Event::of_refused_recv(qp.id, request, *error));
-        })
-    }
-
-    /// `queued` is called once the request is in the queue, under the lock.
-    #[inline]
-    fn queue_recv(&self, request: &RecvRequest<'_>, queued: impl FnOnce(&mut Inner)) -> Result<(), PostError> {
         let mut inner = self.core.inner.lock();
-        if inner.is_cut_off {
-            return Err(PostError::State);
+        let posted = match inner.is_cut_off {
+            true => Err(PostError::State),
+            false => inner.machine.post_recv(request).inspect_err(|error| {
+                because(|| inner.machine.why_receive_refused(*error, request.sges.len()));
+            }),
+        };
+        if is_on() {
+            // Under the lock, because a waiting message completes the request at once.
+            self.observe_recv(&mut inner, request, posted);
         }
-        inner.machine.post_recv(request).inspect_err(|error| {
-            because(|| inner.machine.why_receive_refused(*error, request.sges.len()));
-        })?;
-        queued(&mut inner);
+        posted?;
         if inner.machine.state() == QpState::Err || !inner.early.is_empty() {
-            // It flushes at once, or a message waits for it.
-            self.core.receive_early(inner, clock::now());
+            // The receive is flushed, or a message waits for it.
+            let now = clock::now();
+            let report = self.core.deliver_early(&mut inner, now);
+            self.core.end_visit(inner, report, now);
+            self.core.engine().send_credits(now);
         }
         Ok(())
     }
 
-    /// Changes attributes and state (`man ibv_modify_qp`). EINVAL: not allowed in this state or not
-    /// valid; nothing changed. EOPNOTSUPP: a hash queue pair. Addresses must be those of the
-    /// device. With an address it waits until packets can leave for it: ENETUNREACH, EHOSTUNREACH,
-    /// EACCES: no route leads there; ETIMEDOUT: the neighbour has not answered for a second.
+    #[cold]
+    #[inline(never)]
+    fn observe_recv(&self, inner: &mut Inner, request: &RecvRequest<'_>, posted: Result<(), PostError>) {
+        let qp = &self.core.resources;
+        match posted {
+            Err(error) => tell(|| Event::of_refused_recv(qp.id, request, error)),
+            Ok(()) => {
+                if is_checking() {
+                    inner.state.watch.posted_recv(qp.lists(), request, qp.longest_message());
+                }
+                tell(|| Event::PostedRecv { queue: qp.id, request });
+            }
+        }
+    }
+
+    /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
+    /// neighbour is resolved. EINVAL: not valid or not allowed in this state; nothing changed.
+    /// EOPNOTSUPP: a hash queue pair. ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
+    /// ETIMEDOUT: the neighbour has not answered for a second.
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
-        let has_way = mask.contains(AttrMask::AV) && !route.local.is_zero();
-        let way = if has_way { self.core.engine().await_next_hop(route) } else { Ok(()) };
-        self.report(attr, mask, way.and_then(|()| self.change(attr, mask)))
+        let has_address = mask.contains(AttrMask::AV) && !route.local.is_zero();
+        let resolved = if has_address { self.core.engine().await_next_hop(route) } else { Ok(()) };
+        self.report_modify(attr, mask, resolved.and_then(|()| self.change(attr, mask)))
     }
 
-    /// As [`Qp::modify`], for an address to which packets can leave: never waits.
+    /// As [`Qp::modify`] for a resolved address; never waits.
     pub(crate) fn modify_at_once(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
-        self.report(attr, mask, self.change(attr, mask))
+        self.report_modify(attr, mask, self.change(attr, mask))
     }
 
-    /// Tells the checker what came of a change.
-    fn report(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
+    fn report_modify(&self, attr: &QpAttr, mask: AttrMask, modified: Result<(), Error>) -> Result<(), Error> {
         let qp = self.core.resources.id;
         match &modified {
             Ok(()) => tell(|| Event::Modified { qp, attr, mask }),
@@ -235,13 +231,13 @@ impl Qp {
         }
         let now = clock::now();
         if mask.contains(AttrMask::STATE) {
-            // Acknowledgements of what the program has seen complete must not be lost, or the peer
-            // would believe it lost.
+            // Acknowledge first what the program has seen complete; otherwise the peer would report
+            // it as lost.
             self.core.settle_memory();
             self.core.serve(now);
         }
         let refused = self.core.visit(now, |machine, host| {
-            // A request that is flushed asks for it at once.
+            // Requests flushed by this change read the flag.
             let before = host.state.ended_by_program;
             host.state.ended_by_program |= mask.contains(AttrMask::STATE) && attr.state == QpState::Err;
             let result = machine.modify(host, attr, mask);
@@ -259,7 +255,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Drops the completions that nobody has polled.
+    /// Drops completions that were not polled.
     // clause: STATE-RESET-COMPLETIONS, DESTROY-COMPLETIONS
     fn forget_completions(&self) {
         let mut dropped = vec![];
@@ -270,26 +266,23 @@ impl Qp {
         }
     }
 
-    /// Its attributes, with the state in `state` and `cur_state`, and what it was created with.
+    /// Returns the attributes, with the state in `state` and `cur_state`, and the creation
+    /// parameters.
     pub fn query(&self) -> (QpAttr, QpConfig) {
         let inner = self.core.inner.lock();
         let state = inner.machine.state();
         (QpAttr { state, cur_state: Some(state), ..*inner.machine.attr() }, *inner.machine.config())
     }
 
-    /// Whether the send queue is still finishing what it started before SQD.
+    /// Returns true while the send queue finishes requests started before SQD.
     pub fn is_draining(&self) -> bool {
         self.core.inner.lock().machine.is_draining()
     }
 
-    /// Makes it receive what is sent to the multicast group `mgid` (`man ibv_attach_mcast`); once
-    /// more changes nothing.
-    ///
-    /// A raw packet queue pair takes the address of an Ethernet group in the last six bytes of an
-    /// otherwise empty `mgid`.
-    ///
-    /// EINVAL: no group, or neither UD nor raw packets. ENOMEM: too many groups or members.
-    /// EADDRINUSE: another user listens for the group.
+    /// Joins the multicast group `mgid` (`man ibv_attach_mcast`); joining twice changes nothing.
+    /// For a raw packet queue pair the last six bytes of `mgid` are an Ethernet group address, the
+    /// rest is 0. EINVAL: not a group, or neither UD nor raw packets. ENOMEM: too many groups or
+    /// members. EADDRINUSE: another user listens for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -300,7 +293,7 @@ impl Qp {
         self.core.engine().attach(&(Arc::clone(&self.core) as _), mgid)
     }
 
-    /// Ends what [`Qp::attach_mcast`] with the same `mgid` began; EINVAL if there was nothing.
+    /// Leaves the multicast group `mgid`; EINVAL if it was not joined.
     pub fn detach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.detach(mgid);
@@ -308,16 +301,14 @@ impl Qp {
         self.core.engine().detach(&*self.core, mgid)
     }
 
-    /// Lets frames come to it, until the returned value is dropped (`man ibv_create_flow`).
-    ///
-    /// EINVAL: not a raw packet queue pair, or a flow of no normal kind that passes frames on.
-    /// ENOMEM: too many flows.
+    /// Steers frames to the queue pair until the returned flow is dropped (`man ibv_create_flow`).
+    /// EINVAL: not a raw packet queue pair, or a flow that passes frames on and is not a normal
+    /// one. ENOMEM: too many flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
         Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
     }
 
-    /// EBUSY while it is attached to a multicast group or has flows: a program may not destroy it
-    /// yet.
+    /// Fails with EBUSY while the queue pair is attached to a multicast group or has flows.
     pub fn check_detached(&self) -> Result<(), Error> {
         self.flows.check_unused()?;
         match if self.service() == Service::Ud { self.core.engine().memberships(&*self.core) } else { 0 } {
@@ -326,14 +317,14 @@ impl Qp {
         }
     }
 
-    /// Takes the queue pair out of use: no completion, event or packet of it from now on. Later
-    /// calls do nothing.
+    /// Destroys the queue pair: no completion, event or packet follows. Later calls do nothing.
     ///
-    /// What is owed to the peer goes out first: the program may already have seen the completion of
-    /// a message whose acknowledgement still waits, and the peer must not believe it lost.
+    /// Owed acknowledgements leave first: the program may have seen the completion of a message
+    /// that the peer still counts as outstanding.
     pub fn destroy(&self) {
         if self.tracked.is_alive() {
-            // Completions that only wait to be noticed are no outstanding requests.
+            // Process arrived acknowledgements, so that finished requests are not reported as
+            // outstanding.
             self.core.engine().progress();
         }
         self.tracked.end();
@@ -341,7 +332,7 @@ impl Qp {
         self.core.serve(clock::now());
         self.core.engine().drain();
         self.flows.clear();
-        // Before the number is free for others, whose completions it would mean then.
+        // Before the number is reused: later completions with it belong to another queue pair.
         if self.core.cut_off() {
             self.forget_completions();
         }
@@ -359,9 +350,9 @@ impl Drop for Qp {
     }
 }
 
-/// The engine of a new queue pair: that of its queue of sends. The first one has XRC, whose targets
-/// complete in queues of any thread, and the flows of raw packets. Where one more cannot start, all
-/// is the first one's.
+/// Chooses the engine of a new queue pair: that of its send CQ. XRC and raw packets use the first
+/// engine, because XRC targets complete in CQs of any thread, and so do all if another engine
+/// cannot start.
 fn engine_for(context: &Context, init: &QpInit, part: &Part) -> Arc<Engine> {
     let may_be_any = matches!((part, init.service), (Part::None, Service::Rc | Service::Uc | Service::Ud));
     let engine = init.send_cq.engine();
@@ -369,7 +360,6 @@ fn engine_for(context: &Context, init: &QpInit, part: &Part) -> Arc<Engine> {
     Arc::clone(engine)
 }
 
-/// What the state machine has to know.
 fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> QpConfig {
     let QpInit { service, caps, sq_sig_all, .. } = *init;
     let (engine, adapter) = (context.engine(), context.device().adapter());
@@ -377,7 +367,7 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
         Service::Raw => u32::try_from(adapter.interface().max_frame).unwrap_or(u32::MAX),
         _ => adapter.active_mtu().bytes(),
     };
-    // An XRC target takes receives from queues of its domain, whichever a message names.
+    // An XRC target takes receives from any queue of its domain.
     let in_domain = is_xrc_target.then_some(limits::MAX_SRQ_SGE);
     QpConfig {
         sq_sig_all,
@@ -389,8 +379,7 @@ fn config(context: &Context, init: &QpInit, qpn: Qpn, is_xrc_target: bool) -> Qp
     }
 }
 
-/// What the checker is told of a new queue pair.
-fn told(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
+fn checker_facts(core: &QpCore, pd: &Pd, init: &QpInit) -> Pair {
     let qp = &core.resources;
     Pair {
         context: pd.context().id(),

@@ -1,9 +1,6 @@
-//! Bytes of requests under way, for the checker: summed up when they are posted, and again when the
-//! card is about to write them or is done with them, so that it is seen if the program changed
-//! them in between.
-//!
-//! Empty unless the checker is on. Under the lock of the queue pair. Reads the program's memory by
-//! its keys.
+//! Checksums of posted buffers, for the checker: taken when a request is posted and again before
+//! the card writes the buffer or completes the request, to detect that the program changed it in
+//! between. Empty unless the checker is on.
 
 use roxe_memory::guard::own_cells;
 use roxe_memory::region::PdId;
@@ -12,21 +9,21 @@ use roxe_transport::cx::Side;
 use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
 use std::collections::VecDeque;
 
-/// Bytes that are summed up in one piece.
+/// Bytes of one piece.
 const PIECE: u32 = 512;
-/// Pieces of one request: of a longer one a sample is taken, so that the cost has a bound.
+/// Pieces per request; a longer request is sampled to bound the cost.
 const PIECES: u32 = 16;
-/// Requests of one queue that are watched at the same time.
+/// Requests watched per queue.
 const MOST: usize = 4096;
 
-/// What the card does with the bytes.
+/// The card's use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// It reads them, and reports that it is done.
+    /// Read by the card, which reports when it is done.
     Source,
-    /// It writes them.
+    /// Written by the card.
     Sink,
-    /// Nothing that can be judged.
+    /// Not checked.
     Other,
 }
 
@@ -41,7 +38,7 @@ struct Watched {
     sum: Option<u64>,
 }
 
-/// What is watched of one queue pair, oldest first.
+/// Watched requests of one queue pair, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     sends: VecDeque<Watched>,
@@ -49,7 +46,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A send was posted; `signals_all`: every one of the queue reports its completion.
     pub(super) fn posted_send(
         &mut self,
         (memory, pd): (&MemoryTable, PdId),
@@ -63,25 +59,25 @@ impl Watch {
         push(&mut self.sends, Watched { wr_id: request.wr_id, signaled, what, sges, reach: u32::MAX, sum });
     }
 
-    /// A receive was posted, of which a message fills at most the first `reach` bytes: what lies
-    /// behind them the program may change, and those with pools of buffers do.
+    /// Watches a receive of which a message fills at most the first `reach` bytes; the program may
+    /// change the rest, and buffer pools do.
     pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
         let (wr_id, sges, sum) = (request.wr_id, request.sges.to_vec(), sum(memory, pd, request.sges, reach));
         push(&mut self.receives, Watched { wr_id, signaled: true, what: Use::Sink, sges, reach, sum });
     }
 
-    /// The card is about to write the first bytes of this list: the request whose bytes are no
-    /// longer those that were posted.
+    /// Called before the card writes the first bytes of a list. Returns the `wr_id` if the buffer
+    /// changed since it was posted.
     pub(super) fn writes(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, sges: &[Sge]) -> Option<u64> {
         let is_it = |watched: &&mut Watched| watched.what == Use::Sink && watched.sum.is_some() && watched.sges == sges;
         let watched = self.queue(side).iter_mut().find(is_it)?;
-        // From now on the card writes there.
+        // The card writes the buffer from now on.
         let before = watched.sum.take();
         (sum(memory, pd, sges, watched.reach)? != before?).then_some(watched.wr_id)
     }
 
-    /// The card is done with a request, and for a send with all before it: whether its bytes are no
-    /// longer those that were posted.
+    /// Ends the watch of a request, for a send also of those before it. Returns true if its buffer
+    /// changed since it was posted.
     pub(super) fn completed(&mut self, (memory, pd): (&MemoryTable, PdId), side: Side, cqe: &Cqe) -> bool {
         let failed = cqe.status != WcStatus::Success;
         let is_it = |watched: &Watched| watched.wr_id == cqe.wr_id && (watched.signaled || failed);
@@ -97,7 +93,6 @@ impl Watch {
         })
     }
 
-    /// Requests that were posted last are taken back.
     pub(super) fn take_back(&mut self, count: u32) {
         let left = self.sends.len().saturating_sub(count as usize);
         self.sends.truncate(left);
@@ -129,7 +124,7 @@ fn use_of(op: &SendOp, signaled: bool) -> Use {
     }
 }
 
-/// The sum of the first `reach` bytes of a list, of a sample of them if they are many; `None`:
+/// Returns the checksum of the first `reach` bytes of a list, sampled if they are many; `None` if
 /// there are none, or they cannot be read.
 fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> {
     let total = sges.iter().try_fold(0u32, |total, sge| total.checked_add(sge.length))?.min(reach);
@@ -140,7 +135,7 @@ fn sum(memory: &MemoryTable, pd: PdId, sges: &[Sge], reach: u32) -> Option<u64> 
     let pieces = total.div_ceil(PIECE).min(PIECES);
     let mut sum = 0xcbf2_9ce4_8422_2325;
     for piece in 0..pieces {
-        // Evenly from the first byte to the last.
+        // Pieces are spread evenly from the first byte to the last.
         let room = u64::from(total.saturating_sub(PIECE));
         let last = u64::from(pieces - 1).max(1);
         let at = u32::try_from(room * u64::from(piece) / last).ok()?;
@@ -162,7 +157,7 @@ mod tests {
     use roxe_transport::wr::Access;
 
     #[test]
-    fn a_changed_byte_is_seen_once_the_send_completes_or_the_receive_is_written() {
+    fn changed_buffer_is_reported_at_completion_or_write() {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();
@@ -177,14 +172,14 @@ mod tests {
             watch.posted_recv(own, &RecvRequest { wr_id: 6, sges: &sges }, u32::MAX);
             table.hold().scatter(pd.id(), &sges, 99, &[byte]).unwrap();
             assert_eq!(watch.completed(own, Side::Send, &cqe), changed);
-            assert!(!watch.completed(own, Side::Send, &cqe), "it is gone");
+            assert!(!watch.completed(own, Side::Send, &cqe), "no longer watched");
             assert_eq!(watch.writes(own, Side::Recv, &sges), changed.then_some(6));
             assert_eq!(watch.writes(own, Side::Recv, &sges), None, "the card itself wrote since");
         }
     }
 
     #[test]
-    fn bytes_of_a_receive_that_no_message_reaches_may_change() {
+    fn receive_bytes_beyond_reach_may_change() {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
         let table: &MemoryTable = pd.context().memory();

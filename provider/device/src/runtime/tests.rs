@@ -1,5 +1,5 @@
-//! Who runs timers and receives when, with queue pairs; messages of connection managers while
-//! nobody gets the receive side.
+//! Timers and receives of engines with queue pairs; connection management while the receive side is
+//! locked.
 
 use super::Runtime;
 use crate::cq::{Cq, CqInit};
@@ -16,20 +16,19 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// The shortest timeout of a queue pair takes half as long.
+/// Half of the shortest timeout of a queue pair.
 const LATE: Duration = Duration::from_millis(10);
 
-/// Who has it decides when engines of this process receive and run timers. A packet can come to the
-/// socket of any of them, and waits there while nobody gets its receive side.
+/// Serializes tests: a packet may arrive at the socket of any engine of this process, and waits
+/// there while its receive side is locked.
 static ENGINES: Mutex<()> = Mutex::new(());
 
 fn engines() -> MutexGuard<'static, ()> {
     ENGINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A queue pair connected with itself, which tries nothing again, and its completions. Its packets
-/// come to this engine: one was completed. Those of others may go to the socket of an engine that
-/// has just ended, and are lost with it.
+/// Creates a queue pair connected with itself, without retries, and its completion queue. Retries
+/// until its packets arrive at this engine; another one that has just ended may have taken them.
 fn alone() -> (Arc<Qp>, Arc<Cq>) {
     loop {
         let (qp, cq) = connected();
@@ -61,7 +60,7 @@ fn connected() -> (Arc<Qp>, Arc<Cq>) {
     (qp, cq)
 }
 
-/// Writes nothing to its peer.
+/// Posts an RDMA WRITE of 0 bytes.
 fn write(qp: &Qp) {
     let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
     let data = SendData::Inline(&[]);
@@ -69,7 +68,7 @@ fn write(qp: &Qp) {
 }
 
 #[test]
-fn a_timer_waits_until_arrived_packets_are_received() {
+fn timer_waits_until_arrived_packets_are_received() {
     let _engines = engines();
     let (qp, cq) = alone();
     let mut done = vec![];
@@ -78,12 +77,12 @@ fn a_timer_waits_until_arrived_packets_are_received() {
         done.clone()
     };
     let engine = cq.engine();
-    // Another thread has the receive side and does not get the processor.
+    // As another thread that holds the receive side and is preempted.
     let held = engine.hold_receive_side();
     write(&qp);
     let start = clock::now();
     while clock::now().since(start) < LATE {
-        assert_eq!(poll(), [], "nobody has looked whether the answer is there");
+        assert_eq!(poll(), [], "the acknowledgement may have arrived");
     }
     drop(held);
     while poll().is_empty() {}
@@ -91,7 +90,7 @@ fn a_timer_waits_until_arrived_packets_are_received() {
 }
 
 #[test]
-fn a_rescheduled_timer_waits_for_a_receive_after_it() {
+fn rescheduled_timer_waits_for_a_later_receive() {
     let _engines = engines();
     let (qp, cq) = alone();
     let engine = cq.engine();
@@ -101,10 +100,10 @@ fn a_rescheduled_timer_waits_for_a_receive_after_it() {
         done.clone()
     };
     let held = engine.hold_receive_side();
-    // Somebody looked before the second one was sent.
+    // A receive before the second WRITE is posted.
     let looked = engine.timers_added();
-    // The timer of the first one stays where it is, and that of this one comes later. Where this
-    // thread stood still the first timer has run, and this one sets its own.
+    // The timer of the first WRITE is still registered; the second one's expires later. If this
+    // thread was preempted, the first has run, and the second WRITE registers its own.
     write(&qp);
     let start = clock::now();
     while clock::now().since(start) < LATE {}
@@ -115,7 +114,7 @@ fn a_rescheduled_timer_waits_for_a_receive_after_it() {
 }
 
 #[test]
-fn waiting_for_an_event_receives_the_packets_that_cause_it() {
+fn get_event_receives_packets() {
     let _engines = engines();
     let (qp, cq) = alone();
     for _ in 0..100 {
@@ -127,9 +126,9 @@ fn waiting_for_an_event_receives_the_packets_that_cause_it() {
 }
 
 #[test]
-fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free() {
+fn cm_message_within_host_does_not_need_receive_side() {
     let _engines = engines();
-    // Of its own: nobody else needs the receive side that is held.
+    // An engine that no other test uses.
     let runtime = Runtime::new(testing::context().device()).unwrap();
     runtime.engine().start_with_links().unwrap();
     let here = Ipv4Addr::LOCALHOST.into();
@@ -140,7 +139,7 @@ fn a_message_for_this_host_does_not_wait_for_a_receive_side_that_is_never_free()
         threads.spawn(|| {
             let _rx = runtime.engine().hold_receive_side();
             held.send(()).unwrap();
-            // Until the other end is gone.
+            // Until `done` is dropped.
             let _ = is_done.into_iter().next();
         });
         is_held.recv().unwrap();

@@ -1,4 +1,4 @@
-//! Order, limits and events of shared receive queues; tags.
+//! Shared receive queues: order, limits, tags.
 
 use super::*;
 use crate::testing;
@@ -19,7 +19,7 @@ fn post(srq: &Srq, wr_id: u64) -> Result<(), PostError> {
 
 // clause: SRQ-ORDER
 #[test]
-fn requests_come_out_in_order_with_their_lists() {
+fn requests_keep_order_and_lists() {
     let srq = srq(4, 0);
     srq.post_recv(&RecvRequest { wr_id: 1, sges: &[] }).unwrap();
     srq.post_recv(&RecvRequest { wr_id: 2, sges: &[sge(20)] }).unwrap();
@@ -33,7 +33,7 @@ fn requests_come_out_in_order_with_their_lists() {
 }
 
 #[test]
-fn both_limits_hold() {
+fn max_wr_and_max_sge_are_enforced() {
     let srq = srq(2, 0);
     let three = [sge(0); 3];
     assert_eq!(srq.post_recv(&RecvRequest { wr_id: 0, sges: &three }), Err(PostError::TooManySges));
@@ -44,7 +44,7 @@ fn both_limits_hold() {
 
 // clause: SRQ-LIMIT
 #[test]
-fn the_limit_fires_once_until_it_is_armed_again() {
+fn limit_event_fires_once_per_arming() {
     let srq = srq(8, 2);
     (0..4).for_each(|i| post(&srq, i).unwrap());
     let context = Arc::clone(srq.pd().context());
@@ -86,16 +86,15 @@ fn sizes_beyond_the_device_are_refused() {
 }
 
 #[test]
-fn destroying_waits_for_the_users_and_frees_the_domain() {
+fn destroy_is_busy_with_users_and_frees_domain() {
     let srq = srq(1, 0);
-    let user = srq.hold();
+    let user = srq.uses.hold();
     assert_eq!(srq.destroy().unwrap_err().errno(), libc::EBUSY);
     drop(user);
     srq.destroy().unwrap();
     assert!(srq.pd().dealloc().is_ok());
 }
 
-/// Tags: operations on them, and messages that look for one.
 mod tags {
     use super::super::*;
     use crate::cq::CqInit;
@@ -116,8 +115,7 @@ mod tags {
         TagOp::Add(TagRecv { wr_id, tag, mask: !0, sges: &[] })
     }
 
-    /// What the queue has to report: number, operation, status, whether the program is asked to
-    /// synchronise.
+    /// Polls all completions: `wr_id`, opcode, status, and true if a sync is requested.
     fn done(cq: &Cq) -> Vec<(u64, WcOpcode, WcStatus, bool)> {
         let mut found = vec![];
         let each = |cqe: &Cqe| found.push((cqe.wr_id, cqe.opcode, cqe.status, cqe.tm.flags == TmFlags::SYNC_REQ));
@@ -127,7 +125,7 @@ mod tags {
 
     // clause: TM-OPERATION
     #[test]
-    fn operations_complete_in_order_where_the_queue_says() {
+    fn tag_operations_complete_in_order() {
         let (srq, cq) = srq(2, 10);
         let handle = srq.post_op(&request(1, add(7, 7))).unwrap().unwrap();
         srq.post_op(&TagRequest { signaled: false, ..request(2, add(8, 8)) }).unwrap().unwrap();
@@ -147,10 +145,10 @@ mod tags {
 
     // clause: TM-UNEXPECTED, TM-SYNC
     #[test]
-    fn operations_ask_to_synchronise_until_the_program_has_done_so() {
+    fn tag_operations_request_sync_until_program_syncs() {
         let (srq, cq) = srq(4, 10);
         let mut sges = vec![];
-        assert_eq!(srq.take_tagged(Some(3), &mut sges), None, "no receive at all");
+        assert_eq!(srq.take_tagged(Some(3), &mut sges), None, "no receive is posted");
         srq.post_recv(&RecvRequest { wr_id: 70, sges: &[] }).unwrap();
         assert_eq!(srq.take_tagged(Some(3), &mut sges), Some((70, TagFit::Unexpected { asks_sync: false })));
         srq.post_op(&request(1, add(7, 7))).unwrap();
@@ -160,12 +158,16 @@ mod tags {
         assert_eq!(srq.take_tagged(Some(7), &mut sges), Some((7, TagFit::Matched)));
         srq.post_recv(&RecvRequest { wr_id: 71, sges: &[] }).unwrap();
         assert_eq!(srq.take_tagged(None, &mut sges), Some((71, TagFit::Untagged)));
-        assert_eq!(srq.take_tagged(Some(8), &mut sges), Some((8, TagFit::Matched)), "that did not count");
+        assert_eq!(
+            srq.take_tagged(Some(8), &mut sges),
+            Some((8, TagFit::Matched)),
+            "an untagged message does not count"
+        );
     }
 
     // clause: TM-OPERATION-PLACE
     #[test]
-    fn unpolled_completions_of_operations_are_bounded() {
+    fn unpolled_tag_operations_are_bounded() {
         let (srq, cq) = srq(8, 2);
         for wr_id in 0..2 {
             srq.post_op(&request(wr_id, TagOp::Sync)).unwrap();
@@ -177,7 +179,7 @@ mod tags {
     }
 
     #[test]
-    fn sizes_are_checked_and_only_such_a_queue_has_tags() {
+    fn tag_sizes_are_checked_and_plain_srq_has_no_tags() {
         let pd = testing::pd();
         let cq = pd.context().create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
         let init = SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 5 };
@@ -196,7 +198,7 @@ mod tags {
 
     // clause: TM-BROKEN-OFF
     #[test]
-    fn a_completion_that_vanishes_need_not_be_counted() {
+    fn dropped_completion_uncounts_unexpected_message() {
         let (srq, _cq) = srq(4, 10);
         srq.post_recv(&RecvRequest { wr_id: 70, sges: &[] }).unwrap();
         srq.take_tagged(Some(3), &mut vec![]).unwrap();

@@ -1,10 +1,10 @@
-//! Litmus programs for one queue pair: what may be seen of what it has taken in.
+//! Litmus programs for one queue pair: possible orders in which payload becomes visible.
 
 use super::*;
 use crate::testing::Pages;
 use std::collections::BTreeSet;
 
-/// Where the litmus programs write.
+/// Offset and length of the payload, and offset of a flag.
 const DATA: u64 = 0;
 const LEN: usize = 100;
 const FLAG: u64 = 1024;
@@ -21,9 +21,9 @@ impl World {
         Self { pages: Pages::new(1), placement: Placement::new(seed, 0) }
     }
 
-    /// A peer's WRITE, or a packet of a message.
+    /// Receives a peer's WRITE or a packet of a message.
     fn take(&mut self, at: u64, bytes: &[u8]) {
-        self.placement.take_in(Side::Recv, &[(self.pages.addr() + at, bytes)]);
+        self.placement.delay(Side::Recv, &[(self.pages.addr() + at, bytes)]);
     }
 
     fn byte(&self, at: u64) -> u8 {
@@ -32,62 +32,62 @@ impl World {
         byte[0]
     }
 
-    /// Which of the bytes of data are there.
-    fn there(&self) -> Vec<bool> {
+    /// For each byte of data, returns true if it is visible.
+    fn visible(&self) -> Vec<bool> {
         (0..LEN as u64).map(|at| self.byte(DATA + at) != 0).collect()
     }
 
-    /// Looks on until everything is there, and calls `look` in between.
+    /// Places payload until none is delayed, and calls `look` in between.
     fn watch(mut self, mut look: impl FnMut(&Self)) {
         look(&self);
         for _ in 0..1000 {
             if self.placement.is_settled(Side::Recv) {
                 return;
             }
-            self.placement.go_on();
+            self.placement.place_some();
             look(&self);
         }
-        panic!("something is never placed");
+        panic!("payload is never placed");
     }
 }
 
 const SEEDS: u64 = 200;
 
-/// Outcomes of a litmus program over all seeds.
+/// Returns the outcomes of a litmus program over all seeds.
 fn outcomes<O: Ord>(program: impl Fn(World, &mut BTreeSet<O>)) -> BTreeSet<O> {
     let mut outcomes = BTreeSet::new();
     (0..SEEDS).for_each(|seed| program(World::new(seed), &mut outcomes));
     outcomes
 }
 
-// IBA §9.5: only a receive, an atomic or a WRITE with immediate behind a WRITE says that it is
-// there; a byte of it does not, nor does one of a later WRITE.
+// IBA §9.5: only a receive, an atomic or a WRITE with immediate orders an earlier WRITE before it;
+// neither its own last byte nor a later WRITE does.
 #[test]
-fn a_flag_is_seen_with_and_without_the_data_that_was_written_before_it() {
+fn flag_may_be_visible_before_earlier_data() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.take(FLAG, &[1]);
         world.watch(|world| {
-            outcomes.insert((world.byte(FLAG) == 1, world.there().iter().all(|there| *there)));
+            outcomes.insert((world.byte(FLAG) == 1, world.visible().iter().all(|visible| *visible)));
         });
     });
     assert_eq!(seen.len(), 4, "every combination: {seen:?}");
 }
 
 #[test]
-fn the_last_byte_of_a_message_is_seen_before_and_after_its_first_one() {
+fn last_byte_may_be_visible_before_first() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[7; LEN]);
         world.watch(|world| {
-            let there = world.there();
-            outcomes.insert((there[0], there[LEN - 1]));
+            let visible = world.visible();
+            outcomes.insert((visible[0], visible[LEN - 1]));
         });
     });
     assert_eq!(seen.len(), 4, "every combination: {seen:?}");
 }
 
 #[test]
-fn a_word_is_seen_half_written() {
+fn word_may_be_visible_in_part() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(FLAG, &[0xff; 8]);
         world.watch(|world| {
@@ -98,13 +98,13 @@ fn a_word_is_seen_half_written() {
 }
 
 #[test]
-fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
+fn settle_places_all_payload_of_one_side() {
     let seen = outcomes(|mut world, outcomes| {
         let addr = world.pages.addr();
-        world.placement.take_in(Side::Send, &[(addr + FLAG, &[1; LEN])]);
+        world.placement.delay(Side::Send, &[(addr + FLAG, &[1; LEN])]);
         world.take(DATA, &[7; LEN]);
         world.placement.settle(Side::Recv);
-        assert!(world.there().iter().all(|there| *there));
+        assert!(world.visible().iter().all(|visible| *visible));
         outcomes.insert(world.placement.is_settled(Side::Send));
         world.placement.settle(Side::Send);
         assert_eq!(world.byte(FLAG + LEN as u64 - 1), 1);
@@ -113,10 +113,10 @@ fn what_is_settled_is_there_and_the_other_side_is_left_alone() {
     assert_eq!(seen.len(), 2);
 }
 
-// IBA §9.5: requests of one queue pair are executed in their order, so the later of two on the same
-// bytes is what remains, and an older one is never seen behind it.
+// IBA §9.5: a queue pair executes requests in order, so the later of two on the same bytes remains,
+// and the earlier is never seen after it.
 #[test]
-fn bytes_written_twice_never_become_what_they_were_written_first() {
+fn overlapping_writes_keep_order() {
     let seen = outcomes(|mut world, outcomes| {
         world.take(DATA, &[1; LEN]);
         world.take(DATA + 50, &[2; LEN]);
@@ -136,12 +136,12 @@ fn bytes_written_twice_never_become_what_they_were_written_first() {
 }
 
 #[test]
-fn a_list_of_several_parts_arrives_whole() {
+fn scattered_payload_is_placed_whole() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed);
         let addr = world.pages.addr();
-        world.placement.take_in(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
-        world.placement.settle_all();
+        world.placement.delay(Side::Recv, &[(addr + 300, &[1; 40]), (addr, &[2; 60]), (addr + 100, &[3])]);
+        world.placement.place_where(|_| true);
         let at = |at| world.byte(at);
         assert_eq!([at(299), at(300), at(339), at(340)], [0, 1, 1, 0], "seed {seed}");
         assert_eq!([at(0), at(59), at(60), at(99), at(100), at(101)], [2, 2, 0, 0, 3, 0], "seed {seed}");
@@ -149,7 +149,7 @@ fn a_list_of_several_parts_arrives_whole() {
 }
 
 #[test]
-fn the_same_seed_makes_the_same_choices_and_another_one_others() {
+fn choices_depend_on_seed() {
     let run = |seed| {
         let (mut world, mut seen) = (World::new(seed), vec![]);
         (0..4).for_each(|at| world.take(at * 256, &[9; LEN]));
@@ -161,18 +161,18 @@ fn the_same_seed_makes_the_same_choices_and_another_one_others() {
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn delayed_payload_is_bounded() {
     let mut world = World::new(5);
     let addr = world.pages.addr();
     for _ in 0..10_000 {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
-        world.placement.take_in(Side::Recv, &parts);
+        world.placement.delay(Side::Recv, &parts);
         assert!(world.placement.waiting <= MOST);
     }
 }
 
 #[test]
-fn a_program_that_polls_gets_what_is_there_before_long() {
+fn hidden_completion_is_shown_after_few_polls() {
     for seed in 0..100 {
         let mut weak = WeakCq::new(seed, 0, Weakness::COMPLETIONS);
         let (mut held, mut in_vain, mut was_in_vain) = (0, 0, false);

@@ -1,8 +1,6 @@
-//! Processes that open and close the device all the time, beside honest traffic: nothing is lost.
-//!
-//! Everything that is sent is sent once. RC has a timeout of 0, so a lost packet stops its queue
-//! pair for ever; UC and UD play ping-pong, which a lost message stops. `ROXE_TEST_CHURN_SECONDS`
-//! says how long each link is tried.
+//! Processes that open and close the device beside traffic that must lose nothing: RC has a timeout
+//! of 0, so a lost packet stops its queue pair, and a lost message stops the ping-pong of UC and
+//! UD. `ROXE_TEST_CHURN_SECONDS`: duration per link.
 
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::player::Player;
@@ -12,12 +10,12 @@ use roxe_provider::{Service, WcStatus};
 use std::time::{Duration, Instant};
 
 const OPENERS: usize = 3;
-/// Queue pairs that an opener makes before it closes the device.
+/// Queue pairs that a process creates before it closes the device.
 const QPS: usize = 40;
 const PAIRS: usize = 20;
 const WRITES: u64 = 3;
 
-/// Not a test of its own: a process that another test has started.
+/// Peer process, started by a test.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -45,7 +43,7 @@ fn peer() {
     }
 }
 
-/// Opens the device, makes queue pairs and closes it, again and again. Returns how many times.
+/// Opens the device, creates queue pairs and closes it, repeatedly. Returns the number of rounds.
 fn open_and_close(time: Duration) -> u64 {
     let (start, mut times) = (Instant::now(), 0);
     while start.elapsed() < time {
@@ -57,8 +55,8 @@ fn open_and_close(time: Duration) -> u64 {
     times
 }
 
-/// Makes pairs of queue pairs in this process, writes by each, and closes the device. Returns how
-/// many times.
+/// Connects queue pairs within this process, writes, and closes the device, repeatedly. Returns the
+/// number of rounds.
 fn write_within_the_process(time: Duration) -> u64 {
     let (start, mut times) = (Instant::now(), 0);
     while start.elapsed() < time {
@@ -89,13 +87,13 @@ fn nothing_is_lost(link: &str) {
     players.iter_mut().for_each(introduce);
     let mut openers: Vec<_> = (0..OPENERS).map(|_| Peer::start("opener", &knobs)).collect();
     let mut pairs: Vec<_> = (0..2).map(|_| Peer::start("pairs", &knobs)).collect();
-    openers.iter_mut().for_each(|peer| peer.tell(&format!("open {seconds}")));
-    pairs.iter_mut().for_each(|peer| peer.tell(&format!("pairs {seconds}")));
+    openers.iter_mut().for_each(|peer| peer.send_line(&format!("open {seconds}")));
+    pairs.iter_mut().for_each(|peer| peer.send_line(&format!("pairs {seconds}")));
     for [a, b] in &mut players {
-        b.tell("answer");
-        a.tell(&format!("serve {seconds}"));
+        b.send_line("answer");
+        a.send_line(&format!("serve {seconds}"));
     }
-    let count = |peer: &mut Peer| peer.hear().parse::<u64>().unwrap();
+    let count = |peer: &mut Peer| peer.read_line().parse::<u64>().unwrap();
     let played: Vec<_> = players.iter_mut().map(|[a, _]| count(a)).collect();
     let [opened, written] = [&mut openers, &mut pairs].map(|peers| peers.iter_mut().map(count).sum::<u64>());
     println!("link {link}: {played:?} messages of RC, UC and UD; {opened} times opened, {written} rounds of pairs");
@@ -112,14 +110,13 @@ fn churn_loses_nothing_over_udp() {
     nothing_is_lost("udp");
 }
 
-/// Ping-pong with the default card: how many of 1,000 answers were received before the send that
-/// they answer was complete.
+/// Returns how many of 1,000 answers were received before the send that they answer completed.
 fn overtaken_sends(link: &str, knobs: &[(&str, &str)]) -> u64 {
     let knobs = [&[("ROXE_LINK", link)], knobs].concat();
     let mut players = [(); 2].map(|()| Peer::start("rc", &knobs));
     introduce(&mut players);
     let [a, b] = &mut players;
-    b.tell("answer");
+    b.send_line("answer");
     a.ask("overtaken 1000")[0]
 }
 

@@ -1,4 +1,4 @@
-//! Connections and lookups between ids of one process: every verb, every event, states, limits.
+//! Connections and lookups between ids of one process.
 
 use crate::common::ends::*;
 use crate::common::*;
@@ -11,10 +11,9 @@ use roxe_provider::wire::{PathMtu, Qpn};
 use roxe_provider::{AsyncEventKind, AttrMask, Error, QpAttr, QpState, Service, XrcdInit};
 use std::sync::Arc;
 
-/// The most bytes of private data that a program may give, by verb and kind of id, and how many of
-/// them its peer is told of.
+/// Maximum private data by verb and kind of id, which is also its length in the peer's event.
 mod private_data {
-    /// `connect` of an id with IP addresses: what the addresses leave of 92 bytes.
+    /// `connect` of an id with IP addresses, which take a part of 92 bytes.
     pub(super) const CONNECT: usize = 56;
     /// `connect` of an id with an `AF_IB` address.
     pub(super) const CONNECT_IB: usize = 92;
@@ -34,7 +33,7 @@ fn errno(result: Result<(), Error>) -> i32 {
 
 // clause: CM-IP-HEADER, CM-DEPTH, CM-PATH, CM-QP-INIT, CM-QP-RTR, CM-QP-RTS
 #[test]
-fn two_ends_connect_talk_and_part() {
+fn ids_connect_exchange_and_disconnect() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     listener.id.set_user(77);
@@ -83,7 +82,7 @@ fn two_ends_connect_talk_and_part() {
 
 // clause: CM-ESTABLISH
 #[test]
-fn a_program_that_moves_its_queue_pair_itself_establishes() {
+fn program_that_moves_its_qp_calls_establish() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address());
@@ -96,7 +95,7 @@ fn a_program_that_moves_its_queue_pair_itself_establishes() {
     give(&active.id, QpState::Init);
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL);
     active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"") }).unwrap();
-    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "nobody has answered");
+    assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "the peer has not replied");
     let (passive, request) = listener.request();
     assert_eq!(terms(&request).qp_num, qp.qpn().get());
     let passive = passive.with_qp(&node);
@@ -112,7 +111,7 @@ fn a_program_that_moves_its_queue_pair_itself_establishes() {
 
 // clause: CM-ESTABLISH
 #[test]
-fn a_message_may_confirm_in_place_of_the_peer() {
+fn comm_est_event_establishes_connection() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address());
@@ -129,7 +128,7 @@ fn a_message_may_confirm_in_place_of_the_peer() {
 
 // clause: CM-REJECT
 #[test]
-fn a_rejection_says_why() {
+fn rejection_carries_reason_and_data() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
@@ -155,18 +154,17 @@ fn a_rejection_says_why() {
 }
 
 #[test]
-fn a_request_waits_a_moment_for_its_listener() {
+fn connect_request_waits_for_listener() {
     assert!((0..20).any(|_| a_late_listener_is_heard()), "no request waits");
 }
 
-/// Whether a request that found nobody gets who listens then; not, if this machine stands still for
-/// longer than it waits.
+/// Returns true if a listener that comes late gets the request; false if this machine stalls.
 fn a_late_listener_is_heard() -> bool {
     let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, HERE));
     late.id.bind(&address(HERE)).unwrap();
     let [active, second] = [&late, &other].map(|to| End::before(PortSpace::Tcp, &to.address()));
     active.id.connect(&saying(b"early")).unwrap();
-    // When a request that was sent later is heard, the first has found nobody.
+    // Once a later request has arrived, the first has found no listener.
     second.id.connect(&saying(b"")).unwrap();
     other.request();
     late.id.listen(1).unwrap();
@@ -181,10 +179,10 @@ fn a_late_listener_is_heard() -> bool {
 
 // clause: CM-LISTEN
 #[test]
-fn nobody_listens() {
+fn connect_without_listener_is_rejected() {
     let refusals = [(PortSpace::Tcp, EventKind::Rejected, 8), (PortSpace::Udp, EventKind::Unreachable, 1)];
     for (space, kind, status) in refusals {
-        // The port is taken, so that no other test can listen there.
+        // The bound port keeps other tests from listening there.
         let holder = End::new(space);
         holder.id.bind(&address(HERE)).unwrap();
         let active = End::before(space, &holder.address());
@@ -195,7 +193,7 @@ fn nobody_listens() {
 
 // clause: CM-SIDR
 #[test]
-fn a_datagram_service_is_found() {
+fn lookup_finds_datagram_service() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Udp, HERE);
     let client = End::before(PortSpace::Udp, &listener.address()).with_qp(&node);
@@ -223,7 +221,7 @@ fn a_datagram_service_is_found() {
 
 // clause: CM-SIDR
 #[test]
-fn a_datagram_service_refuses() {
+fn lookup_can_be_rejected() {
     let listener = End::listening(PortSpace::Udp, HERE);
     let client = End::before(PortSpace::Udp, &listener.address());
     client.id.connect(&saying(b"")).unwrap();
@@ -236,7 +234,7 @@ fn a_datagram_service_refuses() {
 }
 
 #[test]
-fn verbs_in_wrong_states_are_refused() {
+fn verbs_in_wrong_state_are_refused() {
     let node = Node::open();
     let to = address("127.0.0.1:9");
     let all = |id: &Id| {
@@ -284,7 +282,7 @@ fn verbs_in_wrong_states_are_refused() {
 }
 
 #[test]
-fn private_data_has_limits() {
+fn too_long_private_data_is_refused() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address());
     assert_eq!(errno(active.id.connect(&saying(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
@@ -307,7 +305,7 @@ fn private_data_has_limits() {
 
 // clause: CM-BACKLOG
 #[test]
-fn requests_that_nobody_has_heard_of_are_bounded() {
+fn backlog_bounds_pending_requests() {
     let listener = End::new(PortSpace::Tcp);
     listener.id.bind(&address(HERE)).unwrap();
     listener.id.listen(2).unwrap();
@@ -327,14 +325,14 @@ fn requests_that_nobody_has_heard_of_are_bounded() {
 }
 
 #[test]
-fn a_listener_takes_its_unheard_requests_with_it() {
+fn destroyed_listener_rejects_pending_requests() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (heard, unheard) =
         (End::before(PortSpace::Tcp, &listener.address()), End::before(PortSpace::Tcp, &listener.address()));
     heard.id.connect(&saying(b"1")).unwrap();
     let (passive, _) = listener.request();
     unheard.id.connect(&saying(b"2")).unwrap();
-    // Until the request has come in, there is nothing to take along.
+    // Until the request has arrived.
     first_of(&[&listener.channel]);
     listener.id.destroy();
     assert_eq!(unheard.expect(EventKind::Rejected).status, 28);
@@ -344,7 +342,7 @@ fn a_listener_takes_its_unheard_requests_with_it() {
 }
 
 #[test]
-fn ids_end_at_any_time_and_peers_hear_of_it() {
+fn id_destroyed_in_any_state_notifies_peer() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (active, passive) = connected(&node, &listener);
@@ -368,7 +366,7 @@ fn ids_end_at_any_time_and_peers_hear_of_it() {
 }
 
 #[test]
-fn ids_move_with_their_events() {
+fn migrated_id_keeps_its_events() {
     let (listener, other) = (End::listening(PortSpace::Tcp, HERE), Channel::create().unwrap());
     let active = End::new(PortSpace::Tcp);
     active.id.resolve_addr(None, &listener.address(), 1).unwrap();
@@ -384,19 +382,19 @@ fn ids_move_with_their_events() {
     assert!(listener.is_quiet());
     let request = next(&new_home);
     assert_eq!(request.kind, EventKind::ConnectRequest);
-    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "what comes of it comes there too");
+    assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "later events of the request arrive there, too");
     assert!(Arc::ptr_eq(&listener.id.channel(), &new_home));
 }
 
 // clause: CM-LISTEN
 #[test]
-fn ports_are_shared_as_ids_say() {
+fn port_is_shared_with_reuse_addr_only() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let taken = listener.address();
     let other = End::new(PortSpace::Tcp);
     assert_eq!(errno(other.id.bind(&taken)), libc::EADDRINUSE);
     other.id.bind(&address(HERE)).unwrap();
-    // A datagram service of another test may have the number that is chosen.
+    // Another test's datagram service may have this port number.
     let of_both_spaces = || {
         let (stream, datagrams) = (End::listening(PortSpace::Tcp, HERE), End::new(PortSpace::Udp));
         datagrams.id.bind(&stream.address()).is_ok()
@@ -416,7 +414,7 @@ fn ports_are_shared_as_ids_say() {
 
 // clause: CM-LOOPBACK
 #[test]
-fn addresses_lead_somewhere_or_not() {
+fn unreachable_addresses_are_errors() {
     let end = End::new(PortSpace::Tcp);
     assert_eq!(errno(end.id.bind(&address("192.0.2.1:7"))), libc::EADDRNOTAVAIL);
     end.id.bind(&address("127.0.0.1:0")).unwrap();
@@ -442,7 +440,7 @@ fn addresses_lead_somewhere_or_not() {
 
 // clause: CM-PATH, CM-FLOW-LABEL
 #[test]
-fn options_are_in_the_path_and_the_queue_pair() {
+fn options_reach_path_and_queue_pair() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::new(PortSpace::Tcp);
@@ -474,7 +472,7 @@ fn options_are_in_the_path_and_the_queue_pair() {
 }
 
 #[test]
-fn a_program_may_know_the_path() {
+fn path_option_replaces_resolve_route() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::new(PortSpace::Tcp);
     active.id.resolve_addr(None, &listener.address(), 1).unwrap();
@@ -503,7 +501,7 @@ fn a_program_may_know_the_path() {
 }
 
 #[test]
-fn ipv6_addresses_and_all_of_them() {
+fn ipv6_and_wildcard_addresses_connect() {
     let node = Node::open();
     if node.context.gid_entries().iter().all(|entry| entry.gid.is_ipv4()) {
         return no_ipv6();
@@ -531,7 +529,7 @@ fn ipv6_addresses_and_all_of_them() {
     beside.request();
 }
 
-/// Two ids bound to one port: at all addresses of IPv6, and at all of IPv4.
+/// Returns two ids bound to one port, one for all IPv6 and one for all IPv4 addresses.
 fn narrow_and_beside() -> (End, End) {
     loop {
         let (narrow, beside) = (End::new(PortSpace::Tcp), End::new(PortSpace::Tcp));
@@ -539,7 +537,7 @@ fn narrow_and_beside() -> (End, End) {
         narrow.id.bind(&address("[::]:0")).unwrap();
         match beside.id.bind(&address("0.0.0.0:0").with_port(narrow.address().port())) {
             Ok(()) => return (narrow, beside),
-            // Of IPv4, another test has that port: the next one may be free.
+            // Another test has the IPv4 port: try the next one.
             Err(e) => assert_eq!(e.errno(), libc::EADDRNOTAVAIL),
         }
     }
@@ -551,8 +549,8 @@ fn ib(gid_of: &str, sid: u64, sid_mask: u64) -> Address {
 
 // clause: CM-IB-SERVICE
 #[test]
-fn services_can_be_named_outright() {
-    // Not that of another process that runs these tests.
+fn ib_addresses_name_services() {
+    // Differs from that of another process that runs these tests.
     let sid = 0x013f_4000 | u64::from(std::process::id() & 0x3fff);
     let wrong = End::new(PortSpace::Tcp);
     assert_eq!(errno(wrong.id.bind(&ib(HERE, 0x0111_0007, !0))), libc::EPROTONOSUPPORT);
@@ -572,7 +570,7 @@ fn services_can_be_named_outright() {
 
 // clause: CM-IB-SERVICE
 #[test]
-fn a_service_without_a_port_gets_one() {
+fn ib_service_without_port_gets_one() {
     let listener = End::new(PortSpace::Ib);
     listener.id.bind(&ib(HERE, 0x013f_0000, !0xffff)).unwrap();
     listener.id.listen(1).unwrap();
@@ -591,7 +589,7 @@ fn a_service_without_a_port_gets_one() {
 }
 
 #[test]
-fn other_services_connect_too() {
+fn uc_id_connects_and_xrc_id_is_rejected() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let channel = Channel::create().unwrap();
@@ -619,7 +617,7 @@ fn other_services_connect_too() {
 
 // clause: CM-XRC
 #[test]
-fn an_xrc_initiator_connects_to_a_target() {
+fn xrc_initiator_connects_to_target() {
     let node = Node::open();
     let xrcd = node.context.open_xrcd(XrcdInit { file: None, create: true, exclusive: false }).unwrap();
     let new = |service| {
@@ -648,11 +646,11 @@ fn an_xrc_initiator_connects_to_a_target() {
     let plain = new(Service::Rc);
     plain.resolve(&listener.address());
     plain.id.connect(&saying(b"")).unwrap();
-    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "who listens for XRC wants nothing else");
+    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener takes XRC only");
 }
 
 #[test]
-fn terms_that_a_queue_pair_cannot_take_end_in_an_error() {
+fn invalid_terms_end_in_connect_error() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);

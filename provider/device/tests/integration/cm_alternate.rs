@@ -1,5 +1,4 @@
-//! Alternate paths of connections: from the addresses of the loopback interface in one IP version
-//! to those in the other.
+//! Alternate paths of connections: from one IP version of the loopback interface to the other.
 
 use crate::common::ends::*;
 use crate::common::*;
@@ -8,7 +7,7 @@ use roxe_provider::wire::Gid;
 use roxe_provider::{AsyncEventKind, AttrMask, MigState, Qp, QpAttr};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The way over IPv6, if this machine has it.
+/// Path over IPv6, if this machine has it.
 fn other_way(node: &Node, path: &Path) -> Option<Path> {
     let here = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
     let has = node.context.gid_entries().iter().any(|entry| entry.gid == here);
@@ -21,18 +20,18 @@ fn state(qp: &Qp) -> MigState {
 
 // clause: CM-LAP, CM-QP-ALTERNATE, CM-MIGRATED
 #[test]
-fn both_queue_pairs_load_the_path_and_go_over_to_it() {
+fn both_queue_pairs_load_alternate_path_and_migrate() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (active, passive) = connected(&node, &listener);
     let Some(path) = other_way(&node, &active.id.path().unwrap()) else { return no_ipv6() };
     go_over(&node, &path, &active, &passive);
-    // The passive side may propose it as well.
+    // The passive side may propose the path, too.
     let (active, passive) = connected(&node, &listener);
     go_over(&node, &path, &passive, &active);
 }
 
-/// The first end proposes the path, and is the first to go over.
+/// The first end proposes the path and migrates first.
 fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
     passive.id.take_alternates(true).unwrap();
     active.id.load_alternate(path).unwrap();
@@ -50,7 +49,7 @@ fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
         end.id.notify(AsyncEventKind::PathMig).unwrap();
         assert_eq!(end.id.path().unwrap().sgid, path.sgid);
     }
-    // Messages go over IPv6 now.
+    // Messages travel over IPv6 from now on.
     active.id.disconnect().unwrap();
     passive.expect(EventKind::Disconnected);
     passive.id.disconnect().unwrap();
@@ -59,7 +58,7 @@ fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
 
 // clause: CM-LAP
 #[test]
-fn no_alternate_path_is_loaded_without_consent() {
+fn alternate_path_needs_consent_of_program() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (active, passive) = connected(&node, &listener);

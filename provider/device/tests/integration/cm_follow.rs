@@ -15,7 +15,7 @@ fn errno(result: Result<(), Error>) -> i32 {
     result.unwrap_err().errno()
 }
 
-/// Connects to `to`, again until somebody listens there: nobody tells when that is.
+/// Connects to `to`, repeatedly until a program listens there.
 fn reach(to: &str, port: u16) -> End {
     loop {
         let active = End::before(PortSpace::Tcp, &address(to).with_port(port));
@@ -29,7 +29,7 @@ fn reach(to: &str, port: u16) -> End {
     }
 }
 
-/// Accepts whatever comes until the channel is no more needed.
+/// Accepts all requests until the channel is dropped.
 fn accept_all(listener: &End) {
     let channel = listener.channel.clone();
     std::thread::spawn(move || {
@@ -41,48 +41,40 @@ fn accept_all(listener: &End) {
     });
 }
 
-/// Not a test of its own: needs the interfaces that the test below makes.
 #[test]
-fn follow() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let listener = End::new(PortSpace::Tcp);
-    listener.id.bind(&address("0.0.0.0:0")).unwrap();
-    listener.id.listen(0).unwrap();
-    let port = listener.id.local_addr().unwrap().port();
-    accept_all(&listener);
-    reach("10.77.0.1:0", port).id.destroy();
-
-    // The second device has had no address until now.
-    let to_come = End::new(PortSpace::Tcp);
-    assert_eq!(errno(to_come.id.bind(&address("10.78.0.1:0"))), libc::EADDRNOTAVAIL);
-    ip("addr add 10.78.0.1/24 dev x1");
-    to_come.id.bind(&address("10.78.0.1:0")).unwrap();
-    assert_eq!(to_come.id.device().unwrap().netdev(), "x1");
-    reach("10.78.0.1:0", port).id.destroy();
-
-    let (lost, kept) = (End::new(PortSpace::Tcp), End::new(PortSpace::Tcp));
-    ip("addr add 10.77.0.2/24 dev x0");
-    lost.id.bind(&address("10.77.0.2:0")).unwrap();
-    kept.id.bind(&address("10.77.0.1:0")).unwrap();
-    ip("addr del 10.77.0.2/24 dev x0");
-    assert_eq!(lost.expect(EventKind::AddrChange).status, 0);
-    assert!(kept.is_quiet());
-
-    ip("link del x0");
-    for end in [lost, kept, to_come] {
-        assert_eq!(end.expect(EventKind::DeviceRemoval).status, 0);
-        assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
-        end.id.destroy();
-        assert!(end.is_quiet());
-    }
-    namespace::done();
-}
-
-#[test]
-fn ids_follow_their_interface() {
+fn ids_follow_interface_changes() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip link set x1 addrgenmode none && ip link set x1 up && ip link set x0 up";
-    namespace::run("follow", &format!("{make} && {LINKED}"), "x0,x1");
+    namespace::inside("ids_follow_interface_changes", &format!("{make} && {LINKED}"), "x0,x1", || {
+        let listener = End::new(PortSpace::Tcp);
+        listener.id.bind(&address("0.0.0.0:0")).unwrap();
+        listener.id.listen(0).unwrap();
+        let port = listener.id.local_addr().unwrap().port();
+        accept_all(&listener);
+        reach("10.77.0.1:0", port).id.destroy();
+
+        // The second device had no address so far.
+        let to_come = End::new(PortSpace::Tcp);
+        assert_eq!(errno(to_come.id.bind(&address("10.78.0.1:0"))), libc::EADDRNOTAVAIL);
+        ip("addr add 10.78.0.1/24 dev x1");
+        to_come.id.bind(&address("10.78.0.1:0")).unwrap();
+        assert_eq!(to_come.id.device().unwrap().netdev(), "x1");
+        reach("10.78.0.1:0", port).id.destroy();
+
+        let (lost, kept) = (End::new(PortSpace::Tcp), End::new(PortSpace::Tcp));
+        ip("addr add 10.77.0.2/24 dev x0");
+        lost.id.bind(&address("10.77.0.2:0")).unwrap();
+        kept.id.bind(&address("10.77.0.1:0")).unwrap();
+        ip("addr del 10.77.0.2/24 dev x0");
+        assert_eq!(lost.expect(EventKind::AddrChange).status, 0);
+        assert!(kept.is_quiet());
+
+        ip("link del x0");
+        for end in [lost, kept, to_come] {
+            assert_eq!(end.expect(EventKind::DeviceRemoval).status, 0);
+            assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
+            end.id.destroy();
+            assert!(end.is_quiet());
+        }
+    });
 }

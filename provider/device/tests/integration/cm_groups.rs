@@ -1,6 +1,5 @@
-//! Multicast groups of datagram ids: who is a member, who only sends, what a program is told.
-//!
-//! Group addresses carry the number of the process, because others test on this machine, too.
+//! Multicast groups of datagram ids. Group addresses contain the process ID, because other test
+//! processes run on this machine.
 
 use crate::common::ends::*;
 use crate::common::peer::{ROLE, program};
@@ -28,7 +27,7 @@ fn errno(result: Result<(), Error>) -> i32 {
     result.unwrap_err().errno()
 }
 
-/// A datagram end at the loopback device with a queue pair.
+/// Returns a datagram id with a queue pair.
 fn end(node: &Node) -> End {
     let end = End::new(PortSpace::Udp);
     end.id.bind(&address(HERE)).unwrap();
@@ -49,7 +48,7 @@ fn join(end: &End, group: Ipv4Addr, flags: JoinFlags) -> UdParam {
     way(&event).1.clone()
 }
 
-/// Sends to where the event says, and returns who of these got it: by the number of their receive.
+/// Sends to the group of an event and returns the members that received, by `wr_id`.
 fn heard(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<u64> {
     for (wr_id, member) in members {
         member.qp().post_recv(&RecvRequest { wr_id: *wr_id, sges: &[node.sge(4096 * *wr_id as usize, 200)] }).unwrap();
@@ -67,7 +66,7 @@ fn heard(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<
 
 // clause: CM-MULTICAST, UD-MULTICAST
 #[test]
-fn a_member_receives_datagrams_to_its_group() {
+fn group_member_receives_datagrams() {
     let node = Node::open();
     let (a, b, sender) = (end(&node), end(&node), end(&node));
     let way = join(&a, group(1), FULL);
@@ -88,7 +87,7 @@ fn a_member_receives_datagrams_to_its_group() {
 
 // clause: CM-MULTICAST
 #[test]
-fn an_id_is_in_several_groups_and_in_each_as_often_as_it_joined() {
+fn id_joins_several_groups_and_one_repeatedly() {
     let node = Node::open();
     let (member, sender) = (end(&node), end(&node));
     for last in [2, 3, 3] {
@@ -105,7 +104,7 @@ fn an_id_is_in_several_groups_and_in_each_as_often_as_it_joined() {
 
 // clause: CM-MULTICAST
 #[test]
-fn a_queue_pair_comes_into_the_groups_of_its_id_and_leaves_with_it() {
+fn queue_pair_joins_and_leaves_groups_with_its_id() {
     let node = Node::open();
     let (mut member, sender) = (End::new(PortSpace::Udp), end(&node));
     member.id.bind(&address(HERE)).unwrap();
@@ -121,7 +120,7 @@ fn a_queue_pair_comes_into_the_groups_of_its_id_and_leaves_with_it() {
 
 // clause: CM-MULTICAST
 #[test]
-fn an_impossible_membership_is_refused() {
+fn invalid_group_membership_is_refused() {
     let node = Node::open();
     let unbound = End::new(PortSpace::Udp);
     assert_eq!(errno(unbound.id.join_multicast(&at(group(6)), FULL, 0)), libc::EINVAL);
@@ -142,7 +141,7 @@ fn an_impossible_membership_is_refused() {
 
 // clause: CM-MULTICAST
 #[test]
-fn the_way_to_a_group_is_of_the_class_that_the_program_wants() {
+fn group_path_has_traffic_class_of_id() {
     let node = Node::open();
     let member = end(&node);
     member.id.set_option(IdOption::Tos(0x28)).unwrap();
@@ -152,14 +151,14 @@ fn the_way_to_a_group_is_of_the_class_that_the_program_wants() {
 
 // clause: CM-MULTICAST
 #[test]
-fn a_group_above_the_limit_of_the_device_is_an_error_event() {
-    let output = program("all_groups").env(ROLE, "joins all").output().unwrap();
+fn group_beyond_device_limit_is_error_event() {
+    let output = program("joins_all_groups").env(ROLE, "joins all").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Not a test of its own: joins all groups that a device has, in a process that has no other tests.
+/// Joins all groups of the device, in a process started by the test above.
 #[test]
-fn all_groups() {
+fn joins_all_groups() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }

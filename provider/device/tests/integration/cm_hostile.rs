@@ -1,9 +1,7 @@
-//! Bad peers against a live process that listens and has connections: every message of the
-//! connection manager cut, repeated, out of order, from the wrong address, with wrong ids and in
-//! wrong packets. Whatever they send, counters tell of it, connections of others go on, new ones
-//! are made, and nothing is left.
-//!
-//! They are sockets at other addresses of the loopback interface, in a network of their own.
+//! Bad peers against a process that listens and has connections: messages cut, repeated, out of
+//! order, from the wrong address, with wrong ids and in wrong packets. Counters report them,
+//! connections and new requests of others work, and no state is left. The peers are sockets at
+//! other loopback addresses, in a network namespace.
 
 use crate::common::ends::*;
 use crate::common::namespace;
@@ -29,15 +27,15 @@ const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 const GUID: Guid = Guid(0x0bad);
 const BACKLOG: i32 = 8;
-/// Short waits, so that what bad peers begin is over soon: 4 ms and 64 ms.
+/// Short timeouts for connections that bad peers begin: 4 ms and 64 ms.
 const SOON: TimeCode = TimeCode::new(10);
-/// What a peer gets that has to answer in time: 2 s, three times.
+/// Timeout for a peer that answers: 2 s, three times.
 const IN_TIME: TimeCode = TimeCode::new(19);
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Set for a process that does not end before TimeWait does.
+/// Makes the process wait for the end of timewait.
 const STAYS: &str = "ROXE_TEST_STAYS";
 
-/// Whoever sends packets to the process, and hears its answers.
+/// A bad peer.
 struct Hostile {
     socket: UdpSocket,
     link: BareLink,
@@ -54,8 +52,8 @@ impl Hostile {
         Self { socket, link, net }
     }
 
-    /// Sends a packet of any kind. Its IPv4 identification is the kernel's business; the ICRC is
-    /// right for some.
+    /// Sends a packet. The kernel chooses its IPv4 identification; the ICRC is right for one of
+    /// them.
     fn send_packet(&self, header: &Header, payload: &[u8]) {
         let len = header.padded_len(payload.len());
         let mut bytes = vec![0; len + icrc::LEN];
@@ -69,14 +67,13 @@ impl Hostile {
         self.send_packet(&gsi_header(Psn::new(1)), &mad.to_bytes());
     }
 
-    /// The next message that is not one of those that are repeated until they are answered.
-    fn hear(&self, wanted: &str) -> Message {
+    /// Returns the next message with this name; skips retransmits of others.
+    fn receive(&self, wanted: &str) -> Message {
         let mut bytes = [0; 2048];
         loop {
             let len = match self.socket.recv(&mut bytes) {
                 Ok(len) => len,
-                // This process was stopped and goes on: waiting with a limit ends then (`man 7
-                // signal`).
+                // The process was stopped and continued (`man 7 signal`).
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) => panic!("no {wanted}: {e}"),
             };
@@ -88,7 +85,7 @@ impl Hostile {
         }
     }
 
-    /// A request for a connection that is as it should be.
+    /// Returns a correct connect request.
     fn req(&self, service_id: ServiceId, serial: u32) -> Req {
         let (src, dst) = (self.net.src, self.net.dst);
         let mut req = Req {
@@ -106,7 +103,7 @@ impl Hostile {
         req
     }
 
-    /// Any message, about a connection that the two call so.
+    /// Returns message kind `which` about the connection with these ids.
     fn about(&self, service_id: ServiceId, ours: CommId, theirs: CommId, which: u32) -> Message {
         let (local_comm_id, remote_comm_id, answered) = (theirs, ours, Answered::from_code(which as u8 / 16 % 4));
         let info = Info::new(&GUID.0.to_be_bytes()).unwrap();
@@ -156,13 +153,13 @@ fn addresses<const N: usize>(src: Gid, dst: Gid) -> PrivateData<N> {
     IpCmHeader { src_port: 1, addresses }.with_user(b"bad").unwrap()
 }
 
-/// The process that is attacked.
+/// The attacked process.
 struct Victim {
     node: Node,
     listener: End,
     datagrams: End,
     service: ServiceId,
-    /// Requests that it has answered and not ended.
+    /// Requests answered and not ended.
     kept: RefCell<Vec<Arc<Id>>>,
 }
 
@@ -183,7 +180,7 @@ impl Victim {
         self.node.context.counters().into_iter().collect()
     }
 
-    /// Waits until `name` counts at least this.
+    /// Waits until a counter is at least `least`.
     fn wait_for(&self, name: &str, least: u64) {
         let start = Instant::now();
         while counter(&self.node.context, name) < least {
@@ -196,21 +193,20 @@ impl Victim {
         connections(self.node.context.device())
     }
 
-    /// The bad peer becomes a peer: accepted and confirmed. Returns the id, and what the process
-    /// calls it.
+    /// Accepts a connection of a bad peer. Returns its end, and its id in this process.
     fn befriend(&self, peer: &Hostile) -> (End, CommId) {
         let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(self.service, 1) };
         peer.send(req.clone());
         let passive = self.listener.request().0.with_qp(&self.node);
         passive.id.accept(&saying(b"welcome")).unwrap();
-        let Message::Rep(rep) = peer.hear("REP") else { unreachable!() };
+        let Message::Rep(rep) = peer.receive("REP") else { unreachable!() };
         let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
         peer.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
         passive.expect(EventKind::Established);
         (passive, rep.local_comm_id)
     }
 
-    /// The program works off its events, in different tempers.
+    /// Handles pending events in a way chosen by `temper`.
     fn work(&self, temper: u32) {
         for (n, end) in [&self.listener, &self.datagrams].into_iter().cycle().take(4).enumerate() {
             while let Some(event) = end.channel.try_next() {
@@ -223,7 +219,7 @@ impl Victim {
         }
     }
 
-    /// Two ends of a new connection, made among the last that the bad peers began.
+    /// Connects two ids among the requests of bad peers.
     fn connect(&self) -> (End, End) {
         let active = End::before(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
         active.id.connect(&saying(b"hello")).unwrap();
@@ -235,7 +231,7 @@ impl Victim {
         (active, passive)
     }
 
-    /// The id of the listener's next event that `wanted` says yes to; others end.
+    /// Returns the id of the listener's next event that is `wanted`, and destroys others.
     fn find(&self, wanted: impl Fn(&Id) -> bool) -> Arc<Id> {
         loop {
             let id = self.listener.next().id;
@@ -247,14 +243,14 @@ impl Victim {
     }
 
     fn answer(&self, id: &Arc<Id>, temper: u32) {
-        // The peer may have thought otherwise meanwhile: then all of these are refused.
+        // Each verb fails if the peer has ended the connection meanwhile.
         match temper % 4 {
             0 => drop(id.reject(b"no", RejReason::ConsumerDefined)),
             1 => drop(id.accept(&saying(b"yes"))),
             2 => {}
             _ => return id.destroy(),
         }
-        // Some are kept, to be ended by what the peer does, or at last.
+        // Some are kept until the peer or the test ends them.
         if temper % 8 < 4 {
             id.destroy();
         } else {
@@ -263,17 +259,13 @@ impl Victim {
     }
 }
 
-/// Runs the rest of a test in a network of its own; `name` is its name.
+/// Runs `test` in a network namespace; `name` is the calling test.
+#[track_caller]
 fn alone(name: &str, test: impl FnOnce()) {
-    if namespace::is_inside() {
-        test();
-        namespace::done();
-    } else {
-        namespace::run(name, "ip link set lo up", "lo");
-    }
+    namespace::inside(name, namespace::UP, "lo", test);
 }
 
-/// xorshift: the same numbers in every run.
+/// xorshift, for the same numbers in every run.
 struct Random(u32);
 
 impl Random {
@@ -287,24 +279,23 @@ impl Random {
 
 // clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-MAD, CM-GSI
 #[test]
-fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
-    alone("wrong_messages_to_the_connection_manager_are_counted_and_change_nothing", || {
+fn invalid_cm_messages_are_counted_and_ignored() {
+    alone("invalid_cm_messages_are_counted_and_ignored", || {
         let victim = Victim::new();
         let (peer, stranger) = (Hostile::at(PEER), Hostile::at(STRANGER));
         let (friend, ours) = victim.befriend(&peer);
         let theirs = peer.req(victim.service, 1).local_comm_id;
         let before = victim.counters();
-        // All but the two requests, which anybody may send; of rejections one that names us by our
-        // id alone.
+        // All but the two requests, which any peer may send; the rejection names only our id.
         let kinds = [1, 2, 135, 4, 5, 6, 8, 9, 10].into_iter();
-        // Right ids from another address.
+        // Right ids from a wrong address.
         kinds.clone().for_each(|kind| stranger.send(stranger.about(victim.service, ours, theirs, kind)));
-        // A SIDR_REP is for no connection.
+        // All but SIDR_REP, which belongs to no connection.
         victim.wait_for("cm_address", before["cm_address"] + 8);
-        // Wrong ids from the right one.
+        // Wrong ids from the right address.
         kinds.clone().for_each(|kind| peer.send(peer.about(victim.service, CommId(ours.0 ^ 1), theirs, kind)));
         victim.wait_for("cm_unknown_id", before["cm_unknown_id"] + 10);
-        // Cut, and of other versions.
+        // Cut messages and wrong versions.
         let rtu = Rtu { local_comm_id: theirs, remote_comm_id: ours, ..Rtu::default() };
         let whole = Mad { tid: TransactionId(9), modifier: 0, message: rtu.into() }.to_bytes();
         (0..64).for_each(|quarter| peer.send_packet(&gsi_header(Psn::new(1)), &whole[..quarter * 4]));
@@ -316,13 +307,13 @@ fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
             peer.send_packet(&gsi_header(Psn::new(1)), &other);
             victim.wait_for(name, before[name] + 1);
         }
-        // In packets that are none of queue pair 1.
+        // Packets that are not of queue pair 1.
         let deth = Deth { qkey: Qkey(0x1111), src_qpn: Qpn::GSI };
         peer.send_packet(&Header { kind: Kind::Ud { deth, imm: None }, ..gsi_header(Psn::new(1)) }, &whole);
         victim.wait_for("qkey", before["qkey"] + 1);
         assert!(victim.listener.is_quiet() && friend.is_quiet() && victim.datagrams.is_quiet());
         assert_eq!((victim.connections(), victim.counters()["panics"]), (1, 0));
-        // It is the peer's, who may end it.
+        // The connection still works: its peer ends it.
         peer.send(Dreq {
             local_comm_id: theirs,
             remote_comm_id: ours,
@@ -333,8 +324,7 @@ fn wrong_messages_to_the_connection_manager_are_counted_and_change_nothing() {
     });
 }
 
-/// The program of a process that somebody else ends connections with: ends itself as soon as it has
-/// agreed, or when TimeWait is over.
+/// Peer process whose connection the test ends: exits at once, or after timewait.
 #[test]
 fn peer() {
     if std::env::var_os(ROLE).is_none() {
@@ -355,33 +345,33 @@ fn peer() {
 
 // clause: CM-PARTING
 #[test]
-fn the_end_of_a_process_is_told_more_than_once() {
-    alone("the_end_of_a_process_is_told_more_than_once", || {
+fn exit_disconnects_are_repeated() {
+    alone("exit_disconnects_are_repeated", || {
         let other = Hostile::at(PEER);
-        // TimeWait lasts until the process ends, or is over by then.
+        // Timewait lasts beyond the exit, or is over before.
         for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
             let mut leaver = Peer::start("leaver", knobs);
-            let service = ServiceId::new(PortSpace::Tcp, leaver.hear().parse().unwrap());
+            let service = ServiceId::new(PortSpace::Tcp, leaver.read_line().parse().unwrap());
             let mut req = Req { local_cm_response_timeout: IN_TIME, ..other.req(service, 1) };
             req.primary.local_ack_timeout = local_ack_timeout;
             other.send(req.clone());
-            let Message::Rep(rep) = other.hear("REP") else { unreachable!() };
+            let Message::Rep(rep) = other.receive("REP") else { unreachable!() };
             let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
             other.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
             other.send(Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..Dreq::default() });
-            // One as ever, the others on the way out: the first three may be lost.
-            (0..4).for_each(|_| assert_eq!(other.hear("DREP").name(), "DREP"));
+            // One DREQ or DREP as usual, and copies at exit: the first three may be lost.
+            (0..4).for_each(|_| assert_eq!(other.receive("DREP").name(), "DREP"));
         }
     });
 }
 
 // clause: CM-REJ-RECEIVED
 #[test]
-fn a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection() {
-    alone("a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection", || {
-        // Which socket of an address gets a message is up to the system: mostly one of these.
+fn rejection_without_local_id_reaches_owner_process() {
+    alone("rejection_without_local_id_reaches_owner_process", || {
+        // The kernel chooses the socket that gets a message: mostly one of these.
         let mut others: Vec<_> = (0..8).map(|_| Peer::start("leaver", &[])).collect();
-        others.iter_mut().for_each(|other| drop(other.hear()));
+        others.iter_mut().for_each(|other| drop(other.read_line()));
         let victim = Victim::new();
         for host in 2..10 {
             let peer = Hostile::at(Ipv4Addr::new(127, 0, 0, host));
@@ -399,8 +389,8 @@ fn a_rejection_that_names_no_id_of_ours_reaches_the_process_with_the_connection(
 
 // clause: CM-REQ-AGAIN
 #[test]
-fn a_request_outlasts_a_server_that_listens_again() {
-    alone("a_request_outlasts_a_server_that_listens_again", || {
+fn connect_request_survives_listener_restart() {
+    alone("connect_request_survives_listener_restart", || {
         let (server, there) = (Hostile::at(PEER), address("127.0.0.1:7001"));
         let near = End::before(PortSpace::Tcp, &there).id.path().unwrap();
         let active = End::new(PortSpace::Tcp);
@@ -410,7 +400,7 @@ fn a_request_outlasts_a_server_that_listens_again() {
         active.expect(EventKind::RouteResolved);
         active.id.connect(&saying(b"")).unwrap();
         let ask = || {
-            let Message::Req(req) = server.hear("REQ") else { unreachable!() };
+            let Message::Req(req) = server.receive("REQ") else { unreachable!() };
             req
         };
         let refuse = |req: &Req| {
@@ -421,7 +411,7 @@ fn a_request_outlasts_a_server_that_listens_again() {
         let first = ask();
         refuse(&first);
         let again = ask();
-        assert_eq!(again, first, "nobody there knows of it any more");
+        assert_eq!(again, first, "the request is retransmitted unchanged");
         refuse(&again);
         let (local_comm_id, remote_comm_id) = (CommId(5), ask().local_comm_id);
         server.send(Rep { local_comm_id, remote_comm_id, local_ca_guid: GUID, ..Rep::default() });
@@ -431,8 +421,8 @@ fn a_request_outlasts_a_server_that_listens_again() {
 
 // clause: CM-BACKLOG, CM-BOUNDS
 #[test]
-fn requests_that_nobody_hears_are_bounded() {
-    alone("requests_that_nobody_hears_are_bounded", || {
+fn unfetched_requests_of_processes_are_bounded() {
+    alone("unfetched_requests_of_processes_are_bounded", || {
         let victim = Victim::new();
         let peer = Hostile::at(PEER);
         let refused = victim.counters()["received_mads"];
@@ -440,7 +430,7 @@ fn requests_that_nobody_hears_are_bounded() {
             peer.send(peer.req(victim.service, serial));
             victim.wait_for("received_mads", refused + u64::from(serial) + 1);
         }
-        let Message::Rej(rej) = peer.hear("REJ") else { unreachable!() };
+        let Message::Rej(rej) = peer.receive("REJ") else { unreachable!() };
         assert_eq!((rej.answered, rej.remote_comm_id.0 >> 24), (Answered::Req, 0x77));
         assert_eq!(victim.connections(), BACKLOG as usize);
         for _ in 0..BACKLOG {
@@ -457,7 +447,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Any message about any connection, as it is, cut, or with a bit turned.
+/// Sends a random message about a random connection, whole, cut, or with a flipped bit.
 fn throw(from: &Hostile, victim: &Victim, random: &mut Random, known: &[(CommId, CommId)]) {
     let number = random.next();
     let (ours, theirs) = known[number as usize % known.len()];
@@ -482,8 +472,8 @@ fn throw(from: &Hostile, victim: &Victim, random: &mut Random, known: &[(CommId,
 
 // clause: CM-BOUNDS, CM-BACKLOG, CM-TIMEWAIT, CM-DESTROY
 #[test]
-fn under_a_hail_of_messages_others_go_on_and_nothing_is_left() {
-    alone("under_a_hail_of_messages_others_go_on_and_nothing_is_left", || {
+fn cm_message_flood_leaves_connections_working() {
+    alone("cm_message_flood_leaves_connections_working", || {
         let victim = Victim::new();
         let (active, passive) = connected(&victim.node, &victim.listener);
         let (peer, stranger) = (Hostile::at(PEER), Hostile::at(STRANGER));

@@ -1,7 +1,6 @@
-//! What a peer sent before it ended a connection is told before the end of it: when a program hears
-//! `DISCONNECTED`, the completions are in its queues. Rings, sockets and mailboxes are separate
-//! ways into a process, and management messages take another way than data. Each test runs in a
-//! network of its own.
+//! Data of a peer is delivered before the end of its connection: at `DISCONNECTED` the completions
+//! are in the queues, although rings, sockets and mailboxes have no common order. Runs in network
+//! namespaces.
 
 use crate::common::ends::{expect, saying};
 use crate::common::ids::{Party, here};
@@ -14,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 const PORT: u16 = 7471;
-/// Connections of each test.
+/// Connections per test.
 const ROUNDS: u64 = 1000;
-/// Messages of one connection.
+/// Messages per connection.
 const BURST: usize = 8;
 
-/// What happens on each connection before the client ends it.
+/// Traffic on each connection before the client ends it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Story {
     /// The server sends a message on a reliable connection, which the client acknowledges.
@@ -67,10 +66,9 @@ impl Program {
         qp
     }
 
-    /// Serves connections that the client ends. In how many `DISCONNECTED` came before what the
-    /// client had done. Meanwhile another thread polls a completion queue of its own, so the
-    /// process looks for packets all the time: what comes in while it looks finds one way already
-    /// looked at, and the next not yet.
+    /// Serves connections that the client ends. Returns the number of those where `DISCONNECTED`
+    /// overtook data. Another thread polls all the time, so that packets arrive while the process
+    /// is between the look at one source and the next.
     fn serve(&self, story: Story, listening: impl FnOnce()) -> u64 {
         let (listener, is_over) = (self.party.listen(here(PORT), 64).unwrap(), AtomicBool::new(false));
         let other = self.party.node.context.create_cq(CqInit { cqe: 1, ..CqInit::default() }).unwrap();
@@ -88,7 +86,7 @@ impl Program {
         })
     }
 
-    /// Whether everything was there in time.
+    /// Returns true if all data preceded the end.
     fn serve_one(&self, story: Story) -> bool {
         let Self { party: Party { node, channel, .. }, events } = self;
         let id = self.next(EventKind::ConnectRequest).id;
@@ -99,12 +97,12 @@ impl Program {
         if story == Story::Acknowledges {
             qp.post_send(&[request(1, SendOp::Send, &[node.sge(64, 64)])]).unwrap();
         }
-        // The program looks for nothing but events of connections meanwhile.
+        // The program only waits for events of connections.
         expect(channel, EventKind::Disconnected);
         let was_woken = events.try_get_event().is_some();
         let (expected, mut done) = (if story == Story::Acknowledges { 1 } else { BURST }, 0);
         if was_woken {
-            // A queue that holds something gives that and does not receive.
+            // Polling a queue that has entries does not receive.
             node.cq.poll(BURST, |cqe| done += usize::from(cqe.status == WcStatus::Success)).unwrap();
         }
         id.disconnect().unwrap();
@@ -125,8 +123,7 @@ impl Program {
         }
     }
 
-    /// Makes as many connections as the server serves, and ends each as soon as it has done what is
-    /// to be told first.
+    /// Makes the connections that the server serves, and ends each right after its traffic.
     fn connect(&self, story: Story) {
         let node = &self.party.node;
         for _ in 0..ROUNDS {
@@ -153,7 +150,7 @@ impl Program {
     }
 }
 
-/// Not a test of its own: does something only where a test has started it.
+/// Peer process, started by a test.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -174,83 +171,80 @@ fn peer() {
     println!("\n{MARK}{overtaken}");
 }
 
-/// A server and a client, and `others` that share their address and do nothing: the system gives
-/// them packets too.
+/// Runs a server, a client, and `others` on the same address, which also get packets.
+#[track_caller]
 fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
-    if !namespace::is_inside() {
-        return namespace::run(test, "ip link set lo up", "lo");
-    }
-    let mut server = Peer::start(&format!("serve {}", story.name()), knobs);
-    assert_eq!(server.hear(), "listening");
-    let idle = || {
-        let mut peer = Peer::start("idle sends", knobs);
-        assert_eq!(peer.hear(), "there");
-        peer
-    };
-    let _others: Vec<_> = (0..others).map(|_| idle()).collect();
-    let mut client = Peer::start(&format!("connect {}", story.name()), knobs);
-    assert_eq!(client.hear(), "0");
-    assert_eq!(server.hear(), "0", "connections of {ROUNDS} whose end overtook what was sent before");
-    namespace::done();
+    namespace::inside(test, namespace::UP, "lo", || {
+        let mut server = Peer::start(&format!("serve {}", story.name()), knobs);
+        assert_eq!(server.read_line(), "listening");
+        let idle = || {
+            let mut peer = Peer::start("idle sends", knobs);
+            assert_eq!(peer.read_line(), "there");
+            peer
+        };
+        let _others: Vec<_> = (0..others).map(|_| idle()).collect();
+        let mut client = Peer::start(&format!("connect {}", story.name()), knobs);
+        assert_eq!(client.read_line(), "0");
+        assert_eq!(server.read_line(), "0", "connections of {ROUNDS} whose end overtook what was sent before");
+    });
 }
 
+#[track_caller]
 fn one_process(test: &str, story: Story) {
-    if !namespace::is_inside() {
-        return namespace::run(test, "ip link set lo up", "lo");
-    }
-    let (tell, told) = std::sync::mpsc::channel();
-    let serving = thread::spawn(move || Program::open().serve(story, || tell.send(()).unwrap()));
-    told.recv().unwrap();
-    Program::open().connect(story);
-    let overtaken = serving.join().unwrap();
-    assert_eq!(overtaken, 0, "connections of {ROUNDS} whose end overtook what was sent before");
-    namespace::done();
+    namespace::inside(test, namespace::UP, "lo", || {
+        let (tell, told) = std::sync::mpsc::channel();
+        let serving = thread::spawn(move || Program::open().serve(story, || tell.send(()).unwrap()));
+        told.recv().unwrap();
+        Program::open().connect(story);
+        let overtaken = serving.join().unwrap();
+        assert_eq!(overtaken, 0, "connections of {ROUNDS} whose end overtook what was sent before");
+    });
 }
 
 // clause: CM-END-LAST
 #[test]
-fn an_acknowledgement_by_a_ring_is_told_before_the_end_of_the_connection() {
-    let name = "an_acknowledgement_by_a_ring_is_told_before_the_end_of_the_connection";
+fn ack_by_ring_precedes_disconnect() {
+    let name = "ack_by_ring_precedes_disconnect";
     processes(name, Story::Acknowledges, 0, &[]);
 }
 
 #[test]
-fn an_acknowledgement_by_the_wire_is_told_before_the_end_of_the_connection() {
-    let name = "an_acknowledgement_by_the_wire_is_told_before_the_end_of_the_connection";
+fn ack_by_udp_precedes_disconnect() {
+    let name = "ack_by_udp_precedes_disconnect";
     processes(name, Story::Acknowledges, 0, &[("ROXE_LINK", "udp")]);
 }
 
 #[test]
-fn an_acknowledgement_is_told_before_the_end_of_the_connection_where_many_share_the_address() {
-    let name = "an_acknowledgement_is_told_before_the_end_of_the_connection_where_many_share_the_address";
+fn ack_precedes_disconnect_with_many_processes() {
+    let name = "ack_precedes_disconnect_with_many_processes";
     processes(name, Story::Acknowledges, 3, &[("ROXE_LINK", "udp")]);
 }
 
 #[test]
-fn messages_by_a_ring_are_told_before_the_end_of_the_connection() {
-    let name = "messages_by_a_ring_are_told_before_the_end_of_the_connection";
+fn messages_by_ring_precede_disconnect() {
+    let name = "messages_by_ring_precede_disconnect";
     processes(name, Story::Sends, 0, &[]);
 }
 
 #[test]
-fn messages_by_the_wire_are_told_before_the_end_of_the_connection() {
-    let name = "messages_by_the_wire_are_told_before_the_end_of_the_connection";
+fn messages_by_udp_precede_disconnect() {
+    let name = "messages_by_udp_precede_disconnect";
     processes(name, Story::Sends, 0, &[("ROXE_LINK", "udp")]);
 }
 
 #[test]
-fn messages_are_told_before_the_end_of_the_connection_where_many_share_the_address() {
-    let name = "messages_are_told_before_the_end_of_the_connection_where_many_share_the_address";
+fn messages_precede_disconnect_with_many_processes() {
+    let name = "messages_precede_disconnect_with_many_processes";
     processes(name, Story::Sends, 3, &[("ROXE_LINK", "udp")]);
 }
 
 #[test]
-fn an_acknowledgement_within_a_process_is_told_before_the_end_of_the_connection() {
-    let name = "an_acknowledgement_within_a_process_is_told_before_the_end_of_the_connection";
+fn ack_within_process_precedes_disconnect() {
+    let name = "ack_within_process_precedes_disconnect";
     one_process(name, Story::Acknowledges);
 }
 
 #[test]
-fn messages_within_a_process_are_told_before_the_end_of_the_connection() {
-    one_process("messages_within_a_process_are_told_before_the_end_of_the_connection", Story::Sends);
+fn messages_within_process_precede_disconnect() {
+    one_process("messages_within_process_precede_disconnect", Story::Sends);
 }

@@ -1,8 +1,6 @@
-//! Congestion over real sockets: marks that arrive in an IP header lead to CNPs, and CNPs to a
-//! limited rate.
-//!
-//! Nothing on the loopback interface marks packets, so the marks come from the traffic class of an
-//! address vector, or from a plain UDP socket that sends forged packets.
+//! Congestion over real sockets: ECN marks lead to CNPs, and CNPs to a lower rate. The loopback
+//! interface does not mark, so marks come from the traffic class of an address vector or from
+//! forged packets.
 
 use crate::common::peer::program;
 use crate::common::*;
@@ -15,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// "Congestion experienced", with a DSCP (RFC 3168 §5).
+/// Congestion experienced, with a DSCP (RFC 3168 §5).
 const CE: u8 = 0x68 | 0b11;
-/// Held by a test: the process of one ends beside the other, and what its sockets have received for
-/// that may be lost. Nothing repeats a notification.
+/// Serializes tests: a process that ends may take CNPs for another one along, and they are not
+/// retransmitted.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
-/// Drives the device until a counter has reached `least`.
+/// Polls until a counter has reached `least`.
 fn until(node: &Node, name: &str, least: u64) -> u64 {
     let start = Instant::now();
     loop {
@@ -34,7 +32,7 @@ fn until(node: &Node, name: &str, least: u64) -> u64 {
     }
 }
 
-/// A pair whose packets are all marked, which only a peer that does not limit its rate can do.
+/// Connects a pair whose packets are all marked; only a peer without DCQCN can do this.
 fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc<Qp>) {
     let (qa, qb) = (a.qp(service), b.qp(service));
     let av = |from: &Node, to: &Node| {
@@ -46,10 +44,10 @@ fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc
     (qa, qb)
 }
 
-/// 256 KiB in 256 packets, which travel in few datagrams of the kernel: every one counts as marked,
-/// but they are answered no more often than they are looked at. What the peer ignores it counts.
+/// Sends 256 packets in few segmented datagrams: each counts as marked, but only each datagram is
+/// answered. The peer counts CNPs that it ignores.
 #[test]
-fn marked_packets_are_answered_over_both_families() {
+fn marked_packets_are_answered_with_cnp() {
     const PACKETS: u64 = 256;
     let _alone = ONE_TEST.lock();
     let (a, b) = (Node::open(), Node::open());
@@ -72,19 +70,19 @@ fn marked_packets_are_answered_over_both_families() {
 }
 
 #[test]
-fn unmarked_packets_are_not_answered_and_notifications_limit_the_rate_if_asked_for() {
+fn cnps_answer_only_marks_and_limit_rate_with_dcqcn() {
     let _alone = ONE_TEST.lock();
-    let output = program("limited").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    let stats = told.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{told}"));
+    let output = program("dcqcn_process").envs([("ROXE_DCQCN", "on"), ("ROXE_STATS", "on")]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let stats = stderr.lines().find(|line| line.starts_with("roxe0 (process ")).unwrap_or_else(|| panic!("{stderr}"));
     let facts = ["np_ecn_marked_roce_packets=1", "np_cnp_sent=1", "rp_cnp_handled=501"];
     assert!(facts.iter().all(|fact| stats.contains(fact)) && !stats.contains("rp_cnp_ignored"), "{stats}");
 }
 
-/// Not a test of its own: does something only where the one above has started it.
+/// Runs with DCQCN, in a process started by the test above.
 #[test]
-fn limited() {
+fn dcqcn_process() {
     if std::env::var("ROXE_DCQCN").is_err() {
         return;
     }
@@ -93,8 +91,7 @@ fn limited() {
     transfer(&a, &b, &qa, 1);
     assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 0);
 
-    // A marked request that was executed before (the PSN is old): acknowledged again, and answered
-    // with a CNP.
+    // A marked duplicate request (old PSN) is acknowledged again, and answered with a CNP.
     let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
     let forger = Forger::at(Ipv4Addr::LOCALHOST);
     forger.send(CE, &Header { bth: bth(&qb, 76), kind: tail });
@@ -103,8 +100,7 @@ fn limited() {
     assert_eq!(until(&a, "rp_cnp_handled", 1), 1);
     transfer(&a, &b, &qa, 2);
 
-    // Notifications of a stranger change nothing; a flood of the peer's slows down, but not for
-    // ever.
+    // CNPs of a stranger change nothing; a flood of the peer's lowers the rate, but not for ever.
     let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
     let strangers = counter(&a.context, "address");
     Forger::at(Ipv4Addr::new(127, 0, 0, 9)).send(0, &cnp);
@@ -118,7 +114,7 @@ fn limited() {
     assert_eq!(counter(&a.context, "rp_cnp_ignored"), 0);
 }
 
-/// 1 MiB from `a` to `b`.
+/// Transfers 1 MiB from `a` to `b`.
 fn transfer(a: &Node, b: &Node, qp: &Qp, seed: u8) {
     a.fill(0, 1 << 20, seed);
     post(qp, u64::from(seed), write_to(b, 0), a.sge(0, 1 << 20));
@@ -130,14 +126,14 @@ fn bth(to: &Qp, psn: u32) -> Bth {
     Bth { pkey: Pkey::DEFAULT, ..Bth::new(to.qpn(), Psn::new(psn)) }
 }
 
-/// Sends what no queue pair would, to the device on 127.0.0.1.
+/// Sends forged packets to the device on 127.0.0.1.
 struct Forger {
     link: LocalSender,
     net: NetHeader,
 }
 
 impl Forger {
-    /// From an address that the device may have, too.
+    /// Binds an address, which may be the device's.
     fn at(address: Ipv4Addr) -> Self {
         let link = LocalSender::open(address.into(), 0).unwrap();
         let (src, dst) = (Gid::from(address), Gid::from(Ipv4Addr::LOCALHOST));
@@ -145,8 +141,8 @@ impl Forger {
         Self { link, net }
     }
 
-    /// A packet without payload, with this traffic class. Its IPv4 identification is the kernel's
-    /// business; the ICRC is right for some identification, and no receiver sees which one it was.
+    /// Sends a packet without payload. The kernel chooses its IPv4 identification; the ICRC is
+    /// right for one of them, and receivers accept any.
     fn send(&self, traffic_class: u8, header: &Header) {
         let mut bytes = vec![0; header.padded_len(0) + icrc::LEN];
         let len = bytes.len() - icrc::LEN;

@@ -1,6 +1,5 @@
-//! Connections between processes that share an address: requests find the process that listens,
-//! ports have one owner, and whoever is left over after a death hears of it. Each test runs in a
-//! network of its own.
+//! Connections between processes on one address: requests find the listening process, ports have
+//! one owner, and survivors notice dead peers. Runs in network namespaces.
 
 use crate::common::ends::{saying, terms};
 use crate::common::ids::{Party, here};
@@ -18,31 +17,25 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-const UP: &str = "ip link set lo up";
-
-/// Runs the rest of a test in a network of its own; `name` is its name.
+/// Runs `test` in a network namespace; `name` is the calling test.
+#[track_caller]
 fn alone(name: &str, test: impl FnOnce()) {
-    if namespace::is_inside() {
-        test();
-        namespace::done();
-    } else {
-        namespace::run(name, UP, "lo");
-    }
+    namespace::inside(name, namespace::UP, "lo", test);
 }
 
-/// The program of a peer: obeys one command per line until its input ends.
+/// Peer process: obeys one command per line.
 struct Puppet {
     party: Party,
     listener: Option<Arc<Id>>,
-    /// The request or connection under way.
+    /// Pending request, and connection.
     request: Option<Event>,
     connection: Option<(Arc<Id>, Option<Arc<Qp>>)>,
-    /// All ids and queue pairs there ever were.
+    /// All ids and queue pairs ever created.
     ids: Vec<Weak<Id>>,
     qps: Vec<Weak<Qp>>,
 }
 
-/// Not a test of its own: does something only where a test has started it.
+/// Peer process, started by a test.
 #[test]
 fn peer() {
     if std::env::var_os(ROLE).is_none() {
@@ -71,7 +64,7 @@ impl Puppet {
             "establish" => self.establish(),
             "disconnect" => self.disconnect(),
             "exit" => std::process::exit(0),
-            "hear" => self.hear(),
+            "event" => self.next_event(),
             "cycle" => self.cycle(number(1) as u16, number(2)),
             "descriptors" => descriptors(),
             "left" => self.left(),
@@ -83,7 +76,7 @@ impl Puppet {
         }
     }
 
-    /// 0, or the errno.
+    /// Listens; returns 0 or the errno.
     fn listen(&mut self, address: SocketAddr) -> u64 {
         match self.party.listen(address, 64) {
             Ok(id) => self.listener = Some(id),
@@ -92,7 +85,8 @@ impl Puppet {
         0
     }
 
-    /// Accepts `count` connections one after the other, saying `name`, and sees each of them end.
+    /// Accepts `count` connections one after the other with `name` as private data, until each has
+    /// ended.
     fn serve(&mut self, count: u64, name: u64) -> u64 {
         let mut open = Vec::new();
         let (mut begun, mut ended) = (0, 0);
@@ -120,7 +114,7 @@ impl Puppet {
         begun
     }
 
-    /// Hears of a request and does not answer.
+    /// Fetches a request without answering.
     fn take_request(&mut self) -> u64 {
         self.request = Some(self.party.expect(EventKind::ConnectRequest));
         0
@@ -134,7 +128,7 @@ impl Puppet {
         0
     }
 
-    /// Connects, and returns what the server said.
+    /// Connects, and returns the server's private data.
     fn connect(&mut self, port: u16) -> u64 {
         let (id, qp) = self.party.asking(here(port));
         let event = self.party.expect(EventKind::Established);
@@ -142,7 +136,7 @@ impl Puppet {
         u64::from_ne_bytes(*terms(&event).private_data.first_chunk().unwrap())
     }
 
-    /// Asks for a connection whose queue pair it moves itself.
+    /// Requests a connection without an attached queue pair.
     fn ask(&mut self, port: u16) -> u64 {
         let id = self.party.resolved(here(port));
         id.connect(&saying(b"")).unwrap();
@@ -188,7 +182,7 @@ impl Puppet {
         count
     }
 
-    /// Lets a child connect, which goes on living, and returns its process id; 0 if it could not.
+    /// Forks a child that connects and stays; returns its process ID, 0 on failure.
     fn fork(&mut self) -> u64 {
         let (mut heard, mut said) = std::io::pipe().unwrap();
         // SAFETY: the child uses only what the fork handlers promise to work, and never returns.
@@ -210,7 +204,7 @@ impl Puppet {
         u64::from(worked[0]) * u64::from(pid.unsigned_abs())
     }
 
-    /// The port of the parent is not the child's, nor are its requests.
+    /// Connects in the child; the parent's port and requests stay the parent's.
     fn connect_in_child(&self) {
         let party = &self.party;
         assert_eq!(party.listen(here(7001), 1).err(), Some(libc::EADDRINUSE));
@@ -224,8 +218,8 @@ impl Puppet {
         [active, passive, listener].iter().for_each(|id| id.destroy());
     }
 
-    /// Answers `count` lookups of a datagram service at port 7001, all with one queue pair, whose
-    /// number it returns.
+    /// Answers `count` lookups of a datagram service at port 7001 with one queue pair; returns its
+    /// number.
     fn serve_lookup(&mut self, count: u64) -> u64 {
         let listener = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
         listener.bind(&Address::Ip(here(7001))).unwrap();
@@ -240,7 +234,7 @@ impl Puppet {
         qp.qpn().get().into()
     }
 
-    /// Looks a datagram service up.
+    /// Looks up a datagram service.
     fn look_up(&mut self, port: u16) -> u64 {
         let id = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
         id.resolve_addr(None, &Address::Ip(here(port)), 2000).unwrap();
@@ -252,12 +246,11 @@ impl Puppet {
         id.destroy();
         match event.data {
             EventData::Ud(found) if event.kind == EventKind::Established => found.qp_num.into(),
-            _ => heard(event.kind, event.status),
+            _ => event_code(event.kind, event.status),
         }
     }
 
-    /// What is left of ids, queue pairs and connections when those are over whose late packets are
-    /// waited for.
+    /// Returns the number of ids and queue pairs left after timewait of all connections.
     fn left(&mut self) -> u64 {
         let start = Instant::now();
         let device = self.party.node.context.device();
@@ -269,14 +262,14 @@ impl Puppet {
         (ids + self.qps.iter().filter(|qp| qp.strong_count() > 0).count()) as u64
     }
 
-    /// The kind of the next event, and its status behind three digits.
-    fn hear(&mut self) -> u64 {
+    /// Returns the kind of the next event times 1000, plus its status.
+    fn next_event(&mut self) -> u64 {
         let event = self.party.event();
         event.kind as u64 * 1000 + u64::from(event.status.unsigned_abs())
     }
 }
 
-/// Open descriptors of this process.
+/// Returns the number of open descriptors.
 fn descriptors() -> u64 {
     std::fs::read_dir("/proc/self/fd").unwrap().count() as u64
 }
@@ -289,19 +282,19 @@ fn ask(peer: &mut Peer, line: &str) -> u64 {
     peer.ask(line)[0]
 }
 
-/// What [`Puppet::hear`] says.
-fn heard(kind: EventKind, status: i32) -> u64 {
+/// Returns the expected answer of [`Puppet::next_event`].
+fn event_code(kind: EventKind, status: i32) -> u64 {
     kind as u64 * 1000 + status as u64
 }
 
 #[test]
-fn a_request_finds_the_process_that_listens() {
-    alone("a_request_finds_the_process_that_listens", || {
+fn connect_request_finds_listening_process() {
+    alone("connect_request_finds_listening_process", || {
         let mut servers: Vec<_> = (0..3).map(|_| start()).collect();
         let mut clients: Vec<_> = (0..3).map(|_| start()).collect();
         for (n, server) in servers.iter_mut().enumerate() {
             assert_eq!(ask(server, &format!("listen 127.0.0.1:{}", 7001 + n)), 0);
-            server.tell(&format!("serve 3 {n}"));
+            server.send_line(&format!("serve 3 {n}"));
         }
         for client in &mut clients {
             for n in 0..3 {
@@ -309,7 +302,7 @@ fn a_request_finds_the_process_that_listens() {
                 assert_eq!(ask(client, "disconnect"), 0);
             }
         }
-        assert!(servers.iter_mut().all(|server| server.hear() == "3"));
+        assert!(servers.iter_mut().all(|server| server.read_line() == "3"));
     });
 }
 
@@ -322,40 +315,39 @@ fn twenty_processes_connect_to_each_other() {
         for (n, server) in (0..).zip(&mut servers) {
             let address = ["127.0.0.1", "0.0.0.0", "[::]"][n as usize % 3];
             assert_eq!(ask(server, &format!("listen {address}:{}", 7001 + n)), 0);
-            server.tell(&format!("serve {EACH} {n}"));
+            server.send_line(&format!("serve {EACH} {n}"));
         }
         for turn in 0..EACH {
             let to = |n: u64| (n + turn) % EACH;
-            (0..).zip(&mut clients).for_each(|(n, client)| client.tell(&format!("connect {}", 7001 + to(n))));
-            (0..).zip(&mut clients).for_each(|(n, client)| assert_eq!(client.hear(), to(n).to_string()));
-            clients.iter_mut().for_each(|client| client.tell("disconnect"));
-            clients.iter_mut().for_each(|client| assert_eq!(client.hear(), "0"));
+            (0..).zip(&mut clients).for_each(|(n, client)| client.send_line(&format!("connect {}", 7001 + to(n))));
+            (0..).zip(&mut clients).for_each(|(n, client)| assert_eq!(client.read_line(), to(n).to_string()));
+            clients.iter_mut().for_each(|client| client.send_line("disconnect"));
+            clients.iter_mut().for_each(|client| assert_eq!(client.read_line(), "0"));
         }
-        assert!(servers.iter_mut().all(|server| server.hear() == EACH.to_string()));
+        assert!(servers.iter_mut().all(|server| server.read_line() == EACH.to_string()));
     });
 }
 
 #[test]
-fn a_lookup_finds_the_process_that_serves() {
-    alone("a_lookup_finds_the_process_that_serves", || {
+fn lookup_finds_serving_process() {
+    alone("lookup_finds_serving_process", || {
         let [mut server, mut other, mut client] = [start(), start(), start()];
         assert_eq!(ask(&mut other, "listen 127.0.0.1:7001"), 0, "another port space");
         assert_eq!(ask(&mut server, "serve_lookup 3"), 0);
         let found = [0; 3].map(|_| ask(&mut client, "look_up 7001"));
-        let answered: u64 = server.hear().parse().unwrap();
+        let answered: u64 = server.read_line().parse().unwrap();
         assert_eq!(found, [answered; 3]);
-        let refused = heard(EventKind::Unreachable, SidrStatus::Unsupported.code().into());
+        let refused = event_code(EventKind::Unreachable, SidrStatus::Unsupported.code().into());
         assert_eq!(ask(&mut client, "look_up 7009"), refused);
     });
 }
 
 #[test]
-fn processes_that_stand_still_keep_nobody_from_connecting() {
-    // Which of the sockets of an address gets a message is up to the system; so many make it one of
-    // these.
+fn stopped_processes_do_not_block_connecting() {
+    // The kernel chooses the socket that gets a message: with many it is one of these.
     const MANY: usize = 30;
     let start = || Peer::start("puppet", &[("ROXE_LINK", "auto")]);
-    alone("processes_that_stand_still_keep_nobody_from_connecting", || {
+    alone("stopped_processes_do_not_block_connecting", || {
         let [mut server, mut client] = [start(), start()];
         assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
         let mut still: Vec<_> = (0..MANY).map(|_| start()).collect();
@@ -363,64 +355,64 @@ fn processes_that_stand_still_keep_nobody_from_connecting() {
             assert_eq!(ask(peer, &format!("listen 127.0.0.1:{}", 7100 + n)), 0);
             peer.stop();
         }
-        server.tell("serve 1 5");
+        server.send_line("serve 1 5");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [5, 0]);
-        assert_eq!(server.hear(), "1");
+        assert_eq!(server.read_line(), "1");
     });
 }
 
 #[test]
-fn a_child_has_ports_of_its_own_and_leaves_its_parents_alone() {
-    alone("a_child_has_ports_of_its_own_and_leaves_its_parents_alone", || {
+fn forked_child_has_own_ports() {
+    alone("forked_child_has_own_ports", || {
         let [mut first, mut second, mut client] = [start(), start(), start()];
         assert_eq!(ask(&mut first, "listen 127.0.0.1:7001"), 0);
         let child = ask(&mut first, "fork");
         assert_ne!(child, 0, "the child could not connect");
-        first.tell("serve 1 1");
+        first.send_line("serve 1 1");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [1, 0]);
-        assert_eq!(first.hear(), "1");
+        assert_eq!(first.read_line(), "1");
         kill(first);
         assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), 0, "a child does not hold the port of its parent");
-        // SAFETY: a child of our child, which is still there: nobody else ends it.
+        // SAFETY: a child of our child, which still runs and which no other process ends.
         assert_eq!(unsafe { libc::kill(child as i32, libc::SIGKILL) }, 0);
     });
 }
 
 #[test]
-fn nobody_listens() {
-    alone("nobody_listens", || {
+fn connect_without_listener_is_rejected() {
+    alone("connect_without_listener_is_rejected", || {
         let (mut one, mut other) = (start(), start());
         assert_eq!(ask(&mut other, "listen 127.0.0.1:7001"), 0);
-        // Whichever of the two gets the request: it knows that there is nobody.
+        // Either process may get the request; both know that no process listens.
         for port in 8000..8010 {
             assert_eq!(ask(&mut one, &format!("ask {port}")), 0);
-            let refused = heard(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
-            assert_eq!(ask(&mut one, "hear"), refused);
+            let refused = event_code(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
+            assert_eq!(ask(&mut one, "event"), refused);
         }
     });
 }
 
 #[test]
-fn a_port_has_one_owner_until_that_dies() {
-    alone("a_port_has_one_owner_until_that_dies", || {
+fn port_has_one_owner_until_it_dies() {
+    alone("port_has_one_owner_until_it_dies", || {
         let [mut first, mut second, mut client] = [start(), start(), start()];
         assert_eq!(ask(&mut first, "listen 127.0.0.1:7001"), 0);
         assert_eq!(ask(&mut second, "listen 127.0.0.1:7001"), libc::EADDRINUSE as u64);
         assert_eq!(ask(&mut second, "listen 0.0.0.0:7001"), libc::EADDRNOTAVAIL as u64);
         assert_eq!(ask(&mut second, "listen [::]:7001"), libc::EADDRNOTAVAIL as u64);
-        first.tell("serve 1 1");
+        first.send_line("serve 1 1");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [1, 0]);
-        assert_eq!(first.hear(), "1");
+        assert_eq!(first.read_line(), "1");
         first.signal(libc::SIGKILL);
         drop(first);
         assert_eq!(ask(&mut second, "listen 0.0.0.0:7001"), 0);
-        second.tell("serve 1 2");
+        second.send_line("serve 1 2");
         assert_eq!([ask(&mut client, "connect 7001"), ask(&mut client, "disconnect")], [2, 0]);
-        assert_eq!(second.hear(), "1");
+        assert_eq!(second.read_line(), "1");
     });
 }
 
-/// A server and a client of it; the server has heard of its request.
+/// Starts a server and a client; the server has fetched the client's request.
 fn asked() -> (Peer, Peer) {
     let (mut server, mut client) = (start(), start());
     assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
@@ -428,69 +420,69 @@ fn asked() -> (Peer, Peer) {
     (server, client)
 }
 
-/// The same, connected.
+/// As [`asked`], connected.
 fn connected() -> (Peer, Peer) {
     let (mut server, mut client) = asked();
     assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
     assert_eq!(ask(&mut client, "establish"), 0);
-    assert_eq!(ask(&mut server, "hear"), heard(EventKind::Established, 0));
+    assert_eq!(ask(&mut server, "event"), event_code(EventKind::Established, 0));
     (server, client)
 }
 
-/// Ends a process at once; nothing of it is left when this returns.
+/// Kills a process and waits for its end.
 fn kill(peer: Peer) {
     peer.signal(libc::SIGKILL);
     drop(peer);
 }
 
-// What the peer of a dead process sends reaches somebody who does not know the id, and says so.
+// A process that does not know the id answers for a dead one.
 const UNKNOWN: RejReason = RejReason::InvalidCommId;
 
 #[test]
-fn a_server_dies_before_it_answers() {
-    alone("a_server_dies_before_it_answers", || {
+fn client_is_rejected_if_server_dies_before_accept() {
+    alone("client_is_rejected_if_server_dies_before_accept", || {
         let (server, mut client) = asked();
         kill(server);
-        // The request is repeated, and nobody listens any more.
-        let refused = heard(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
-        assert_eq!(ask(&mut client, "hear"), refused);
+        // The request is retransmitted, and no process listens any more.
+        let refused = event_code(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
+        assert_eq!(ask(&mut client, "event"), refused);
     });
 }
 
 #[test]
-fn a_client_dies_before_it_is_answered() {
-    alone("a_client_dies_before_it_is_answered", || {
+fn server_is_rejected_if_client_dies_before_accept() {
+    alone("server_is_rejected_if_client_dies_before_accept", || {
         let (mut server, client) = asked();
         kill(client);
         assert_eq!(ask(&mut server, "accept"), 0);
-        assert_eq!(ask(&mut server, "hear"), heard(EventKind::Rejected, UNKNOWN.code().into()));
+        assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
     });
 }
 
 #[test]
-fn a_client_dies_before_it_confirms() {
-    alone("a_client_dies_before_it_confirms", || {
+fn server_is_rejected_if_client_dies_before_rtu() {
+    alone("server_is_rejected_if_client_dies_before_rtu", || {
         let (mut server, mut client) = asked();
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(client);
-        assert_eq!(ask(&mut server, "hear"), heard(EventKind::Rejected, UNKNOWN.code().into()));
+        assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
     });
 }
 
 #[test]
-fn a_server_dies_before_it_is_confirmed() {
-    alone("a_server_dies_before_it_is_confirmed", || {
+fn client_is_disconnected_if_server_dies_before_rtu() {
+    alone("client_is_disconnected_if_server_dies_before_rtu", || {
         let (mut server, mut client) = asked();
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(server);
         assert_eq!(ask(&mut client, "establish"), 0);
-        assert_eq!(ask(&mut client, "hear"), heard(EventKind::Disconnected, 0));
+        assert_eq!(ask(&mut client, "event"), event_code(EventKind::Disconnected, 0));
     });
 }
 
 #[test]
-fn the_survivor_of_a_connection_ends_it_alone() {
-    alone("the_survivor_of_a_connection_ends_it_alone", || {
+fn survivor_disconnects_after_peer_was_killed() {
+    alone("survivor_disconnects_after_peer_was_killed", || {
         let (server, mut client) = connected();
         kill(server);
         assert_eq!(ask(&mut client, "disconnect"), 0);
@@ -501,43 +493,43 @@ fn the_survivor_of_a_connection_ends_it_alone() {
 }
 
 #[test]
-fn a_process_that_ends_takes_leave() {
-    alone("a_process_that_ends_takes_leave", || {
+fn exiting_server_rejects_pending_request() {
+    alone("exiting_server_rejects_pending_request", || {
         let (mut server, mut client) = asked();
-        server.tell("exit");
-        // Of one that died, nobody would know what it thought of the request.
-        let refused = heard(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
-        assert_eq!(ask(&mut client, "hear"), refused);
+        server.send_line("exit");
+        // Unlike a killed process, this one rejects its requests.
+        let refused = event_code(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
+        assert_eq!(ask(&mut client, "event"), refused);
     });
 }
 
 // clause: CM-PEER-GONE
 #[test]
-fn a_death_is_noticed_although_nobody_says_anything() {
-    alone("a_death_is_noticed_although_nobody_says_anything", || {
-        let over = heard(EventKind::Disconnected, 0);
+fn killed_peer_is_detected_without_traffic() {
+    alone("killed_peer_is_detected_without_traffic", || {
+        let over = event_code(EventKind::Disconnected, 0);
         let (server, mut client) = connected();
         kill(server);
-        assert_eq!(ask(&mut client, "hear"), over);
+        assert_eq!(ask(&mut client, "event"), over);
         let (mut server, client) = connected();
         kill(client);
-        assert_eq!(ask(&mut server, "hear"), over);
+        assert_eq!(ask(&mut server, "event"), over);
     });
 }
 
-/// `ROXE_TEST_CONNECTIONS` in the environment: how many instead of a few.
+/// `ROXE_TEST_CONNECTIONS`: number of connections.
 #[test]
-fn connections_leave_nothing_behind() {
+fn ended_connections_leave_no_state() {
     let count: u64 = std::env::var("ROXE_TEST_CONNECTIONS").map_or(2000, |count| count.parse().unwrap());
-    alone("connections_leave_nothing_behind", || {
+    alone("ended_connections_leave_no_state", || {
         let (mut server, mut client) = (start(), start());
         assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
-        // The first one opens what stays open.
+        // The first round opens descriptors that stay open.
         let mut before = [0; 2];
         for count in [1, count] {
-            server.tell(&format!("serve {count} 0"));
+            server.send_line(&format!("serve {count} 0"));
             assert_eq!(ask(&mut client, &format!("cycle 7001 {count}")), count);
-            assert_eq!(server.hear(), count.to_string());
+            assert_eq!(server.read_line(), count.to_string());
             assert_eq!([ask(&mut server, "left"), ask(&mut client, "left")], [0, 0]);
             let now = [ask(&mut server, "descriptors"), ask(&mut client, "descriptors")];
             assert!(before == [0; 2] || now == before, "descriptors: {before:?} before, {now:?} now");
@@ -547,12 +539,12 @@ fn connections_leave_nothing_behind() {
 }
 
 #[test]
-fn a_child_draws_other_numbers_than_its_parent_that_has_a_port_and_no_device() {
+fn forked_child_draws_other_random_numbers() {
     assert!(program("binds_and_forks").env(ROLE, "binds").status().unwrap().success());
 }
 
-/// Not a test of its own: the child of a process that has bound a port at all addresses says which
-/// number it draws next.
+/// Binds a port at all addresses and forks, in a process started by the test above; the child draws
+/// a random number.
 #[test]
 fn binds_and_forks() {
     if std::env::var(ROLE).as_deref() != Ok("binds") {

@@ -1,5 +1,5 @@
-//! Every packet that is dropped is counted with its reason. A socket at another address of the
-//! loopback interface plays the peer, in a network of its own.
+//! Every dropped packet is counted by reason. A socket at another loopback address is the peer, in
+//! a network namespace.
 
 use crate::common::*;
 use roxe_net::udp::BareLink;
@@ -16,7 +16,7 @@ const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The PSN that [`connect`] begins with, in both directions.
+/// First PSN of [`connect`], in both directions.
 const FIRST: u32 = 77;
 
 struct Sender {
@@ -57,14 +57,14 @@ impl Sender {
     }
 }
 
-/// A reliable queue pair that is connected to [`PEER`].
+/// Returns an RC queue pair connected to [`PEER`].
 fn connected(node: &Node) -> Arc<Qp> {
     let qp = node.qp(Service::Rc);
     connect(&qp, node.av(0, Gid::from(PEER)), Qpn::new(0x77), PathMtu::Mtu1024);
     qp
 }
 
-/// Waits until `name` is more than `before`.
+/// Waits until a counter exceeds `before`.
 fn moves(node: &Node, name: &str, before: u64) {
     let start = Instant::now();
     while counter(&node.context, name) == before {
@@ -84,73 +84,73 @@ fn datagram_with(qkey: Qkey) -> Kind {
 }
 
 #[test]
-fn every_reason_why_a_packet_is_dropped_is_counted() {
-    if !namespace::is_inside() {
-        // The smallest receive buffer, so that it runs over however quickly somebody reads.
-        let make = "ip link set lo up && export ROXE_RCVBUF=4096";
-        return namespace::run("every_reason_why_a_packet_is_dropped_is_counted", make, "lo");
-    }
-    let node = Node::open();
-    let (peer, stranger) = (Sender::at(PEER), Sender::at(STRANGER));
-    let reason = |name: &str, cause: &dyn Fn()| {
-        let before = counter(&node.context, name);
-        cause();
-        moves(&node, name, before);
-    };
+fn every_drop_reason_is_counted() {
+    // The smallest receive buffer, so that it overruns.
+    let make = "ip link set lo up && export ROXE_RCVBUF=4096";
+    namespace::inside("every_drop_reason_is_counted", make, "lo", || {
+        let node = Node::open();
+        let (peer, stranger) = (Sender::at(PEER), Sender::at(STRANGER));
+        let reason = |name: &str, cause: &dyn Fn()| {
+            let before = counter(&node.context, name);
+            cause();
+            moves(&node, name, before);
+        };
 
-    let idle = node.qp(Service::Rc);
-    let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
-    idle.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
-    reason("bad_state", &|| peer.send(&idle, FIRST, SEND));
+        let idle = node.qp(Service::Rc);
+        let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+        idle.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS).unwrap();
+        reason("bad_state", &|| peer.send(&idle, FIRST, SEND));
 
-    reason("malformed", &|| peer.send_bytes(&[0xff; 4]));
-    let qp = connected(&node);
-    let bth = Bth::new(qp.qpn(), Psn::new(FIRST));
-    reason("icrc_errors", &|| {
-        let mut bytes = peer.sealed(&Header { bth, kind: SEND }, &[7; 8]);
-        *bytes.last_mut().unwrap() ^= 1;
-        peer.send_bytes(&bytes);
+        reason("malformed", &|| peer.send_bytes(&[0xff; 4]));
+        let qp = connected(&node);
+        let bth = Bth::new(qp.qpn(), Psn::new(FIRST));
+        reason("icrc_errors", &|| {
+            let mut bytes = peer.sealed(&Header { bth, kind: SEND }, &[7; 8]);
+            *bytes.last_mut().unwrap() ^= 1;
+            peer.send_bytes(&bytes);
+        });
+        reason("unknown_qp", &|| peer.send_as(Bth::new(Qpn::new(qp.qpn().get() ^ 0x800), Psn::new(FIRST)), SEND));
+        reason("wrong_service", &|| peer.send(&qp, FIRST, datagram_with(QKEY)));
+        reason("pkey", &|| peer.send_as(Bth { pkey: Pkey(0x8001), ..bth }, SEND));
+        reason("address", &|| stranger.send(&qp, FIRST, SEND));
+        reason("out_of_sequence", &|| peer.send(&qp, FIRST + 3, SEND));
+        reason("duplicate_request", &|| peer.send(&qp, FIRST - 1, SEND));
+        reason("rp_cnp_ignored", &|| peer.send(&qp, 0, Kind::Cnp));
+
+        reason("ghost_response", &|| peer.send(&qp, FIRST, answer(Syndrome::ACK_UNLIMITED)));
+        reason("duplicate_response", &|| peer.send(&qp, FIRST - 1, answer(Syndrome::ACK_UNLIMITED)));
+        post(&qp, 1, SendOp::Send, node.sge(0, 8));
+        reason("reserved_syndrome", &|| peer.send(&qp, FIRST, answer(Syndrome::Reserved(0x40))));
+        reason("awaiting_retry", &|| {
+            // The longest RNR timer: the second request arrives before it expires.
+            peer.send(&qp, FIRST, answer(Syndrome::RnrNak { timer: 0 }));
+            peer.send(&qp, FIRST, answer(Syndrome::Nak(NakCode::PsnSequence)));
+        });
+
+        let reth = Reth { va: node.addr(0), rkey: RKey(0xdead), dma_len: 8 };
+        reason("remote_access", &|| {
+            peer.send(&connected(&node), FIRST, Kind::RcRequest(Request::WriteOnly(reth, None)))
+        });
+        reason("invalid_request", &|| peer.send(&connected(&node), FIRST, Kind::RcRequest(Request::SendMiddle)));
+
+        let ud = node.qp(Service::Ud);
+        activate(&ud);
+        assert_eq!(counter(&node.context, "early_dropped"), 0);
+        // Both packets have waited for a receive.
+        reason("qkey", &|| peer.send(&ud, 0, datagram_with(Qkey(1))));
+        reason("no_receive", &|| peer.send(&ud, 0, datagram_with(QKEY)));
+        assert_eq!(counter(&node.context, "early_dropped"), 2);
+        post_recv(&ud, 1, Sge { lkey: roxe_provider::wire::LKey(0xdead), ..node.sge(0, 256) });
+        reason("local_protection", &|| peer.send(&ud, 0, datagram_with(QKEY)));
+
+        reason("rcvbuf_errors", &|| {
+            let before = counter(&node.context, "rcvbuf_errors");
+            let bytes = peer.sealed(&Header { bth, kind: Kind::RcRequest(Request::WriteMiddle) }, &[0; 1024]);
+            let start = Instant::now();
+            while counter(&node.context, "rcvbuf_errors") == before {
+                assert!(start.elapsed() < TIMEOUT, "the receive buffer never runs over");
+                (0..10_000).for_each(|_| peer.send_bytes(&bytes));
+            }
+        });
     });
-    reason("unknown_qp", &|| peer.send_as(Bth::new(Qpn::new(qp.qpn().get() ^ 0x800), Psn::new(FIRST)), SEND));
-    reason("wrong_service", &|| peer.send(&qp, FIRST, datagram_with(QKEY)));
-    reason("pkey", &|| peer.send_as(Bth { pkey: Pkey(0x8001), ..bth }, SEND));
-    reason("address", &|| stranger.send(&qp, FIRST, SEND));
-    reason("out_of_sequence", &|| peer.send(&qp, FIRST + 3, SEND));
-    reason("duplicate_request", &|| peer.send(&qp, FIRST - 1, SEND));
-    reason("rp_cnp_ignored", &|| peer.send(&qp, 0, Kind::Cnp));
-
-    reason("ghost_response", &|| peer.send(&qp, FIRST, answer(Syndrome::ACK_UNLIMITED)));
-    reason("duplicate_response", &|| peer.send(&qp, FIRST - 1, answer(Syndrome::ACK_UNLIMITED)));
-    post(&qp, 1, SendOp::Send, node.sge(0, 8));
-    reason("reserved_syndrome", &|| peer.send(&qp, FIRST, answer(Syndrome::Reserved(0x40))));
-    reason("awaiting_retry", &|| {
-        // The longest wait that there is: the second comes before it is over.
-        peer.send(&qp, FIRST, answer(Syndrome::RnrNak { timer: 0 }));
-        peer.send(&qp, FIRST, answer(Syndrome::Nak(NakCode::PsnSequence)));
-    });
-
-    let reth = Reth { va: node.addr(0), rkey: RKey(0xdead), dma_len: 8 };
-    reason("remote_access", &|| peer.send(&connected(&node), FIRST, Kind::RcRequest(Request::WriteOnly(reth, None))));
-    reason("invalid_request", &|| peer.send(&connected(&node), FIRST, Kind::RcRequest(Request::SendMiddle)));
-
-    let ud = node.qp(Service::Ud);
-    activate(&ud);
-    assert_eq!(counter(&node.context, "early_dropped"), 0);
-    // Both have waited for a receive.
-    reason("qkey", &|| peer.send(&ud, 0, datagram_with(Qkey(1))));
-    reason("no_receive", &|| peer.send(&ud, 0, datagram_with(QKEY)));
-    assert_eq!(counter(&node.context, "early_dropped"), 2);
-    post_recv(&ud, 1, Sge { lkey: roxe_provider::wire::LKey(0xdead), ..node.sge(0, 256) });
-    reason("local_protection", &|| peer.send(&ud, 0, datagram_with(QKEY)));
-
-    reason("rcvbuf_errors", &|| {
-        let before = counter(&node.context, "rcvbuf_errors");
-        let bytes = peer.sealed(&Header { bth, kind: Kind::RcRequest(Request::WriteMiddle) }, &[0; 1024]);
-        let start = Instant::now();
-        while counter(&node.context, "rcvbuf_errors") == before {
-            assert!(start.elapsed() < TIMEOUT, "the receive buffer never runs over");
-            (0..10_000).for_each(|_| peer.send_bytes(&bytes));
-        }
-    });
-    namespace::done();
 }

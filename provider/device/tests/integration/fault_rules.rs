@@ -1,5 +1,4 @@
-//! Fault rules over real sockets, where the moment matters at which something else happens in the
-//! same process.
+//! Fault rules over real sockets that depend on other events in the process.
 
 use crate::common::peer::program;
 use crate::common::*;
@@ -8,19 +7,18 @@ use roxe_provider::wire::PathMtu;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The second WRITE of the first queue pair is lost, and the answer to the first one is held for
-/// long.
+/// Drops the second WRITE of the first queue pair, and delays the acknowledgement of the first.
 const RULES: &str = "drop tx qp=#0 op=WRITE_ONLY nth=2; delay rx qp=#0 op=ACK nth=1 by=10s";
 
 #[test]
-fn the_end_of_a_queue_pair_stops_no_timer_of_another_one() {
-    let output = program("held").env("ROXE_FAULTS", RULES).output().unwrap();
+fn destroyed_qp_stops_no_timer_of_others() {
+    let output = program("process_with_fault_rules").env("ROXE_FAULTS", RULES).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Not a test of its own: does something only where the one above has started it.
+/// Runs with the rules, in a process started by the test above.
 #[test]
-fn held() {
+fn process_with_fault_rules() {
     if std::env::var("ROXE_FAULTS").is_err() {
         return;
     }
@@ -34,7 +32,7 @@ fn held() {
         a.cq.poll(1, |cqe| panic!("nothing was acknowledged: {cqe:?}")).unwrap();
         assert!(start.elapsed() < TIMEOUT);
     }
-    // What is held goes on now; the loss of the second WRITE is noticed in time all the same.
+    // The delayed packet is delivered now, and the lost WRITE is retransmitted in time.
     other.destroy();
     let done: Vec<u64> = a.wait(2).iter().map(|cqe| cqe.wr_id).collect();
     assert_eq!(done, [1, 2]);

@@ -1,10 +1,10 @@
-//! A connection that moves from one address family of the loopback interface to the other.
+//! A connection that migrates from one IP version of the loopback interface to the other.
 
 use crate::common::*;
 use roxe_provider::wire::PathMtu;
 use roxe_provider::{AsyncEventKind, AttrMask, MigState, Qp, QpAttr, Service, WcStatus};
 
-/// Offers the way over the GIDs with this index.
+/// Loads and arms the alternate path over the GIDs with this index.
 fn rearm(qp: &Qp, node: &Node, peer: &Node, index: u8) {
     let alt_av = node.av(index, peer.context.gid(1, index.into()).unwrap());
     let attr = QpAttr { alt_av, alt_port: 1, alt_timeout: 14, path_mig_state: MigState::Rearm, ..QpAttr::default() };
@@ -20,7 +20,7 @@ fn write(from: (&Node, &Qp), to: &Node, seed: u8) {
 
 // clause: APM-ARM, APM-FORCED, APM-FOLLOW
 #[test]
-fn a_connection_moves_to_its_alternate_addresses() {
+fn connection_migrates_to_alternate_addresses() {
     let (a, b) = (Node::open(), Node::open());
     let is_v6 = |entry: &&roxe_provider::GidEntry| !entry.gid.is_ipv4();
     let Some(index) = a.context.gid_entries().iter().find(is_v6).map(|entry| entry.index) else { return no_ipv6() };

@@ -1,5 +1,4 @@
-//! Reliable and unreliable connections and datagrams of one process, all under way at once, on both
-//! links; and messages of no bytes.
+//! RC, UC and UD operations of one process outstanding at once, on both links; messages of 0 bytes.
 
 use crate::common::peer::program;
 use crate::common::*;
@@ -11,18 +10,15 @@ use roxe_provider::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No passing run goes on for so long without a completion, however busy the machine is.
+/// Longest time without a completion, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Runs `body` once for each link, in a network of its own: what is unreliable may be lost when
-/// another process of this user begins or ends on the same address, while packets still go through
-/// its socket.
+/// Runs `body` on each link, in a network namespace: unreliable messages may be lost when another
+/// process joins or leaves the address.
+#[track_caller]
 fn on_both_links(name: &str, body: impl FnOnce()) {
     const LINK: &str = "ROXE_LINK";
-    if namespace::is_inside() {
-        body();
-        namespace::done();
-    } else if std::env::var_os(LINK).is_some() {
-        namespace::run(name, "ip link set lo up", "lo");
+    if std::env::var_os(LINK).is_some() {
+        namespace::inside(name, namespace::UP, "lo", body);
     } else {
         for link in ["auto", "udp"] {
             assert!(program(name).env(LINK, link).status().unwrap().success(), "{LINK}={link}");
@@ -30,25 +26,25 @@ fn on_both_links(name: &str, body: impl FnOnce()) {
     }
 }
 
-/// Operations of the big run; `ROXE_TEST_OPERATIONS` in the environment: how many instead.
+/// Operations of the big run, or `ROXE_TEST_OPERATIONS`.
 fn operations() -> usize {
     std::env::var("ROXE_TEST_OPERATIONS").map_or(20_000, |count| count.parse().unwrap())
 }
 
-/// Queue pairs of each service at either end, requests under way of each, and bytes of a message.
+/// Queue pairs per service and end, outstanding requests of each, and bytes per message.
 const PAIRS: usize = 8;
 const DEPTH: usize = 64;
 const LEN: usize = 32;
-/// A connection has so much of the buffer: sources, what is written and read from, what is read to,
-/// and receives, of which there are twice as many.
+/// Buffer of a connection: sources, targets of WRITEs and READs, results of READs, and twice as
+/// many receives.
 const AREA: usize = 5 * DEPTH * LEN;
 
-/// One connection: the end that asks, and the one that answers.
+/// A connection: requester and responder.
 struct Lane {
     service: Service,
     asks: Arc<Qp>,
     answers: Arc<Qp>,
-    /// Its completions: of requests, and of receives.
+    /// Completions of requests and of receives.
     sent: Arc<Cq>,
     received: Arc<Cq>,
     at: usize,
@@ -56,7 +52,7 @@ struct Lane {
     completed: usize,
     sends: usize,
     arrived: usize,
-    /// Number of the next SEND that a reliable connection brings.
+    /// Number of the next SEND on a reliable connection.
     next: u64,
 }
 
@@ -95,7 +91,7 @@ impl Lane {
         self.at * AREA + 3 * DEPTH * LEN + slot * LEN
     }
 
-    /// The 40 bytes in front of datagrams go elsewhere, where nobody looks.
+    /// The GRH of datagrams goes to an unused place.
     fn post_recv(&self, node: &Node, slot: usize) {
         let data = node.sge(self.receive_offset(slot), LEN);
         let header = node.sge(crate::common::LEN - 64, 40);
@@ -103,8 +99,7 @@ impl Lane {
         self.answers.post_recv(&RecvRequest { wr_id: slot as u64, sges }).unwrap();
     }
 
-    /// Posts the next request, if there is room: SENDs and WRITEs, on a reliable connection READs
-    /// too.
+    /// Posts the next request if there is room: SEND, WRITE, or with RC a READ.
     fn post(&mut self, node: &Node, av: Av) {
         if self.posted - self.completed >= DEPTH {
             return;
@@ -141,7 +136,7 @@ impl Lane {
         }
     }
 
-    /// Takes what has completed. Whether anything had.
+    /// Polls completions; returns true if there were any.
     fn poll(&mut self, node: &Node) -> bool {
         let (mut sent, mut received) = (Vec::new(), Vec::new());
         self.sent.poll(DEPTH, |cqe| sent.push(*cqe)).unwrap();
@@ -160,8 +155,7 @@ impl Lane {
         assert_eq!(cqe.opcode, WcOpcode::Recv);
         let slot = cqe.wr_id as usize;
         let number = u64::from_ne_bytes(node.bytes(self.receive_offset(slot), 8).try_into().unwrap());
-        // What is reliable comes whole and in order; the rest may be lost, and a datagram may come
-        // late.
+        // RC messages are whole and in order; others may be lost, and a datagram may be late.
         match self.service {
             Service::Rc => assert_eq!(number, self.next),
             Service::Uc => assert!(number >= self.next, "{number} behind {}", self.next),
@@ -172,9 +166,8 @@ impl Lane {
     }
 }
 
-/// Whether every lane has completed its `share`, what is reliable has arrived, and of the rest is
-/// missing only what met no receive, because this thread had no processor while the background
-/// thread received.
+/// Returns true if every lane has completed its `share`. RC messages have all arrived; others may
+/// only be missing if no receive was posted, because this thread was preempted.
 fn is_over(node: &Node, lanes: &[Lane], share: usize) -> bool {
     let is_done = |lane: &Lane| lane.completed >= share && (lane.service != Service::Rc || lane.arrived == lane.sends);
     let missing = || lanes.iter().map(|lane| lane.sends - lane.arrived).sum::<usize>();
@@ -183,8 +176,8 @@ fn is_over(node: &Node, lanes: &[Lane], share: usize) -> bool {
 }
 
 #[test]
-fn operations_of_all_services_at_once_complete() {
-    on_both_links("operations_of_all_services_at_once_complete", || {
+fn operations_of_all_services_complete_together() {
+    on_both_links("operations_of_all_services_complete_together", || {
         let (node, started) = (Node::open(), Instant::now());
         let services = [Service::Rc, Service::Uc, Service::Ud];
         let mut lanes: Vec<_> = (0..3 * PAIRS).map(|at| Lane::new(&node, services[at % 3], at)).collect();
@@ -217,7 +210,7 @@ fn operations_of_all_services_at_once_complete() {
     });
 }
 
-/// A connection whose both ends complete on `channel`.
+/// Connects a pair whose ends complete on `channel`.
 fn pair_on(node: &Node, channel: &Arc<CompChannel>) -> (Arc<Cq>, Arc<Qp>, Arc<Qp>) {
     let init = CqInit { cqe: 64, channel: Some(Arc::clone(channel)), ..CqInit::default() };
     let cq = node.context.create_cq(init).unwrap();
@@ -235,8 +228,8 @@ fn pair_on(node: &Node, channel: &Arc<CompChannel>) -> (Arc<Cq>, Arc<Qp>, Arc<Qp
 }
 
 #[test]
-fn a_message_of_no_bytes_from_a_region_of_none_completes_whether_the_program_polls_or_waits() {
-    on_both_links("a_message_of_no_bytes_from_a_region_of_none_completes_whether_the_program_polls_or_waits", || {
+fn zero_byte_message_completes_polled_or_awaited() {
+    on_both_links("zero_byte_message_completes_polled_or_awaited", || {
         let node = Node::open();
         // SAFETY: no bytes.
         let region = unsafe { node.pd.reg_mr(node.addr(0), 0, node.addr(0), Access::LOCAL_WRITE) }.unwrap();

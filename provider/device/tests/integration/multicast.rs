@@ -1,6 +1,5 @@
-//! Multicast over real sockets: who gets a copy, in one process, in several, and over IPv6.
-//!
-//! Group addresses carry the number of the process, because others test on this machine, too.
+//! Multicast over real sockets, within and between processes. Group addresses contain the process
+//! ID, because other test processes run on this machine.
 
 use crate::common::namespace;
 use crate::common::peer::{MARK, Peer, ROLE};
@@ -11,24 +10,24 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Bytes in front of a datagram, and distance between receive areas.
+/// Length of the GRH, and distance between receive buffers.
 const GRH: usize = 40;
 const AREA: usize = 4096;
 
-/// An IPv4 group of this process, in the form Linux uses.
+/// Returns an IPv4 group of this process as an IPv4-mapped GID.
 fn mapped(last: u8) -> Gid {
     let [a, b, ..] = std::process::id().to_le_bytes();
     Ipv4Addr::new(239, b, a, last).into()
 }
 
-/// The same group as programs for InfiniBand write it.
+/// Returns the same group as an InfiniBand multicast GID.
 fn embedded(last: u8) -> Gid {
     let mut gid = mapped(last);
     gid.0[..2].copy_from_slice(&[0xff, 0x0e]);
     gid
 }
 
-/// A datagram queue pair of `node` with receives for the areas from `first` on, numbered alike.
+/// Creates a UD queue pair with receives from buffer `first` on, numbered alike.
 fn member(node: &Node, first: u64, count: u64) -> Arc<Qp> {
     let qp = node.qp(Service::Ud);
     activate(&qp);
@@ -41,7 +40,7 @@ fn send(node: &Node, from: &Qp, group: Gid, qpn: Qpn, seed: u8) {
     from.post_send(&[datagram(1000, node.av(0, group), qpn, &[node.sge(1 << 20, 100)])]).unwrap();
 }
 
-/// The next `count` completions, those of sends left out, in order of their numbers.
+/// Returns the next `count` receive completions, sorted by number.
 fn receives(node: &Node, count: usize, sends: usize) -> Vec<Cqe> {
     let mut all = node.wait(count + sends);
     assert!(all.iter().all(|cqe| cqe.status == WcStatus::Success), "{all:?}");
@@ -56,7 +55,7 @@ fn numbers(cqes: &[Cqe]) -> Vec<u64> {
 
 // clause: UD-MULTICAST
 #[test]
-fn every_attached_queue_pair_gets_a_copy_and_the_sender_too() {
+fn every_attached_qp_gets_a_copy_even_the_sender() {
     let node = Node::open();
     let (sender, other, outsider) = (member(&node, 0, 4), member(&node, 10, 4), member(&node, 20, 4));
     let group = mapped(1);
@@ -75,14 +74,14 @@ fn every_attached_queue_pair_gets_a_copy_and_the_sender_too() {
         // 12 BTH, 8 DETH, 100 payload, 4 ICRC.
         assert_eq!(node.bytes(area, GRH), net.to_grh(124));
     }
-    // The receives of the outsider are still there.
+    // The receives of the non-member are still posted.
     send(&node, &sender, src, outsider.qpn(), 6);
     assert_eq!(numbers(&receives(&node, 1, 1)), [20]);
 }
 
 // clause: UD-MULTICAST, UD-QKEY
 #[test]
-fn the_key_and_the_number_decide_for_each_member() {
+fn multicast_checks_qkey_and_qpn_per_member() {
     let node = Node::open();
     let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
     let group = mapped(3);
@@ -90,7 +89,7 @@ fn the_key_and_the_number_decide_for_each_member() {
     b.attach_mcast(group).unwrap();
     b.modify(&QpAttr { qkey: Qkey(QKEY.0 + 1), ..QpAttr::default() }, AttrMask::QKEY).unwrap();
     let strangers = counter(&node.context, "unknown_qp");
-    // To the group's address, but to the number of a member: that is no multicast.
+    // To the address of the group but the QPN of a member: not multicast.
     send(&node, &a, group, a.qpn(), 1);
     send(&node, &a, group, Qpn::MULTICAST, 2);
     assert_eq!(numbers(&receives(&node, 1, 2)), [0]);
@@ -100,7 +99,7 @@ fn the_key_and_the_number_decide_for_each_member() {
 
 // clause: UD-MULTICAST
 #[test]
-fn both_forms_of_an_ipv4_group_are_one_on_the_wire() {
+fn both_gid_forms_of_ipv4_group_are_same_group() {
     let node = Node::open();
     let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
     a.attach_mcast(embedded(4)).unwrap();
@@ -113,7 +112,7 @@ fn both_forms_of_an_ipv4_group_are_one_on_the_wire() {
 }
 
 #[test]
-fn only_datagram_queue_pairs_are_attached_and_only_to_groups() {
+fn only_ud_qps_attach_and_only_to_groups() {
     let node = Node::open();
     let (ud, rc) = (node.qp(Service::Ud), node.qp(Service::Rc));
     let unicast = node.context.gid(1, 0).unwrap();
@@ -123,8 +122,7 @@ fn only_datagram_queue_pairs_are_attached_and_only_to_groups() {
     }
 }
 
-/// Not a test of its own: joins a group where a test has started it, and says what it gets, one
-/// line a datagram.
+/// Peer process: joins the group in its role and prints a line per datagram.
 #[test]
 fn peer() {
     let Ok(group) = std::env::var(ROLE) else { return };
@@ -140,62 +138,45 @@ fn peer() {
     }
 }
 
-/// Not a test of its own: needs an address that no other test sends datagrams on, when its
-/// processes are killed.
+// clause: UD-MULTICAST
 #[test]
-fn copies() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let group = mapped(6);
-    let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
-    peers.iter_mut().for_each(|peer| assert_eq!(peer.hear(), "ready"));
-    let node = Node::open();
-    let sender = member(&node, 0, 32);
-    sender.attach_mcast(group).unwrap();
-    for n in 0..32 {
-        send(&node, &sender, group, Qpn::MULTICAST, n);
-        assert_eq!(numbers(&receives(&node, 1, 1)), [u64::from(n)]);
-        for peer in &mut peers {
-            assert_eq!(peer.hear(), format!("{n} true"));
+fn every_process_gets_a_copy_despite_steering() {
+    namespace::inside("every_process_gets_a_copy_despite_steering", namespace::UP, "lo", || {
+        let group = mapped(6);
+        let mut peers = [(); 3].map(|()| Peer::start(&group.to_ip().to_string(), &[]));
+        peers.iter_mut().for_each(|peer| assert_eq!(peer.read_line(), "ready"));
+        let node = Node::open();
+        let sender = member(&node, 0, 32);
+        sender.attach_mcast(group).unwrap();
+        for n in 0..32 {
+            send(&node, &sender, group, Qpn::MULTICAST, n);
+            assert_eq!(numbers(&receives(&node, 1, 1)), [u64::from(n)]);
+            for peer in &mut peers {
+                assert_eq!(peer.read_line(), format!("{n} true"));
+            }
         }
-    }
-    namespace::done();
+    });
 }
 
 // clause: UD-MULTICAST
 #[test]
-fn every_process_of_the_host_gets_a_copy_in_spite_of_steering() {
-    namespace::run("copies", "ip link set lo up", "lo");
-}
-
-/// Not a test of its own: needs the interface that the test below makes.
-#[test]
-fn over_ipv6() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let node = Node::open();
-    let ours = Gid::from(IpAddr::V6("fd77::1".parse::<Ipv6Addr>().unwrap()));
-    let index = node.context.gid_entries().iter().find(|entry| entry.gid == ours).unwrap().index;
-    let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
-    let group = |text: &str| Gid::from(IpAddr::V6(text.parse::<Ipv6Addr>().unwrap()));
-    for (n, group) in [group("ff0e::77"), group("ff02::77"), embedded(7)].into_iter().enumerate() {
-        a.attach_mcast(group).unwrap();
-        b.attach_mcast(group).unwrap();
-        let av = node.av(index, group);
-        assert_eq!(av.dgid, group);
-        a.post_send(&[datagram(1000, av, Qpn::MULTICAST, &[node.sge(1 << 20, 100)])]).unwrap();
-        assert_eq!(numbers(&receives(&node, 2, 1)), [n as u64, 10 + n as u64]);
-    }
-    namespace::done();
-}
-
-// clause: UD-MULTICAST
-#[test]
-fn ipv6_groups_work_on_an_ethernet_interface() {
+fn ipv6_groups_work_on_ethernet() {
     // Linux has no IPv6 multicast on loopback.
     let make =
         "ip link set lo up && ip link add x0 type bridge && ip addr add fd77::1/64 dev x0 nodad && ip link set x0 up";
-    namespace::run("over_ipv6", make, "x0");
+    namespace::inside("ipv6_groups_work_on_ethernet", make, "x0", || {
+        let node = Node::open();
+        let ours = Gid::from(IpAddr::V6("fd77::1".parse::<Ipv6Addr>().unwrap()));
+        let index = node.context.gid_entries().iter().find(|entry| entry.gid == ours).unwrap().index;
+        let (a, b) = (member(&node, 0, 4), member(&node, 10, 4));
+        let group = |text: &str| Gid::from(IpAddr::V6(text.parse::<Ipv6Addr>().unwrap()));
+        for (n, group) in [group("ff0e::77"), group("ff02::77"), embedded(7)].into_iter().enumerate() {
+            a.attach_mcast(group).unwrap();
+            b.attach_mcast(group).unwrap();
+            let av = node.av(index, group);
+            assert_eq!(av.dgid, group);
+            a.post_send(&[datagram(1000, av, Qpn::MULTICAST, &[node.sge(1 << 20, 100)])]).unwrap();
+            assert_eq!(numbers(&receives(&node, 2, 1)), [n as u64, 10 + n as u64]);
+        }
+    });
 }

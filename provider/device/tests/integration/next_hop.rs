@@ -1,5 +1,4 @@
-//! Addresses to which packets cannot leave: without a route, or with a neighbour that does not
-//! answer.
+//! Addresses without a route, or with a neighbour that does not answer.
 
 use crate::common::Node;
 use crate::common::ends::*;
@@ -10,7 +9,7 @@ use roxe_provider::{AhAttr, AttrMask, Error, QpAttr, QpState, Service};
 use std::net::IpAddr;
 use std::process::Command;
 
-/// `ip` with these arguments; what it says.
+/// Runs `ip` and returns its output.
 fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {args}");
@@ -21,7 +20,7 @@ fn gid(text: &str) -> Gid {
     text.parse::<IpAddr>().unwrap().into()
 }
 
-/// The index of the address of `node` that is of the family of `peer`.
+/// Returns the index of the address of `node` in the family of `peer`.
 fn index_towards(node: &Node, peer: Gid) -> u8 {
     let entries = node.context.gid_entries();
     let is_it = |gid: Gid| {
@@ -30,7 +29,7 @@ fn index_towards(node: &Node, peer: Gid) -> u8 {
     entries.iter().find(|entry| is_it(entry.gid)).unwrap().index
 }
 
-/// Takes a new queue pair to RTR towards this peer.
+/// Moves a new queue pair to RTR towards `peer`.
 fn to_rtr(node: &Node, peer: &str) -> Result<(), Error> {
     let qp = node.qp(Service::Rc);
     let init = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
@@ -58,7 +57,7 @@ fn create_ah(node: &Node, peer: &str) -> Result<(), Error> {
     node.pd.create_ah(&attr).map(drop)
 }
 
-/// The event that the resolution of this address comes to, and its status.
+/// Resolves an address; returns kind and status of the event.
 fn resolve(peer: &str) -> (EventKind, i32) {
     let end = End::new(PortSpace::Tcp);
     end.id.resolve_addr(None, &address(peer), 300).unwrap();
@@ -67,38 +66,7 @@ fn resolve(peer: &str) -> (EventKind, i32) {
     (event.kind, event.status)
 }
 
-/// Not a test of its own: needs the interfaces that the test below makes.
-// clause: AV-NEXT-HOP
-#[test]
-fn unreachable_peers() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let node = Node::open();
-    let errno = |result: Result<(), Error>| result.map_err(|e| e.errno());
-    // Reached without a neighbour, with one that is known, and through one.
-    for peer in ["10.77.0.1", "10.78.0.1", "10.77.0.8", "198.51.100.1", "fd77::1", "fd77::8"] {
-        let outcomes = [to_rtr(&node, peer), create_ah(&node, peer)].map(errno);
-        assert_eq!(outcomes, [Ok(()); 2], "{peer}");
-    }
-    for (peer, wanted) in [
-        ("203.0.113.5", libc::ENETUNREACH),
-        ("2001:db8::5", libc::ENETUNREACH),
-        ("10.77.0.9", libc::ETIMEDOUT),
-        ("203.0.114.1", libc::ETIMEDOUT),
-        ("fd77::9", libc::ETIMEDOUT),
-    ] {
-        let outcomes = [to_rtr(&node, peer), create_ah(&node, peer)].map(errno);
-        assert_eq!(outcomes, [Err(wanted); 2], "{peer}");
-        let with_port = if peer.contains(':') { format!("[{peer}]:7471") } else { format!("{peer}:7471") };
-        assert_eq!(resolve(&with_port), (EventKind::AddrError, -wanted), "{peer}");
-    }
-    assert_eq!(resolve("10.77.0.8:7471"), (EventKind::AddrResolved, 0));
-    late_answers(&node);
-    namespace::done();
-}
-
-/// Neighbours that answer while the program waits for them.
+/// Checks neighbours that answer while the program waits.
 fn late_answers(node: &Node) {
     let answer_once_asked = |neighbour: &'static str| {
         std::thread::spawn(move || {
@@ -116,20 +84,43 @@ fn late_answers(node: &Node) {
     assert_eq!(end.expect(EventKind::AddrResolved).status, 0);
     answer.join().unwrap();
     end.id.destroy();
-    // The program does not wait for the outcome.
+    // The verb returns before the result is known.
     let end = End::new(PortSpace::Tcp);
     end.id.resolve_addr(None, &address("10.77.0.12:7471"), 20_000).unwrap();
     end.id.destroy();
     assert!(end.is_quiet());
 }
 
+// clause: AV-NEXT-HOP
 #[test]
-fn peers_without_route_or_neighbour_are_refused() {
+fn unreachable_peers_are_refused() {
     let make = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                 ip addr add 10.78.0.1/24 dev x1 && ip addr add fd77::1/64 dev x0 nodad && \
                 ip link set x1 addrgenmode none && ip link set x1 up && ip link set x0 up && \
                 ip neigh add 10.77.0.8 lladdr 02:00:00:00:00:08 nud permanent dev x0 && \
                 ip neigh add fd77::8 lladdr 02:00:00:00:00:08 nud permanent dev x0 && \
                 ip route add 198.51.100.0/24 via 10.77.0.8 && ip route add 203.0.114.0/24 via 10.77.0.9";
-    namespace::run("unreachable_peers", &format!("{make} && {LINKED}"), "x0,x1");
+    namespace::inside("unreachable_peers_are_refused", &format!("{make} && {LINKED}"), "x0,x1", || {
+        let node = Node::open();
+        let errno = |result: Result<(), Error>| result.map_err(|e| e.errno());
+        // Without a neighbour, with a known one, and through one.
+        for peer in ["10.77.0.1", "10.78.0.1", "10.77.0.8", "198.51.100.1", "fd77::1", "fd77::8"] {
+            let outcomes = [to_rtr(&node, peer), create_ah(&node, peer)].map(errno);
+            assert_eq!(outcomes, [Ok(()); 2], "{peer}");
+        }
+        for (peer, wanted) in [
+            ("203.0.113.5", libc::ENETUNREACH),
+            ("2001:db8::5", libc::ENETUNREACH),
+            ("10.77.0.9", libc::ETIMEDOUT),
+            ("203.0.114.1", libc::ETIMEDOUT),
+            ("fd77::9", libc::ETIMEDOUT),
+        ] {
+            let outcomes = [to_rtr(&node, peer), create_ah(&node, peer)].map(errno);
+            assert_eq!(outcomes, [Err(wanted); 2], "{peer}");
+            let with_port = if peer.contains(':') { format!("[{peer}]:7471") } else { format!("{peer}:7471") };
+            assert_eq!(resolve(&with_port), (EventKind::AddrError, -wanted), "{peer}");
+        }
+        assert_eq!(resolve("10.77.0.8:7471"), (EventKind::AddrResolved, 0));
+        late_answers(&node);
+    });
 }

@@ -1,4 +1,4 @@
-//! Both ends in one process, over real UDP packets on the loopback interface.
+//! Both ends in one process, over UDP on the loopback interface.
 
 use crate::common::*;
 use roxe_provider::wire::{PathMtu, Qpn};
@@ -12,7 +12,7 @@ fn assert_ok(cqes: &[Cqe]) {
     }
 }
 
-/// Index of the first IPv6 GID, if this machine has IPv6 on loopback.
+/// Index of the first IPv6 GID, if there is one.
 fn ipv6_index(node: &Node) -> Option<u8> {
     node.context.gid_entries().iter().find(|entry| !entry.gid.is_ipv4()).map(|entry| entry.index)
 }
@@ -54,7 +54,7 @@ fn rc_over_ipv6() {
 }
 
 #[test]
-fn many_rc_messages_stay_in_order_under_a_full_window() {
+fn rc_messages_keep_order_with_full_window() {
     let (a, b) = (Node::open(), Node::open());
     let pairs: Vec<_> = (0..8).map(|_| pair(&a, &b, Service::Rc, 0, PathMtu::Mtu4096)).collect();
     for round in 0..4u64 {
@@ -71,7 +71,7 @@ fn many_rc_messages_stay_in_order_under_a_full_window() {
 }
 
 #[test]
-fn uc_delivers_whole_messages_through_the_credit_window() {
+fn uc_messages_pass_credit_window_whole() {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = pair(&a, &b, Service::Uc, 0, PathMtu::Mtu4096);
     let (count, len) = (100, 200_000);
@@ -88,7 +88,7 @@ fn uc_delivers_whole_messages_through_the_credit_window() {
 }
 
 #[test]
-fn ud_delivers_with_grh_and_source_through_the_credit_window() {
+fn ud_datagrams_pass_credit_window_with_grh_and_source() {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = (a.qp(Service::Ud), b.qp(Service::Ud));
     activate(&qa);
@@ -113,15 +113,14 @@ fn ud_delivers_with_grh_and_source_through_the_credit_window() {
 }
 
 #[test]
-fn messages_that_come_just_before_their_receives_are_kept() {
+fn early_messages_are_kept_for_receives() {
     for service in [Service::Ud, Service::Uc] {
         assert!((0..10).any(|seed| early_messages_are_kept(service, seed)), "{service:?}");
     }
 }
 
-/// Whether messages that are there before their receives are kept until these come; not, if this
-/// machine stands still in between for longer than they are kept. Queue pairs of its own: the
-/// receives that wait then would take what comes next.
+/// Returns true if messages that arrive before their receives are kept; false if this machine
+/// stalls longer than they are kept. Uses new queue pairs, whose receives no other message takes.
 fn early_messages_are_kept(service: Service, seed: u8) -> bool {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = match service {
@@ -144,7 +143,7 @@ fn early_messages_are_kept(service: Service, seed: u8) -> bool {
     arrives(&b, 3) && b.bytes(grh, 3000) == pattern(3000, seed)
 }
 
-/// Whether `count` good completions come within a second.
+/// Returns true if `count` successful completions arrive within a second.
 fn arrives(node: &Node, count: usize) -> bool {
     let (start, mut got) = (Instant::now(), 0);
     while got < count && start.elapsed() < Duration::from_secs(1) {
@@ -154,16 +153,16 @@ fn arrives(node: &Node, count: usize) -> bool {
 }
 
 #[test]
-fn messages_that_come_long_before_their_receives_hold_up_their_sender() {
+fn messages_without_receives_block_local_sender() {
     assert!((0..10).any(|_| the_sender_waits_for_receives()));
 }
 
-/// More than may wait for a queue pair is sent before the first receive is posted. Whether all of
-/// it arrives: not if the machine stands still for 100 ms.
+/// Sends more than may wait for a queue pair before the first receive is posted. Returns true if
+/// all arrive; false if the machine stalls for 100 ms.
 fn the_sender_waits_for_receives() -> bool {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = pair(&a, &b, Service::Uc, 0, PathMtu::Mtu4096);
-    // There may be a ring after so many visits.
+    // After so many visits there may be a ring.
     for id in 0..400 {
         post_recv(&qb, id, b.sge(0, 8));
         post(&qa, id, SendOp::Send, a.sge(0, 8));
@@ -183,7 +182,7 @@ fn the_sender_waits_for_receives() -> bool {
 }
 
 #[test]
-fn datagrams_to_nobody_complete() {
+fn datagrams_without_receiver_complete() {
     let a = Node::open();
     let qp = a.qp(Service::Ud);
     activate(&qp);
@@ -197,7 +196,7 @@ fn datagrams_to_nobody_complete() {
 }
 
 #[test]
-fn ten_thousand_queue_pairs_have_different_numbers_and_work() {
+fn ten_thousand_queue_pairs_work_with_distinct_numbers() {
     let (a, b) = (Node::open(), Node::open());
     let qps: Vec<_> = (0..10_000).map(|_| a.qp(Service::Rc)).collect();
     let numbers: HashSet<_> = qps.iter().map(|qp| qp.qpn()).collect();
@@ -215,7 +214,7 @@ fn ten_thousand_queue_pairs_have_different_numbers_and_work() {
 }
 
 #[test]
-fn destroying_a_queue_pair_under_traffic_harms_nobody() {
+fn destroyed_qp_under_traffic_leaves_others_working() {
     let (a, b) = (Node::open(), Node::open());
     let (survivor, _peer) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu4096);
     for round in 0..20 {
@@ -234,7 +233,7 @@ fn destroying_a_queue_pair_under_traffic_harms_nobody() {
 }
 
 #[test]
-fn an_event_arrives_without_polling() {
+fn event_arrives_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = b.context.create_comp_channel().unwrap();
     let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 42, ..CqInit::default() };
@@ -251,7 +250,7 @@ fn an_event_arrives_without_polling() {
 }
 
 #[test]
-fn coalesced_requests_leave_though_nobody_polls() {
+fn coalesced_requests_leave_without_polling() {
     let (a, b) = (Node::open(), Node::open());
     let channel = a.context.create_comp_channel().unwrap();
     let init = CqInit { cqe: 16, channel: Some(channel.clone()), user: 43, ..CqInit::default() };
@@ -259,8 +258,8 @@ fn coalesced_requests_leave_though_nobody_polls() {
     let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     for round in 0..50 {
         a.cq.req_notify(false);
-        // Of those behind the first 16 some wait, and nothing follows the last one. It alone
-        // completes.
+        // Some of those after the first 16 wait, and no request follows the last one, which alone
+        // is signaled.
         for n in 1..=60 {
             let flags = if n == 60 { SendFlags::SIGNALED } else { SendFlags::empty() };
             let sges = [a.sge(round, 64)];

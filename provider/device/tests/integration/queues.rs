@@ -1,5 +1,4 @@
-//! Queues that belong to others, fill up or fail: shared receives and completion queues over real
-//! packets.
+//! Shared receive queues, and completion queues that fill up or fail, over real packets.
 
 use crate::common::*;
 use roxe_provider::wire::{PathMtu, RKey};
@@ -15,7 +14,7 @@ fn init(node: &Node) -> QpInit {
     QpInit { service: Service::Rc, caps, sq_sig_all: true, send_cq, recv_cq, srq: None, user: 7 }
 }
 
-/// Connects both to each other.
+/// Connects two queue pairs.
 fn join(a: (&Node, &Qp), b: (&Node, &Qp)) {
     let gid = |node: &Node| node.context.gid(1, 0).unwrap();
     connect(a.1, a.0.av(0, gid(b.0)), b.1.qpn(), PathMtu::Mtu1024);
@@ -24,7 +23,7 @@ fn join(a: (&Node, &Qp), b: (&Node, &Qp)) {
 
 // clause: STATE-RESET-COMPLETIONS
 #[test]
-fn a_reset_takes_the_completions_along() {
+fn reset_drops_completions() {
     let node = Node::open();
     let (again, other) = (node.qp(Service::Rc), node.qp(Service::Rc));
     let to = |qp: &Qp, state| qp.modify(&QpAttr { state, ..QpAttr::default() }, AttrMask::STATE).unwrap();
@@ -41,7 +40,7 @@ fn a_reset_takes_the_completions_along() {
 
 // clause: DESTROY-COMPLETIONS
 #[test]
-fn a_destroyed_queue_pair_takes_its_completions_along_and_leaves_those_of_others() {
+fn destroyed_qp_drops_only_its_completions() {
     let node = Node::open();
     let (gone, other) = (node.qp(Service::Rc), node.qp(Service::Rc));
     for (qp, wr_id) in [(&gone, 1), (&other, 2), (&gone, 3)] {
@@ -61,7 +60,7 @@ fn a_destroyed_queue_pair_takes_its_completions_along_and_leaves_those_of_others
 
 // clause: SRQ-DOMAIN
 #[test]
-fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pair() {
+fn srq_receives_use_domain_of_srq() {
     let (a, b) = (Node::open(), Node::open());
     let foreign_pd = a.context.alloc_pd().unwrap();
     // SAFETY: memory of the node, which is registered already.
@@ -87,7 +86,7 @@ fn receives_use_the_domain_of_their_shared_queue_and_reads_that_of_the_queue_pai
 
 // clause: SEND-PLACE
 #[test]
-fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queue() {
+fn full_send_queue_never_overruns_its_cq() {
     let (a, b) = (Node::open(), Node::open());
     let send_cq = a.context.create_cq(CqInit { cqe: 4, ..CqInit::default() }).unwrap();
     let uc = |node: &Node| QpInit { service: Service::Uc, ..init(node) };
@@ -102,14 +101,14 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
         ids
     };
 
-    // A request of UC is complete when it is posted and there is room at the peer.
+    // A UC request completes when it is posted and the peer has room.
     assert!((0..4).all(|id| write(id).is_ok()));
     assert_eq!(write(9), full);
     assert_eq!(polled(1), [(0, WcStatus::Success)]);
     assert_eq!((write(4), write(9)), (Ok(()), full));
     assert_eq!(polled(9), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
 
-    // What is flushed is polled as well before it makes room.
+    // A flushed request also frees its place only when polled.
     qa.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE).unwrap();
     assert!((5..9).all(|id| write(id).is_ok()));
     assert_eq!(write(9), full);
@@ -123,11 +122,11 @@ fn a_queue_that_is_posted_to_until_it_is_full_never_overruns_its_completion_queu
     assert!((0..4).all(|id| write(id).is_ok()));
 }
 
-/// `tests/tests/integration/cases` tests windows between processes. This test has both ends in one
-/// process, because the sanitizers run this file.
+/// `tests/tests/integration/cases` tests windows between processes; this test has both ends in one
+/// process for the sanitizers.
 // clause: WINDOW-TYPE-2
 #[test]
-fn a_window_is_opened_written_through_and_closed_for_every_message() {
+fn window_is_bound_written_and_invalidated_per_message() {
     let (a, b) = (Node::open(), Node::open());
     let (qa, qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
@@ -151,7 +150,7 @@ fn a_window_is_opened_written_through_and_closed_for_every_message() {
 
 // clause: CQ-OVERRUN
 #[test]
-fn an_overrun_is_told_of_the_completion_queue_and_of_the_queue_pair() {
+fn overrun_raises_cq_and_qp_events() {
     let (a, b) = (Node::open(), Node::open());
     let send_cq = a.context.create_cq(CqInit { cqe: 1, user: 5, ..CqInit::default() }).unwrap();
     let uc = |node: &Node| QpInit { service: Service::Uc, ..init(node) };
@@ -168,7 +167,7 @@ fn an_overrun_is_told_of_the_completion_queue_and_of_the_queue_pair() {
 }
 
 #[test]
-fn completions_survive_any_number_of_resizes() {
+fn completions_survive_resizes() {
     let (a, b) = (Node::open(), Node::open());
     let (qa, _qb) = pair(&a, &b, Service::Rc, 0, PathMtu::Mtu1024);
     let (total, mut posted, mut done) = (2000, 0, Vec::new());

@@ -1,5 +1,4 @@
-//! Raw packets over real interfaces, in network namespaces of their own: who gets a frame, how
-//! often, and with what said of it. Skipped where no namespace can be made.
+//! Raw packets over real interfaces, in network namespaces. Skipped where none can be made.
 
 use crate::common::namespace::LINKED;
 use crate::common::peer::{MARK, program};
@@ -15,27 +14,27 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Set inside the network namespace that a test has made.
+/// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
-/// Distance between the areas of frames.
+/// Distance between frame buffers.
 const AREA: usize = 4096;
-/// Two interfaces that are one link, and their addresses.
+/// MAC addresses of the two ends of a veth pair.
 const MAKE: &str = "ip link set lo up && ip link add x0 address 02:00:00:00:00:0a type veth peer name x1 address \
                     02:00:00:00:00:0b && ip link set x0 up && ip link set x1 up";
 const MAC_0: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const MAC_1: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
-/// A group of stations, and the type of frames that nobody but these tests sends.
+/// An Ethernet group, and an EtherType that only these tests use.
 const GROUP: [u8; 6] = [1, 0x50, 0x56, 0x19, 0x20, 0xa7];
 const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
 
-/// A raw packet queue pair on one interface, with memory.
+/// A raw packet queue pair on one interface.
 struct Station {
     node: Node,
     qp: Arc<Qp>,
 }
 
 impl Station {
-    /// On device `index`, with `receives` areas posted.
+    /// Opens device `index` with `receives` posted.
     fn new(index: usize, receives: u64) -> Self {
         let node = Node::open_device(index);
         let qp = node.qp(Service::Raw);
@@ -56,7 +55,7 @@ impl Station {
         assert_eq!(self.node.wait(1)[0].status, WcStatus::Success);
     }
 
-    /// The next frame, and its completion.
+    /// Returns the next frame and its completion.
     fn receive(&self) -> (Vec<u8>, Cqe) {
         let cqe = self.node.wait(1)[0];
         assert_eq!((cqe.status, cqe.opcode, cqe.qpn), (WcStatus::Success, WcOpcode::Recv, self.qp.qpn()));
@@ -68,26 +67,26 @@ impl Station {
     }
 }
 
-/// A frame of the test with `payload`.
+/// Returns a frame of the test with `payload`.
 fn frame(dst: [u8; 6], payload: &[u8]) -> Vec<u8> {
     [&dst[..], &[2, 9, 9, 9, 9, 9], &ETHER_TYPE, payload].concat()
 }
 
-/// Frames of the test to `dst`.
+/// Matches frames of the test to `dst`.
 fn to(dst: [u8; 6]) -> FrameMatch {
     let mut wanted = of_test();
     wanted.require_exactly(Field::DstMac, &dst).unwrap();
     wanted
 }
 
-/// All frames of the test.
+/// Matches all frames of the test.
 fn of_test() -> FrameMatch {
     let mut wanted = FrameMatch::default();
     wanted.require_exactly(Field::EtherType, &ETHER_TYPE).unwrap();
     wanted
 }
 
-/// Nothing has come that was not asked for: the next frame of each is the one sent now.
+/// Checks that no unexpected frame is pending: the next frame of each station is the one sent now.
 fn nothing_else(from: &Station, dst: [u8; 6], stations: &[&Station]) {
     let last = frame(dst, b"last");
     from.send(&last, SendFlags::empty());
@@ -96,9 +95,15 @@ fn nothing_else(from: &Station, dst: [u8; 6], stations: &[&Station]) {
     }
 }
 
-/// Runs the test `name` of this program in a namespace with devices `lo`, `x0`, `x1`; `wrap` may
-/// change its rights.
-fn inside(name: &str, wrap: &str) {
+/// Runs `test` in a namespace with devices `lo`, `x0`, `x1`; `name` is the calling test, and `wrap`
+/// may change its capabilities.
+#[track_caller]
+fn inside(name: &str, wrap: &str, test: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        test();
+        println!("\n{MARK}done");
+        return;
+    }
     let in_namespace = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--net", "--", "sh", "-c", script]);
@@ -118,127 +123,95 @@ fn inside(name: &str, wrap: &str) {
     assert!(said.contains(&format!("{MARK}done")), "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn is_inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
-}
-
-fn done() {
-    println!("\n{MARK}done");
-}
-
 // clause: RAW-FRAME, FLOW-COPIES
 #[test]
-fn on_loopback_a_frame_arrives_once_at_everybody_whose_flow_wants_it() {
-    inside("on_loopback", "");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn on_loopback() {
-    if !is_inside() {
-        return;
-    }
-    let (a, b, c) = (Station::new(0, 8), Station::new(0, 8), Station::new(0, 8));
-    let (_a, _b) = (a.flow(to(GROUP)), b.flow(to(GROUP)));
-    let _c = [c.flow(to(MAC_1)), c.flow(of_test())];
-    let sent = frame(GROUP, b"hello");
-    a.send(&sent, SendFlags::empty());
-    // The sender wants it, too; the third is asked twice, and gets it once.
-    for station in [&a, &b, &c] {
-        assert_eq!(station.receive().0, sent);
-    }
-    let to_one = frame(MAC_1, b"");
-    b.send(&to_one, SendFlags::empty());
-    assert_eq!(c.receive().0, to_one);
-    nothing_else(&b, GROUP, &[&a, &b, &c]);
-    done();
+fn loopback_frame_reaches_each_matching_flow_once() {
+    inside("loopback_frame_reaches_each_matching_flow_once", "", || {
+        let (a, b, c) = (Station::new(0, 8), Station::new(0, 8), Station::new(0, 8));
+        let (_a, _b) = (a.flow(to(GROUP)), b.flow(to(GROUP)));
+        let _c = [c.flow(to(MAC_1)), c.flow(of_test())];
+        let sent = frame(GROUP, b"hello");
+        a.send(&sent, SendFlags::empty());
+        // The sender matches, too; the third station matches twice and gets one copy.
+        for station in [&a, &b, &c] {
+            assert_eq!(station.receive().0, sent);
+        }
+        let to_one = frame(MAC_1, b"");
+        b.send(&to_one, SendFlags::empty());
+        assert_eq!(c.receive().0, to_one);
+        nothing_else(&b, GROUP, &[&a, &b, &c]);
+    });
 }
 
 // clause: FLOW-COPIES, RAW-LOOPBACK
 #[test]
-fn on_a_link_frames_reach_the_other_end_and_those_for_groups_both_ends() {
-    inside("on_a_link", "");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn on_a_link() {
-    if !is_inside() {
-        return;
-    }
-    let (here, other, there) = (Station::new(1, 8), Station::new(1, 8), Station::new(2, 8));
-    let _flows = [here.flow(of_test()), other.flow(of_test()), there.flow(of_test())];
-    here.send(&frame(MAC_1, b"over"), SendFlags::empty());
-    assert_eq!(there.receive().0, frame(MAC_1, b"over"));
-    there.send(&frame(MAC_0, b"back"), SendFlags::empty());
-    for station in [&here, &other] {
-        assert_eq!(station.receive().0, frame(MAC_0, b"back"));
-    }
-    // To oneself: the other end sees it as well, because it takes in what is not for it.
-    here.send(&frame(MAC_0, b"self"), SendFlags::empty());
-    for station in [&here, &other, &there] {
-        assert_eq!(station.receive().0, frame(MAC_0, b"self"));
-    }
-    nothing_else(&there, GROUP, &[&here, &other, &there]);
-    let mut tagged = frame(MAC_1, b"in a VLAN");
-    tagged.splice(12..12, [0x81, 0, 0xac, 0x0c]);
-    here.send(&tagged, SendFlags::empty());
-    assert_eq!(there.receive().0, tagged);
-    done();
+fn link_frames_reach_peer_and_group_frames_both_ends() {
+    inside("link_frames_reach_peer_and_group_frames_both_ends", "", || {
+        let (here, other, there) = (Station::new(1, 8), Station::new(1, 8), Station::new(2, 8));
+        let _flows = [here.flow(of_test()), other.flow(of_test()), there.flow(of_test())];
+        here.send(&frame(MAC_1, b"over"), SendFlags::empty());
+        assert_eq!(there.receive().0, frame(MAC_1, b"over"));
+        there.send(&frame(MAC_0, b"back"), SendFlags::empty());
+        for station in [&here, &other] {
+            assert_eq!(station.receive().0, frame(MAC_0, b"back"));
+        }
+        // A frame to its own sender also reaches the other end, which is promiscuous.
+        here.send(&frame(MAC_0, b"self"), SendFlags::empty());
+        for station in [&here, &other, &there] {
+            assert_eq!(station.receive().0, frame(MAC_0, b"self"));
+        }
+        nothing_else(&there, GROUP, &[&here, &other, &there]);
+        let mut tagged = frame(MAC_1, b"in a VLAN");
+        tagged.splice(12..12, [0x81, 0, 0xac, 0x0c]);
+        here.send(&tagged, SendFlags::empty());
+        assert_eq!(there.receive().0, tagged);
+    });
 }
 
 // clause: FLOW-ACTIONS, RAW-CHECKSUM-OK
 #[test]
-fn a_flow_tags_counts_drops_and_ends() {
-    inside("actions", "");
+fn flow_tags_counts_and_drops_frames() {
+    inside("flow_tags_counts_and_drops_frames", "", || {
+        let station = Station::new(0, 8);
+        let counters = Arc::new(FlowCounters::default());
+        counters.attach(CounterKind::Packets, 0).unwrap();
+        counters.attach(CounterKind::Bytes, 1).unwrap();
+        let init =
+            FlowInit { wanted: to(GROUP), tag: 0x1234, counters: vec![Arc::clone(&counters)], ..FlowInit::default() };
+        let flow = station.qp.create_flow(init.clone()).unwrap();
+        let sniffer = Station::new(0, 8);
+        let sniffs = FlowInit { kind: RuleKind::Sniffer, ..FlowInit::default() };
+        let _sniffs = sniffer.qp.create_flow(sniffs).unwrap();
+        station.send(&frame(GROUP, b"tagged"), SendFlags::empty());
+        let (got, cqe) = station.receive();
+        assert_eq!((got, cqe.flow_tag, cqe.ip_csum_ok), (frame(GROUP, b"tagged"), 0x1234, false));
+        assert_eq!(sniffer.receive().1.flow_tag, 0);
+        let read = || {
+            let mut values = [0; 2];
+            counters.read(&mut values).unwrap();
+            values
+        };
+        assert_eq!(read(), [1, 20]);
+        assert_eq!(counters.destroy().unwrap_err().errno(), libc::EBUSY);
+        assert_eq!(station.qp.check_detached().unwrap_err().errno(), libc::EBUSY);
+        drop(flow);
+        counters.destroy().unwrap();
+        station.qp.check_detached().unwrap();
+        // Only the sniffer gets this frame, and dropped ones.
+        station.send(&frame(GROUP, b"unheard"), SendFlags::empty());
+        let low = FlowInit { kind: RuleKind::Normal(1), ..init.clone() };
+        let _low = station.qp.create_flow(low).unwrap();
+        let _drops = station.qp.create_flow(FlowInit { drops: true, counters: vec![], ..init }).unwrap();
+        station.send(&frame(GROUP, b"dropped"), SendFlags::empty());
+        for payload in [&b"unheard"[..], b"dropped"] {
+            assert_eq!(sniffer.receive().0, frame(GROUP, payload));
+        }
+        assert_eq!(read(), [1, 20]);
+        checksums(&station);
+    });
 }
 
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn actions() {
-    if !is_inside() {
-        return;
-    }
-    let station = Station::new(0, 8);
-    let counters = Arc::new(FlowCounters::default());
-    counters.attach(CounterKind::Packets, 0).unwrap();
-    counters.attach(CounterKind::Bytes, 1).unwrap();
-    let init =
-        FlowInit { wanted: to(GROUP), tag: 0x1234, counters: vec![Arc::clone(&counters)], ..FlowInit::default() };
-    let flow = station.qp.create_flow(init.clone()).unwrap();
-    let sniffer = Station::new(0, 8);
-    let sniffs = FlowInit { kind: RuleKind::Sniffer, ..FlowInit::default() };
-    let _sniffs = sniffer.qp.create_flow(sniffs).unwrap();
-    station.send(&frame(GROUP, b"tagged"), SendFlags::empty());
-    let (got, cqe) = station.receive();
-    assert_eq!((got, cqe.flow_tag, cqe.ip_csum_ok), (frame(GROUP, b"tagged"), 0x1234, false));
-    assert_eq!(sniffer.receive().1.flow_tag, 0);
-    let read = || {
-        let mut values = [0; 2];
-        counters.read(&mut values).unwrap();
-        values
-    };
-    assert_eq!(read(), [1, 20]);
-    assert_eq!(counters.destroy().unwrap_err().errno(), libc::EBUSY);
-    assert_eq!(station.qp.check_detached().unwrap_err().errno(), libc::EBUSY);
-    drop(flow);
-    counters.destroy().unwrap();
-    station.qp.check_detached().unwrap();
-    // Only the sniffer hears this one, and of what is dropped.
-    station.send(&frame(GROUP, b"unheard"), SendFlags::empty());
-    let low = FlowInit { kind: RuleKind::Normal(1), ..init.clone() };
-    let _low = station.qp.create_flow(low).unwrap();
-    let _drops = station.qp.create_flow(FlowInit { drops: true, counters: vec![], ..init }).unwrap();
-    station.send(&frame(GROUP, b"dropped"), SendFlags::empty());
-    for payload in [&b"unheard"[..], b"dropped"] {
-        assert_eq!(sniffer.receive().0, frame(GROUP, payload));
-    }
-    assert_eq!(read(), [1, 20]);
-    checksums(&station);
-    done();
-}
-
-/// A datagram whose checksums were filled in is known to be right.
+/// Checks that offloaded checksums of a datagram are correct.
 fn checksums(station: &Station) {
     let mut udp = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
     udp.extend([0x12, 0x34, 0x56, 0x78, 0, 12, 0, 0, b'd', b'a', b't', b'a']);
@@ -254,169 +227,129 @@ fn checksums(station: &Station) {
 
 // clause: RAW-GROUP
 #[test]
-fn a_queue_pair_attached_to_a_group_gets_its_frames() {
-    inside("groups", "");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn groups() {
-    if !is_inside() {
-        return;
-    }
-    let (sender, member) = (Station::new(1, 0), Station::new(2, 8));
-    let mut mgid = Gid([0; 16]);
-    mgid.0[10..].copy_from_slice(&GROUP);
-    member.qp.attach_mcast(mgid).unwrap();
-    member.qp.attach_mcast(mgid).unwrap();
-    assert_eq!(member.qp.check_detached().unwrap_err().errno(), libc::EBUSY);
-    for payload in [&b"one"[..], b"two"] {
-        sender.send(&frame(GROUP, payload), SendFlags::empty());
-        assert_eq!(member.receive().0, frame(GROUP, payload));
-    }
-    member.qp.detach_mcast(mgid).unwrap();
-    assert_eq!(member.qp.detach_mcast(mgid).unwrap_err().errno(), libc::EINVAL);
-    member.qp.check_detached().unwrap();
-    mgid.0[10] = 2;
-    assert_eq!(member.qp.attach_mcast(mgid).unwrap_err().errno(), libc::EINVAL, "one station is no group");
-    done();
+fn attached_qp_gets_group_frames() {
+    inside("attached_qp_gets_group_frames", "", || {
+        let (sender, member) = (Station::new(1, 0), Station::new(2, 8));
+        let mut mgid = Gid([0; 16]);
+        mgid.0[10..].copy_from_slice(&GROUP);
+        member.qp.attach_mcast(mgid).unwrap();
+        member.qp.attach_mcast(mgid).unwrap();
+        assert_eq!(member.qp.check_detached().unwrap_err().errno(), libc::EBUSY);
+        for payload in [&b"one"[..], b"two"] {
+            sender.send(&frame(GROUP, payload), SendFlags::empty());
+            assert_eq!(member.receive().0, frame(GROUP, payload));
+        }
+        member.qp.detach_mcast(mgid).unwrap();
+        assert_eq!(member.qp.detach_mcast(mgid).unwrap_err().errno(), libc::EINVAL);
+        member.qp.check_detached().unwrap();
+        mgid.0[10] = 2;
+        assert_eq!(member.qp.attach_mcast(mgid).unwrap_err().errno(), libc::EINVAL, "one station is no group");
+    });
 }
 
 // clause: SRQ-ORDER
 #[test]
-fn frames_take_receives_from_a_shared_queue() {
-    inside("shared", "");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn shared() {
-    if !is_inside() {
-        return;
-    }
-    let sender = Station::new(0, 0);
-    let node = &sender.node;
-    let srq = node.pd.create_srq(SrqInit { max_wr: 8, max_sge: 1, ..SrqInit::default() }).unwrap();
-    let qp = node.qp_with(Service::Raw, Some(Arc::clone(&srq)));
-    let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
-    qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
-    qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
-    let _flow = qp.create_flow(FlowInit { wanted: to(GROUP), ..FlowInit::default() }).unwrap();
-    srq.post_recv(&RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
-    sender.send(&frame(GROUP, b"shared"), SendFlags::empty());
-    let cqe = node.wait(1)[0];
-    assert_eq!((cqe.wr_id, cqe.qpn, cqe.byte_len), (3, qp.qpn(), 20));
-    done();
+fn frames_take_receives_from_srq() {
+    inside("frames_take_receives_from_srq", "", || {
+        let sender = Station::new(0, 0);
+        let node = &sender.node;
+        let srq = node.pd.create_srq(SrqInit { max_wr: 8, max_sge: 1, ..SrqInit::default() }).unwrap();
+        let qp = node.qp_with(Service::Raw, Some(Arc::clone(&srq)));
+        let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+        qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
+        qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
+        let _flow = qp.create_flow(FlowInit { wanted: to(GROUP), ..FlowInit::default() }).unwrap();
+        srq.post_recv(&RecvRequest { wr_id: 3, sges: &[node.sge(0, AREA)] }).unwrap();
+        sender.send(&frame(GROUP, b"shared"), SendFlags::empty());
+        let cqe = node.wait(1)[0];
+        assert_eq!((cqe.wr_id, cqe.qpn, cqe.byte_len), (3, qp.qpn(), 20));
+    });
 }
 
 // clause: RAW-EVENT
 #[test]
-fn a_program_that_sleeps_is_woken_by_a_frame() {
-    inside("asleep", "");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn asleep() {
-    if !is_inside() {
-        return;
-    }
-    let context: Arc<Context> = devices().unwrap()[1].open().unwrap();
-    let channel = context.create_comp_channel().unwrap();
-    let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user: 5, ..CqInit::default() };
-    let cq: Arc<Cq> = context.create_cq(init).unwrap();
-    let node = Node::open_in(context, cq);
-    let qp = node.qp(Service::Raw);
-    let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
-    qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
-    qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
-    post_recv(&qp, 9, node.sge(0, AREA));
-    let _flow = qp.create_flow(FlowInit { wanted: to(MAC_0), ..FlowInit::default() }).unwrap();
-    node.cq.req_notify(false);
-    Station::new(2, 0).send(&frame(MAC_0, b"wake up"), SendFlags::empty());
-    assert_eq!(channel.get_event().unwrap(), 5);
-    assert_eq!(node.wait(1)[0].wr_id, 9);
-    done();
+fn frame_wakes_sleeping_program() {
+    inside("frame_wakes_sleeping_program", "", || {
+        let context: Arc<Context> = devices().unwrap()[1].open().unwrap();
+        let channel = context.create_comp_channel().unwrap();
+        let init = CqInit { cqe: 8, channel: Some(Arc::clone(&channel)), user: 5, ..CqInit::default() };
+        let cq: Arc<Cq> = context.create_cq(init).unwrap();
+        let node = Node::open_in(context, cq);
+        let qp = node.qp(Service::Raw);
+        let attr = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
+        qp.modify(&attr, AttrMask::STATE | AttrMask::PORT).unwrap();
+        qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, AttrMask::STATE).unwrap();
+        post_recv(&qp, 9, node.sge(0, AREA));
+        let _flow = qp.create_flow(FlowInit { wanted: to(MAC_0), ..FlowInit::default() }).unwrap();
+        node.cq.req_notify(false);
+        Station::new(2, 0).send(&frame(MAC_0, b"wake up"), SendFlags::empty());
+        assert_eq!(channel.get_event().unwrap(), 5);
+        assert_eq!(node.wait(1)[0].wr_id, 9);
+    });
 }
 
 // clause: RSS-CHOICE, WQ-STATES
 #[test]
-fn a_hash_queue_pair_spreads_frames_over_its_work_queues() {
-    inside("spreading", "");
+fn hash_qp_spreads_frames_over_work_queues() {
+    inside("hash_qp_spreads_frames_over_work_queues", "", || {
+        let (sender, node) = (Station::new(0, 0), Node::open_device(0));
+        let wq = |at: usize| {
+            let wq = node.pd.create_wq(WqInit { max_wr: 64, max_sge: 1, cq: Arc::clone(&node.cq), user: 0 }).unwrap();
+            wq.modify(WqState::Ready, None).unwrap();
+            for area in (0..64).map(|n| at * 64 + n) {
+                wq.post_recv(&RecvRequest { wr_id: area as u64, sges: &[node.sge(area * AREA, AREA)] }).unwrap();
+            }
+            wq
+        };
+        let wqs: Vec<_> = (0..4).map(wq).collect();
+        let table = node.context.create_rwq_table(&wqs).unwrap();
+        let hash = RxHash { key: std::array::from_fn(|at| (at * 73 % 251) as u8), fields: HashFields::SRC_IPV4 };
+        let qp = node.pd.create_hash_qp(&table, hash, 0).unwrap();
+        let mut wanted = FrameMatch::default();
+        wanted.require_exactly(Field::DstMac, &MAC_1).unwrap();
+        let _flow = qp.create_flow(FlowInit { wanted, ..FlowInit::default() }).unwrap();
+        let mut queues = BTreeSet::new();
+        for host in 0..64 {
+            let sent = datagram_from(host);
+            sender.send(&sent, SendFlags::empty());
+            let cqe = node.wait(1)[0];
+            let at = hash.of(&FrameKey::of(&sent).unwrap()) as usize % 4;
+            assert_eq!((cqe.status, cqe.qpn.get()), (WcStatus::Success, wqs[at].number()), "host {host}");
+            assert_eq!(cqe.wr_id as usize / 64, at, "a receive of that queue");
+            assert_eq!(node.bytes(cqe.wr_id as usize * AREA, cqe.byte_len as usize), sent);
+            queues.insert(at);
+        }
+        assert_eq!(queues.len(), 4);
+        // A queue that is not ready loses its frames; the others work.
+        wqs.iter().for_each(|wq| wq.modify(WqState::Reset, None).unwrap());
+        sender.send(&datagram_from(1), SendFlags::empty());
+        wqs.iter().for_each(|wq| wq.modify(WqState::Ready, None).unwrap());
+        let at = hash.of(&FrameKey::of(&datagram_from(2)).unwrap()) as usize % 4;
+        wqs[at].post_recv(&RecvRequest { wr_id: 500, sges: &[node.sge(0, AREA)] }).unwrap();
+        sender.send(&datagram_from(2), SendFlags::empty());
+        assert_eq!(node.wait(1)[0].wr_id, 500);
+    });
 }
 
-/// A UDP datagram in IPv4 from 10.0.0.`host` to a station of the test.
+/// Returns an IPv4 UDP frame from 10.0.0.`host`.
 fn datagram_from(host: u8) -> Vec<u8> {
     let ip = [0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, host, 10, 1, 0, 1];
     [&MAC_1[..], &[2, 9, 9, 9, 9, 9], &[8, 0], &ip, &[0; 8]].concat()
 }
 
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn spreading() {
-    if !is_inside() {
-        return;
-    }
-    let (sender, node) = (Station::new(0, 0), Node::open_device(0));
-    let wq = |at: usize| {
-        let wq = node.pd.create_wq(WqInit { max_wr: 64, max_sge: 1, cq: Arc::clone(&node.cq), user: 0 }).unwrap();
-        wq.modify(WqState::Ready, None).unwrap();
-        for area in (0..64).map(|n| at * 64 + n) {
-            wq.post_recv(&RecvRequest { wr_id: area as u64, sges: &[node.sge(area * AREA, AREA)] }).unwrap();
-        }
-        wq
-    };
-    let wqs: Vec<_> = (0..4).map(wq).collect();
-    let table = node.context.create_rwq_table(&wqs).unwrap();
-    let hash = RxHash { key: std::array::from_fn(|at| (at * 73 % 251) as u8), fields: HashFields::SRC_IPV4 };
-    let qp = node.pd.create_hash_qp(&table, hash, 0).unwrap();
-    let mut wanted = FrameMatch::default();
-    wanted.require_exactly(Field::DstMac, &MAC_1).unwrap();
-    let _flow = qp.create_flow(FlowInit { wanted, ..FlowInit::default() }).unwrap();
-    let mut queues = BTreeSet::new();
-    for host in 0..64 {
-        let sent = datagram_from(host);
-        sender.send(&sent, SendFlags::empty());
-        let cqe = node.wait(1)[0];
-        let at = hash.of(&FrameKey::of(&sent).unwrap()) as usize % 4;
-        assert_eq!((cqe.status, cqe.qpn.get()), (WcStatus::Success, wqs[at].number()), "host {host}");
-        assert_eq!(cqe.wr_id as usize / 64, at, "a receive of that queue");
-        assert_eq!(node.bytes(cqe.wr_id as usize * AREA, cqe.byte_len as usize), sent);
-        queues.insert(at);
-    }
-    assert_eq!(queues.len(), 4);
-    // A queue that is not ready loses its frames, the others go on.
-    wqs.iter().for_each(|wq| wq.modify(WqState::Reset, None).unwrap());
-    sender.send(&datagram_from(1), SendFlags::empty());
-    wqs.iter().for_each(|wq| wq.modify(WqState::Ready, None).unwrap());
-    let at = hash.of(&FrameKey::of(&datagram_from(2)).unwrap()) as usize % 4;
-    wqs[at].post_recv(&RecvRequest { wr_id: 500, sges: &[node.sge(0, AREA)] }).unwrap();
-    sender.send(&datagram_from(2), SendFlags::empty());
-    assert_eq!(node.wait(1)[0].wr_id, 500);
-    done();
-}
-
 // clause: RAW-RIGHTS
 #[test]
-fn without_the_capability_there_are_no_raw_packets() {
-    inside("unprivileged", "setpriv --bounding-set=-net_raw --");
-}
-
-/// Not a test of its own: runs without CAP_NET_RAW where the test above has started it.
-#[test]
-fn unprivileged() {
-    if !is_inside() {
-        return;
-    }
-    let node = Node::open_device(0);
-    assert_eq!(node.try_qp(Service::Raw, None).unwrap_err().errno(), libc::EPERM);
-    // Everything else works.
-    activate(&node.qp(Service::Ud));
-    done();
+fn raw_packets_need_cap_net_raw() {
+    inside("raw_packets_need_cap_net_raw", "setpriv --bounding-set=-net_raw --", || {
+        let node = Node::open_device(0);
+        assert_eq!(node.try_qp(Service::Raw, None).unwrap_err().errno(), libc::EPERM);
+        // Everything else works.
+        activate(&node.qp(Service::Ud));
+    });
 }
 
 #[test]
-fn other_queue_pairs_take_no_flows() {
+fn only_raw_qps_take_flows() {
     let node = Node::open();
     for service in [Service::Ud, Service::Rc] {
         assert_eq!(node.qp(service).create_flow(FlowInit::default()).unwrap_err().errno(), libc::EINVAL);

@@ -1,6 +1,5 @@
-//! Many threads on few queues: each posts receives to shared receive queues, sends on any of
-//! several connections and polls whatever completion queue is next, so that all of them meet at
-//! every lock, and more of them than there are processors.
+//! Many threads on few queues: each posts shared receives, sends on any connection and polls any
+//! completion queue, so that all contend for every lock.
 
 use crate::common::*;
 use roxe_provider::wire::PathMtu;
@@ -16,14 +15,14 @@ const THREADS: usize = 32;
 const PAIRS: usize = 8;
 const MESSAGES: usize = 200;
 const LEN: usize = 64;
-/// No passing run takes this long, however busy the machine is.
+/// Maximum duration, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Connections between two nodes, whose receivers take from `srqs` shared queues, each connection
-/// with a completion queue.
+/// Connections between two nodes, each with a completion queue; the receivers take from `srqs`
+/// shared receive queues.
 struct World {
     context: Arc<Context>,
-    /// Memory of each thread.
+    /// Memory per thread.
     sges: Vec<Sge>,
     cqs: Vec<Arc<Cq>>,
     srqs: Vec<Arc<Srq>>,
@@ -58,7 +57,7 @@ impl World {
             .unzip();
         let (sent, received) = Default::default();
         let sges = (0..THREADS).map(|thread| node.sge(thread * LEN, LEN)).collect();
-        // The registration stays for the rest of the process, as the memory does.
+        // The registration and its memory are leaked.
         let context = Arc::clone(&node.context);
         std::mem::forget(node);
         Self { context, sges, cqs, srqs, senders, _receivers: receivers, sent, received, start: Barrier::new(THREADS) }
@@ -73,7 +72,7 @@ impl World {
         self.cqs[at % PAIRS].poll(16, found).unwrap();
     }
 
-    /// What one thread does: its share of the receives and sends, and polling until everybody's are
+    /// Posts a thread's share of receives and sends, and polls until those of all threads are
     /// complete.
     fn run(&self, thread: usize) {
         let (started, sge) = (Instant::now(), self.sges[thread]);
@@ -93,7 +92,7 @@ impl World {
                 self.poll(at);
                 watch();
             }
-            // Until something is complete somewhere, so that all threads are under way at once.
+            // Until a request completes, so that all threads run at once.
             let mut next = at;
             while self.sent.load(Relaxed) == before {
                 self.poll(next);
@@ -123,11 +122,11 @@ fn all_complete(srqs: usize) {
 }
 
 #[test]
-fn many_threads_share_one_receive_queue() {
+fn threads_share_one_receive_queue() {
     all_complete(1);
 }
 
 #[test]
-fn many_threads_share_several_receive_queues() {
+fn threads_share_several_receive_queues() {
     all_complete(4);
 }

@@ -1,6 +1,6 @@
-//! Interfaces that are slower than the programs that send: who sends there waits for room in the
-//! send buffer of its address, nothing is lost, and nobody else waits. The kernel slows a veth end
-//! down (`man 8 tc-tbf`), in a network namespace of its own.
+//! Interfaces slower than their senders: a sender waits for room in the send buffer of its address
+//! without loss, and others do not wait. The kernel limits the rate of a veth end (`man 8 tc-tbf`)
+//! in a network namespace.
 
 use crate::common::*;
 use roxe_provider::wire::{Gid, PathMtu, Qpn};
@@ -9,18 +9,18 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No passing test waits this long.
+/// Maximum duration of a test.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Messages that a queue pair may have under way, and their length.
+/// Outstanding messages per queue pair, and their length.
 const MESSAGES: usize = 128;
 const MESSAGE: usize = 16 << 10;
-/// Queue pairs, which together send more than the largest send buffer of a link holds (8 MB, of
-/// which the kernel takes a part for itself).
+/// Queue pairs, which together send more than the largest send buffer holds (8 MB, with overhead of
+/// the kernel).
 const QPS: usize = 6;
-/// A neighbour that never answers and takes what comes.
+/// A neighbour that receives and never answers.
 const SILENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 7);
 
-/// Commands for an interface `x0` of `rate` with a neighbour [`SILENT`].
+/// Returns commands that make an interface `x0` of `rate` with the neighbour [`SILENT`].
 fn interface(rate: &str) -> String {
     let neighbour = "ip neigh add 10.77.0.7 lladdr 02:00:00:00:00:07 nud permanent dev x0";
     format!(
@@ -32,13 +32,13 @@ fn interface(rate: &str) -> String {
     )
 }
 
-/// The index of an address.
+/// Returns the GID index of an address.
 fn index(node: &Node, address: [u8; 4]) -> u8 {
     let gid = Gid::from(Ipv4Addr::from(address));
     node.context.gid_entries().into_iter().find(|entry| entry.gid == gid).expect("the address").index
 }
 
-/// Posts as much as UC queue pairs take, for [`SILENT`].
+/// Posts as many messages to [`SILENT`] as UC queue pairs take.
 fn flood(node: &Node) -> Vec<Arc<Qp>> {
     let index = index(node, [10, 77, 0, 1]);
     let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Uc)).collect();
@@ -54,69 +54,52 @@ fn lost(node: &Node) -> [u64; 2] {
 }
 
 #[test]
-fn a_slow_interface_holds_up_who_sends_there_and_nobody_at_another_address() {
-    namespace::run("slow", &interface("2mbit"), "x0");
-}
-
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn slow() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let (flooding, a, b) = (Node::open(), Node::open(), Node::open());
-    let _qps = flood(&flooding);
-    // Another address, with a socket of its own, and packets within this host do not take the
-    // interface.
-    let other = index(&a, [10, 77, 0, 2]);
-    let (qa, _qb) = pair(&a, &b, Service::Rc, other, PathMtu::Mtu1024);
-    a.fill(0, 64 << 10, 5);
-    for n in 0..20 {
-        post(&qa, n, write_to(&b, 0), a.sge(0, 64 << 10));
-        a.wait(1);
-    }
-    assert_eq!(b.bytes(0, 64 << 10), pattern(64 << 10, 5));
-    let mut sent = 0;
-    flooding.cq.poll(QPS * MESSAGES, |_| sent += 1).unwrap();
-    assert!(sent < QPS * MESSAGES, "12 MB take most of a minute there");
-    assert_eq!(lost(&flooding), [0, 0]);
-    namespace::done();
+fn slow_interface_blocks_only_its_senders() {
+    namespace::inside("slow_interface_blocks_only_its_senders", &interface("2mbit"), "x0", || {
+        let (flooding, a, b) = (Node::open(), Node::open(), Node::open());
+        let _qps = flood(&flooding);
+        // Another address has another socket, and packets within this host bypass the interface.
+        let other = index(&a, [10, 77, 0, 2]);
+        let (qa, _qb) = pair(&a, &b, Service::Rc, other, PathMtu::Mtu1024);
+        a.fill(0, 64 << 10, 5);
+        for n in 0..20 {
+            post(&qa, n, write_to(&b, 0), a.sge(0, 64 << 10));
+            a.wait(1);
+        }
+        assert_eq!(b.bytes(0, 64 << 10), pattern(64 << 10, 5));
+        let mut sent = 0;
+        flooding.cq.poll(QPS * MESSAGES, |_| sent += 1).unwrap();
+        assert!(sent < QPS * MESSAGES, "12 MB take most of a minute there");
+        assert_eq!(lost(&flooding), [0, 0]);
+    });
 }
 
 #[test]
-fn messages_that_wait_for_a_slow_interface_leave_whole() {
-    namespace::run("whole", &interface("800mbit"), "x0");
+fn messages_blocked_by_slow_interface_leave_whole() {
+    namespace::inside("messages_blocked_by_slow_interface_leave_whole", &interface("800mbit"), "x0", || {
+        let node = Node::open();
+        let before = bytes_out();
+        let _qps = flood(&node);
+        assert_eq!(node.wait(QPS * MESSAGES).len(), QPS * MESSAGES);
+        let bytes = QPS * MESSAGES * MESSAGE;
+        until(|| counter(&node.context, "sent_packets") == bytes as u64 / 1024 && bytes_out() - before > bytes);
+        let raw = node.qp(Service::Raw);
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let attr = QpAttr { state, port: 1, ..QpAttr::default() };
+            let port = if state == QpState::Init { AttrMask::PORT } else { AttrMask::empty() };
+            raw.modify(&attr, AttrMask::STATE | port).unwrap();
+        }
+        let before = bytes_out();
+        for _ in 0..100 {
+            (0..100).for_each(|n| post(&raw, n, SendOp::Send, node.sge(0, 1400)));
+            assert_eq!(node.wait(100).len(), 100);
+        }
+        until(|| counter(&node.context, "sent_frames") == 10_000 && bytes_out() - before >= 14_000_000);
+        assert_eq!(lost(&node), [0, 0]);
+    });
 }
 
-/// Not a test of its own: needs the namespace that the test above makes.
-#[test]
-fn whole() {
-    if !namespace::is_inside() {
-        return;
-    }
-    let node = Node::open();
-    let before = bytes_out();
-    let _qps = flood(&node);
-    assert_eq!(node.wait(QPS * MESSAGES).len(), QPS * MESSAGES);
-    let bytes = QPS * MESSAGES * MESSAGE;
-    until(|| counter(&node.context, "sent_packets") == bytes as u64 / 1024 && bytes_out() - before > bytes);
-    let raw = node.qp(Service::Raw);
-    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        let attr = QpAttr { state, port: 1, ..QpAttr::default() };
-        let port = if state == QpState::Init { AttrMask::PORT } else { AttrMask::empty() };
-        raw.modify(&attr, AttrMask::STATE | port).unwrap();
-    }
-    let before = bytes_out();
-    for _ in 0..100 {
-        (0..100).for_each(|n| post(&raw, n, SendOp::Send, node.sge(0, 1400)));
-        assert_eq!(node.wait(100).len(), 100);
-    }
-    until(|| counter(&node.context, "sent_frames") == 10_000 && bytes_out() - before >= 14_000_000);
-    assert_eq!(lost(&node), [0, 0]);
-    namespace::done();
-}
-
-/// Bytes that have left by the interface (`man 5 proc`, net/dev).
+/// Returns the bytes sent by the interface (`man 5 proc`, net/dev).
 fn bytes_out() -> usize {
     let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
     let line = text.lines().find_map(|line| line.trim().strip_prefix("x0:")).expect("the interface");

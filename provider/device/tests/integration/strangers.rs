@@ -1,10 +1,8 @@
-//! What another user of the same host tries against the processes of one user, and a set-uid
-//! program against its caller.
+//! Attacks of another user of the same host, and of the caller of a set-uid program. Two users
+//! without accounts run processes in a network namespace: the attacker repeats attacks that once
+//! worked while a pair of the victim moves data, of which none may be lost. Needs root.
 //!
-//! Processes of two users that exist in no password file, in a network namespace of their own; the
-//! attacker does for some seconds what once worked, while a pair of the victim moves data, of which
-//! nothing may be lost. Needs root, to be both. `ROXE_TEST_ATTACK_SECONDS` says how long each
-//! attack lasts, `ROXE_TEST_SECONDS` how long all of them in turns.
+//! `ROXE_TEST_ATTACK_SECONDS`: duration of an attack; `ROXE_TEST_SECONDS`: of all in turns.
 
 use crate::common::peer::{MARK, Peer, ROLE, program};
 use crate::common::*;
@@ -28,17 +26,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The first packet sequence number of [`connect`].
+/// First PSN of [`connect`].
 const FIRST_PSN: u32 = 77;
-/// Set in the network namespace: the number of the victim.
+/// Set in the network namespace: user ID of the victim.
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MESSAGE: usize = 64 << 10;
-/// Where messages are read back to.
+/// Offset for messages read back.
 const BACK: usize = 1 << 20;
-/// Where the attacker's bytes would go.
+/// Offset that forged WRITEs address.
 const TARGET: usize = 3 << 20;
-/// How long one turn of all attacks lasts, longer than a queue pair waits for a peer that is gone.
+/// Duration of a turn, longer than a queue pair waits for a dead peer.
 const TURN: Duration = Duration::from_secs(2);
 
 fn seconds() -> u64 {
@@ -49,8 +47,8 @@ fn seconds_of(variable: &str) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
-/// A folder that everybody can look into and only root can change, with a copy of this program;
-/// removed in the end.
+/// A folder that all users can read and only root can change, with a copy of this program. Removed
+/// at the end.
 struct Place(PathBuf);
 
 impl Place {
@@ -69,7 +67,7 @@ impl Place {
         fs::set_permissions(self.0.join(name), Permissions::from_mode(mode)).unwrap();
     }
 
-    /// The test `name` of this program as `user`.
+    /// Returns the command that runs test `name` of this program as `user`.
     fn command(&self, name: &str, user: u32) -> Command {
         let mut command = Command::new(self.0.join("program"));
         command.args(program(name).get_args()).uid(user).gid(user);
@@ -77,8 +75,8 @@ impl Place {
         command
     }
 
-    /// The attacker, in a user namespace where it has the number of the victim; `None`: none can be
-    /// made here.
+    /// Starts the attacker in a user namespace where it has the victim's user ID; `None` if that is
+    /// not possible here.
     fn masked_attacker(&self) -> Option<Peer> {
         let unshare = |user: u32| {
             let mut command = Command::new("unshare");
@@ -94,7 +92,7 @@ impl Place {
     }
 
     fn peer(&self, user: u32, link: &str) -> Peer {
-        // The receive buffer of a stock system, which a flood fills.
+        // The default receive buffer, which a flood fills.
         let knobs = [("ROXE_LINK", link), ("ROXE_RCVBUF", "106496")];
         Peer::start_as(self.command("peer", user), "peer", &knobs)
     }
@@ -109,13 +107,20 @@ impl Drop for Place {
     }
 }
 
-/// Where a user's processes may find each other.
+/// Runtime folders of a user.
 fn candidates(user: u32) -> [String; 3] {
     [format!("/run/user/{user}/roxe"), format!("/tmp/roxe-{user}"), format!("/dev/shm/roxe-{user}")]
 }
 
-/// Runs the test `inner` in a network namespace of its own, or says why not.
-fn run(inner: &str) {
+/// Runs `test` in a network namespace, with two unused users; `name` is the calling test. Skipped
+/// without root.
+#[track_caller]
+fn alone(name: &str, test: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        test();
+        println!("{MARK}done");
+        return;
+    }
     let mut unshare = Command::new("unshare");
     unshare.args(["--net", "--", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
     // SAFETY: takes nothing.
@@ -123,25 +128,21 @@ fn run(inner: &str) {
     if !is_root || !Command::new("unshare").args(["--net", "true"]).status().is_ok_and(|status| status.success()) {
         return eprintln!("skipped: only root can be two users in a network namespace");
     }
-    let inner = program(inner);
+    let inner = program(name);
     let output = unshare
         .arg(inner.get_program())
         .args(inner.get_args())
         .env(INSIDE, unused_user().to_string())
         .output()
         .unwrap();
-    let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains(&format!("{MARK}done")), "{said}{told}");
-    told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+    let (said, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(&format!("{MARK}done")), "{said}{stderr}");
+    stderr.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
     println!("{said}");
 }
 
-fn is_inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
-}
-
-/// The victim's number: each test has users of its own, because those of one meet in the same
-/// folder whatever their network namespace, and it is removed when a test is over.
+/// User ID of the victim. Each test has users of its own, because the runtime folder of a user does
+/// not depend on the namespace, and is removed after the test.
 fn victim() -> u32 {
     std::env::var(INSIDE).unwrap().parse().unwrap()
 }
@@ -150,19 +151,14 @@ fn attacker() -> u32 {
     victim() + 1
 }
 
-/// A user that no test has, with one behind it.
+/// Returns an unused user ID; the next one is unused, too.
 fn unused_user() -> u32 {
     static TESTS: AtomicU32 = AtomicU32::new(0);
     const PER_PROCESS: u32 = 64;
     1_000_000 + std::process::id() * PER_PROCESS + 2 * TESTS.fetch_add(1, Relaxed)
 }
 
-fn done() {
-    println!("{MARK}done");
-}
-
-/// Not a test of its own: a process of the victim or of the attacker, which obeys one command per
-/// line.
+/// Process of the victim or attacker, started by a test: obeys one command per line.
 #[test]
 fn peer() {
     if std::env::var(ROLE).is_err() {
@@ -233,7 +229,7 @@ impl Puppet {
             "try" => self.write_until_it_fails(),
             "check" => u8::from(self.node.bytes(0, MESSAGE) == pattern(MESSAGE, 7)).to_string(),
             "target" => {
-                // What has arrived is taken before anybody looks.
+                // Receive what has arrived.
                 for _ in 0..1000 {
                     self.node.cq.poll(1, |_| ()).unwrap();
                 }
@@ -249,8 +245,7 @@ impl Puppet {
         post(&self.qp, 1, SendOp::Write { remote_addr: addr, rkey }, self.node.sge(0, MESSAGE));
     }
 
-    /// Writes one message after the other for so long, each with other bytes, and reads it back;
-    /// how many it were.
+    /// Writes messages with different bytes for `time` and reads each back; returns their number.
     fn write(&self, time: Duration) -> u64 {
         let Window { addr, rkey } = self.remote.unwrap();
         let (start, mut count) = (Instant::now(), 0);
@@ -263,12 +258,12 @@ impl Puppet {
             self.expect_success(0);
             assert_eq!(self.node.bytes(BACK, MESSAGE), pattern(MESSAGE, seed), "message {count}");
         }
-        // Nothing comes twice, either.
+        // No completion is duplicated.
         assert_eq!(self.node.cq.poll(1, |_| ()).unwrap(), 0);
         count
     }
 
-    /// The message under way has arrived, behind `count` others; how many these are.
+    /// Waits for success of the outstanding message; returns `count` + 1.
     fn expect_success(&self, count: u64) -> u64 {
         let status = self.node.wait(1)[0].status;
         assert_eq!(status, WcStatus::Success, "{:?}", self.node.context.counters());
@@ -287,13 +282,13 @@ impl Puppet {
     }
 }
 
-/// Every name that a process of the victim could have had, when names were open to everybody.
+/// Abstract socket names of former versions, which any user could bind.
 fn open_names() -> impl Iterator<Item = SockAddr> {
     (1..0xfff).map(|slot| SockAddr::unix(format!("\0roxe/1/1/{slot}")).unwrap())
 }
 
-/// Sends every mailbox of the victim a socket that takes an hour to close, for so many seconds; how
-/// many were taken.
+/// Sends each mailbox of the victim a socket that takes an hour to close, for `seconds`; returns
+/// the number of those received.
 fn send_descriptors(seconds: u64) -> String {
     const ENOUGH: u32 = 4;
     let listener = TcpListener::bind((HERE, 0)).unwrap();
@@ -301,11 +296,11 @@ fn send_descriptors(seconds: u64) -> String {
     while taken < ENOUGH && start.elapsed() < Duration::from_secs(seconds) {
         taken += send_to_every_name(&[1; 64], || slow_to_close(&listener));
     }
-    // They come from a queue of the kernel, whether this process lives or not.
+    // The kernel keeps them queued even if this process dies.
     taken.to_string()
 }
 
-/// Sends every mailbox of the victim a message with a descriptor; how many were taken.
+/// Sends each mailbox of the victim a message with a descriptor; returns the number received.
 fn send_to_every_name<F: AsRawFd + Send + 'static>(message: &[u8], make: impl Fn() -> F) -> u32 {
     let socket = Socket::new(Domain::UNIX, Type::DGRAM, None).unwrap();
     let in_folders = candidates(victim()).into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
@@ -314,14 +309,14 @@ fn send_to_every_name<F: AsRawFd + Send + 'static>(message: &[u8], make: impl Fn
     let send = |_| {
         let made = make();
         let is_taken = send_descriptor(&socket, message, made.as_raw_fd());
-        // Who closes it last waits for it, and that may be this process.
+        // The last one to close it waits, which may be this process.
         std::thread::spawn(|| drop(made));
         u32::from(is_taken)
     };
     found.map(send).sum()
 }
 
-/// The message that goes with a ring: the kind of the frame, the format of the ring and its bytes.
+/// Returns the message that offers a ring: kind of frame, format and size of the ring.
 fn ring_offer() -> [u8; 48] {
     let mut frame = [0; 48];
     frame[..2].copy_from_slice(&[6, 2]);
@@ -355,14 +350,14 @@ fn send_descriptor(socket: &Socket, message: &[u8], fd: RawFd) -> bool {
     }
 }
 
-/// A socket that sends in the name of the victim's peer, and the port that it really has.
+/// A socket that sends in the name of the victim's peer, from its own port.
 struct Forger {
     socket: Socket,
     net: NetHeader,
 }
 
 impl Forger {
-    /// Bound to `address`.
+    /// Binds `address`.
     fn at(address: SocketAddrV4) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
         socket.set_reuse_port(true)?;
@@ -372,14 +367,14 @@ impl Forger {
         Ok(Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } })
     }
 
-    /// At every place that an attacker can have: unused ports, the RoCE port of other addresses,
-    /// and the ports that the victim has, at other addresses.
+    /// Binds every kind of port open to an attacker: unused ones, the RoCE port of other addresses,
+    /// and the victim's ports at other addresses.
     fn everywhere() -> Vec<Self> {
         let at = |last, port| Self::at(SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, last), port));
         let any = |port| Self::at(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
         let forgers = (0..32).map(|_| at(1, 0)).chain((2..18).map(|last| at(last, 4791))).chain([any(0)]);
-        // All addresses at once are left out for the RoCE port: where many sockets have a port, the
-        // kernel lets another user take it there, and then no process of the victim could start.
+        // Not the wildcard address at the RoCE port: if many sockets have a port, the kernel lets
+        // another user take it there, and no process of the victim could start.
         let others = udp_ports().into_iter().filter(|port| *port != 4791).flat_map(|port| [at(2, port), any(port)]);
         forgers.chain(others).filter_map(Result::ok).collect()
     }
@@ -423,7 +418,7 @@ impl Forger {
     }
 }
 
-/// The ports of all UDP sockets of this network namespace.
+/// Returns the ports of all UDP sockets of this network namespace.
 fn udp_ports() -> Vec<u16> {
     let table =
         fs::read_to_string("/proc/net/udp").unwrap() + &fs::read_to_string("/proc/net/udp6").unwrap_or_default();
@@ -431,8 +426,8 @@ fn udp_ports() -> Vec<u16> {
     ports.filter_map(|(_, port)| u16::from_str_radix(port, 16).ok()).collect()
 }
 
-/// What the attacker knows of a pair: the queue pair that writes, and the one that is written to,
-/// with its memory.
+/// Facts that the attacker knows of a pair: the QPN of requester and responder, and the responder's
+/// memory.
 struct Known {
     writes: u32,
     written: u32,
@@ -440,8 +435,8 @@ struct Known {
     rkey: u32,
 }
 
-/// Sends WRITEs to memory of the victim whose address and key, queue pair and PSN are known, from
-/// many addresses and ports; how many.
+/// Forges WRITEs with known address, key, QPN and PSN from many addresses and ports; returns their
+/// number.
 fn forge(victim: &Known) -> String {
     let (mut forgers, start) = (Forgers::new(), Instant::now());
     while forgers.sent < 64 || start.elapsed() < Duration::from_secs(seconds()) {
@@ -450,7 +445,7 @@ fn forge(victim: &Known) -> String {
     forgers.sent.to_string()
 }
 
-/// Forgers at many ports, who try the same PSN each before they go on to the next.
+/// Forgers at many ports, which all try a PSN before the next one.
 struct Forgers {
     all: Vec<Forger>,
     sent: u32,
@@ -470,29 +465,27 @@ impl Forgers {
     }
 }
 
-/// One turn of all that once worked; how many messages a mailbox took, how many bytes came for
-/// names that are not the attacker's, and how many packets were forged so far. Says 0 when it has
-/// all names that it can have.
+/// Runs one turn of all attacks. Prints 0 once all names are taken. Returns messages received by
+/// mailboxes, bytes received at taken names, and packets forged so far.
 fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
     let listener = TcpListener::bind((HERE, 0)).unwrap();
     let mut taken = send_to_every_name(&[1; 64], || slow_to_close(&listener));
     taken += send_to_every_name(&ring_offer(), || fs::File::open("/dev/zero").unwrap());
-    let (start, mut names, mut heard) = (Instant::now(), HeldNames::default(), 0);
+    let (start, mut names, mut received) = (Instant::now(), HeldNames::default(), 0);
     names.take_all();
     println!("\n{MARK}0");
     while start.elapsed() < TURN {
         for victim in victims {
-            // There are 4,094 names to look at behind these.
+            // The names come after these, of which there are 4,094.
             (0..8192).for_each(|_| forgers.write(victim));
             forge_naks(victim.writes);
         }
-        heard += names.hear();
+        received += names.received();
     }
-    format!("{taken} {heard} {}", forgers.sent)
+    format!("{taken} {received} {}", forgers.sent)
 }
 
-/// Says that the packets of one message, which the victim has just sent, cannot be taken; how many
-/// times.
+/// Forges NAKs for the packets of the victim's outstanding message; returns their number.
 fn forge_naks(qpn: u32) -> String {
     const PACKETS: u32 = MESSAGE as u32 / 4096;
     let forgers = Forger::everywhere();
@@ -506,21 +499,20 @@ fn forge_naks(qpn: u32) -> String {
     (3 * PACKETS).to_string()
 }
 
-/// Takes all the names that are free, and looks for `seconds` what is sent to them; how many bytes,
-/// all in all.
+/// Takes all free names for `seconds`; returns the number of bytes received there.
 fn hold_names() -> String {
-    let (start, mut names, mut heard, mut is_told) = (Instant::now(), HeldNames::default(), 0, false);
+    let (start, mut names, mut received, mut is_printed) = (Instant::now(), HeldNames::default(), 0, false);
     while start.elapsed() < Duration::from_secs(seconds() + 5) {
         names.take_all();
-        heard += names.hear();
-        if !std::mem::replace(&mut is_told, true) {
+        received += names.received();
+        if !std::mem::replace(&mut is_printed, true) {
             println!("\n{MARK}0");
         }
     }
-    heard.to_string()
+    received.to_string()
 }
 
-/// Names of the victim's processes that the attacker has.
+/// Names of the victim's processes held by the attacker.
 #[derive(Default)]
 struct HeldNames(Vec<UnixDatagram>);
 
@@ -539,14 +531,14 @@ impl HeldNames {
         }
     }
 
-    /// How many bytes have come for them.
-    fn hear(&self) -> usize {
+    /// Returns the number of bytes received.
+    fn received(&self) -> usize {
         let mut bytes = [0; 65_536];
         self.0.iter().filter_map(|socket| socket.recv(&mut bytes).ok()).sum()
     }
 }
 
-/// As many as the system lets a process have: there are 4,094 names.
+/// Raises the limit of descriptors: there are 4,094 names.
 fn allow_many_descriptors() {
     // SAFETY: all-zero is valid; both calls have the limits on this frame.
     unsafe {
@@ -561,13 +553,13 @@ fn is_barred(cause: &std::io::Error) -> bool {
     matches!(cause.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound)
 }
 
-/// Two connected processes of the victim: who writes and who is written to, and where.
+/// Starts two connected processes of the victim; returns them and the facts of the responder.
 fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
     let (a, b, _, of_b) = both_victims(place, link);
     (a, b, of_b)
 }
 
-/// The same, with what is known of the one who writes in front of what is known of the other.
+/// As [`pair_of_victims`], with the facts of both.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));
@@ -577,176 +569,142 @@ fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     (a, b, of_a, of_b)
 }
 
-/// The pair moves data while the attacker does as it is told; what both say.
+/// Runs an attack while the pair moves data; returns its result.
 fn attack(a: &mut Peer, attacker: &mut Peer, order: &str) -> u64 {
-    a.tell(&format!("write {}", seconds()));
+    a.send_line(&format!("write {}", seconds()));
     let reached = attacker.ask(order)[0];
-    let written: u64 = a.hear().parse().unwrap();
+    let written: u64 = a.read_line().parse().unwrap();
     assert!(written > 0);
     assert_eq!(a.ask("write 0"), [1], "the pair still works");
     reached
 }
 
 #[test]
-fn descriptors_of_another_user_reach_nobody() {
-    run("sends_descriptors");
-}
-
-#[test]
-fn sends_descriptors() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    for link in ["auto", "udp"] {
-        let (mut a, _b, _) = pair_of_victims(&place, link);
-        let mut attacker = place.peer(attacker(), link);
-        let taken = attack(&mut a, &mut attacker, &format!("descriptors {}", seconds()));
-        assert_eq!(taken, 0, "link {link}");
-    }
-    done();
-}
-
-#[test]
-fn packets_of_another_user_from_an_address_of_this_host_change_nothing() {
-    run("forges_packets");
-}
-
-#[test]
-fn forges_packets() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    for link in ["auto", "udp"] {
-        let (mut a, mut b, of_b) = pair_of_victims(&place, link);
-        let mut attacker = place.peer(attacker(), link);
-        // The attacker knows all that RoCEv2 asks for. Nothing else is under way, so its PSNs are
-        // right.
-        attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
-        assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
-        attack(&mut a, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
-        assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
-        assert!(b.ask("refused")[0] > 0);
-    }
-    done();
-}
-
-#[test]
-fn naks_of_another_user_from_an_address_of_this_host_end_no_connection() {
-    run("forges_naks");
-}
-
-#[test]
-fn forges_naks() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    for link in ["auto", "udp"] {
-        let (mut a, mut b, of_a, _) = both_victims(&place, link);
-        let mut attacker = place.peer(attacker(), link);
-        // The message is under way as long as its receiver stands still.
-        b.stop();
-        a.ask("post");
-        attacker.ask(&format!("naks {}", of_a[0]));
-        b.signal(libc::SIGCONT);
-        assert_eq!(a.ask("wait"), [1], "link {link}: the connection ended");
-        assert_eq!(b.ask("check"), [1]);
-        assert_eq!(a.ask("write 0"), [1], "link {link}: the connection still works");
-        assert!(a.ask("refused")[0] + b.ask("refused")[0] > 0, "link {link}");
-    }
-    done();
-}
-
-#[test]
-fn names_that_another_user_takes_are_in_nobodys_way_and_hear_nothing() {
-    run("takes_names");
-}
-
-#[test]
-fn takes_names() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    let (mut a, b, _) = pair_of_victims(&place, "udp");
-    let mut attacker = place.peer(attacker(), "udp");
-    attacker.tell("names");
-    assert_eq!(attacker.hear(), "0");
-    // Who comes later finds numbers, and who is there goes on.
-    let (_c, _d, _) = pair_of_victims(&place, "auto");
-    assert_eq!(a.ask("write 1").len(), 1);
-    // The survivor of a pair sends to nobody else what was for the dead.
-    a.tell("try");
-    drop(b);
-    assert_eq!(a.hear(), "1", "the survivor hears that its peer is gone");
-    assert_eq!(attacker.hear(), "0", "bytes that were not for the attacker");
-    done();
-}
-
-#[test]
-fn all_attacks_in_turns_take_nothing_from_pairs_that_work_meanwhile() {
-    run("is_attacked");
-}
-
-#[test]
-fn is_attacked() {
-    if !is_inside() {
-        return;
-    }
-    let (place, links) = (Place::new(), ["auto", "udp"]);
-    let mut pairs = links.map(|link| both_victims(&place, link));
-    let known: String =
-        pairs.iter().map(|(_, _, of_a, of_b)| format!(" {} {} {} {}", of_a[0], of_b[0], of_b[1], of_b[2])).collect();
-    let mut attackers = vec![place.peer(attacker(), "udp")];
-    match place.masked_attacker() {
-        Some(attacker) => attackers.push(attacker),
-        None => eprintln!("skipped: no attacker with the victim's number in a user namespace"),
-    }
-    let (mut start, time) = (Instant::now(), Duration::from_secs(seconds_of("ROXE_TEST_SECONDS")));
-    let (mut turns, mut sent) = (0, vec![0; attackers.len()]);
-    // In the first turns nothing else is under way, so that the attackers' PSNs are right.
-    while turns < 2 * attackers.len() || start.elapsed() < time {
-        if turns == attackers.len() {
-            start = Instant::now();
-            pairs.iter_mut().for_each(|(a, ..)| a.tell(&format!("write {}", time.as_secs())));
+fn descriptors_of_other_user_are_not_received() {
+    alone("descriptors_of_other_user_are_not_received", || {
+        let place = Place::new();
+        for link in ["auto", "udp"] {
+            let (mut a, _b, _) = pair_of_victims(&place, link);
+            let mut attacker = place.peer(attacker(), link);
+            let taken = attack(&mut a, &mut attacker, &format!("descriptors {}", seconds()));
+            assert_eq!(taken, 0, "link {link}");
         }
-        let (which, link) = (turns % attackers.len(), links[turns % links.len()]);
-        // These come and go: one of them dies, and the other sends to nobody else what was for it.
-        let (mut survivor, dies, _) = pair_of_victims(&place, link);
-        attackers[which].tell(&format!("all{known}"));
-        assert_eq!(attackers[which].hear(), "0");
-        survivor.tell("try");
-        drop(dies);
-        assert_eq!(survivor.hear(), "1", "link {link}: the survivor hears that its peer is gone");
-        let said = attackers[which].hear();
-        let (reached, forged) = said.rsplit_once(' ').unwrap();
-        assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes heard at their names");
-        sent[which] = forged.parse::<u64>().unwrap();
-        turns += 1;
-    }
-    for (link, (a, b, ..)) in links.into_iter().zip(&mut pairs) {
-        let written: u64 = a.hear().parse().unwrap();
-        println!("link {link}: {written} messages of {MESSAGE} bytes written and read back");
-        assert!(written > 0);
-        assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
-        assert_eq!(a.ask("write 0"), [1], "link {link}: the pair still works");
-        println!("link {link}: refused {} and {}", a.ask("refused")[0], b.ask("refused")[0]);
-        assert!(b.ask("refused")[0] > 0);
-    }
-    println!(
-        "{turns} turns of {} attackers, {} forged WRITEs, {:.0?}",
-        attackers.len(),
-        sent.iter().sum::<u64>(),
-        start.elapsed()
-    );
-    done();
+    });
 }
 
-/// Not a test of its own: opens the device and makes a queue pair, and says what happened.
 #[test]
-fn opens() {
+fn forged_writes_of_other_user_are_dropped() {
+    alone("forged_writes_of_other_user_are_dropped", || {
+        let place = Place::new();
+        for link in ["auto", "udp"] {
+            let (mut a, mut b, of_b) = pair_of_victims(&place, link);
+            let mut attacker = place.peer(attacker(), link);
+            // The attacker knows all that RoCEv2 requires. No other traffic changes the PSN.
+            attacker.ask(&format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+            assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
+            attack(&mut a, &mut attacker, &format!("forge {} {} {}", of_b[0], of_b[1], of_b[2]));
+            assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
+            assert!(b.ask("refused")[0] > 0);
+        }
+    });
+}
+
+#[test]
+fn forged_naks_of_other_user_are_dropped() {
+    alone("forged_naks_of_other_user_are_dropped", || {
+        let place = Place::new();
+        for link in ["auto", "udp"] {
+            let (mut a, mut b, of_a, _) = both_victims(&place, link);
+            let mut attacker = place.peer(attacker(), link);
+            // The message is outstanding while its receiver is stopped.
+            b.stop();
+            a.ask("post");
+            attacker.ask(&format!("naks {}", of_a[0]));
+            b.signal(libc::SIGCONT);
+            assert_eq!(a.ask("wait"), [1], "link {link}: the connection ended");
+            assert_eq!(b.ask("check"), [1]);
+            assert_eq!(a.ask("write 0"), [1], "link {link}: the connection still works");
+            assert!(a.ask("refused")[0] + b.ask("refused")[0] > 0, "link {link}");
+        }
+    });
+}
+
+#[test]
+fn names_taken_by_other_user_are_not_used() {
+    alone("names_taken_by_other_user_are_not_used", || {
+        let place = Place::new();
+        let (mut a, b, _) = pair_of_victims(&place, "udp");
+        let mut attacker = place.peer(attacker(), "udp");
+        attacker.send_line("names");
+        assert_eq!(attacker.read_line(), "0");
+        // New processes find free numbers, and running ones continue.
+        let (_c, _d, _) = pair_of_victims(&place, "auto");
+        assert_eq!(a.ask("write 1").len(), 1);
+        // The survivor of a pair must not send to the attacker instead of the dead process.
+        a.send_line("try");
+        drop(b);
+        assert_eq!(a.read_line(), "1", "the survivor notices the death of its peer");
+        assert_eq!(attacker.read_line(), "0", "bytes that were not for the attacker");
+    });
+}
+
+#[test]
+fn repeated_attacks_do_not_disturb_connections() {
+    alone("repeated_attacks_do_not_disturb_connections", || {
+        let (place, links) = (Place::new(), ["auto", "udp"]);
+        let mut pairs = links.map(|link| both_victims(&place, link));
+        let known: String = pairs
+            .iter()
+            .map(|(_, _, of_a, of_b)| format!(" {} {} {} {}", of_a[0], of_b[0], of_b[1], of_b[2]))
+            .collect();
+        let mut attackers = vec![place.peer(attacker(), "udp")];
+        match place.masked_attacker() {
+            Some(attacker) => attackers.push(attacker),
+            None => eprintln!("skipped: no attacker with the victim's number in a user namespace"),
+        }
+        let (mut start, time) = (Instant::now(), Duration::from_secs(seconds_of("ROXE_TEST_SECONDS")));
+        let (mut turns, mut sent) = (0, vec![0; attackers.len()]);
+        // No other traffic in the first turns, so that the attackers' PSNs are right.
+        while turns < 2 * attackers.len() || start.elapsed() < time {
+            if turns == attackers.len() {
+                start = Instant::now();
+                pairs.iter_mut().for_each(|(a, ..)| a.send_line(&format!("write {}", time.as_secs())));
+            }
+            let (which, link) = (turns % attackers.len(), links[turns % links.len()]);
+            // A short-lived pair: one dies, and the other must not send to the attacker instead.
+            let (mut survivor, dies, _) = pair_of_victims(&place, link);
+            attackers[which].send_line(&format!("all{known}"));
+            assert_eq!(attackers[which].read_line(), "0");
+            survivor.send_line("try");
+            drop(dies);
+            assert_eq!(survivor.read_line(), "1", "link {link}: the survivor notices the death of its peer");
+            let said = attackers[which].read_line();
+            let (reached, forged) = said.rsplit_once(' ').unwrap();
+            assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes received at their names");
+            sent[which] = forged.parse::<u64>().unwrap();
+            turns += 1;
+        }
+        for (link, (a, b, ..)) in links.into_iter().zip(&mut pairs) {
+            let written: u64 = a.read_line().parse().unwrap();
+            println!("link {link}: {written} messages of {MESSAGE} bytes written and read back");
+            assert!(written > 0);
+            assert_eq!(b.ask("target"), [0], "link {link}: memory was written");
+            assert_eq!(a.ask("write 0"), [1], "link {link}: the pair still works");
+            println!("link {link}: refused {} and {}", a.ask("refused")[0], b.ask("refused")[0]);
+            assert!(b.ask("refused")[0] > 0);
+        }
+        println!(
+            "{turns} turns of {} attackers, {} forged WRITEs, {:.0?}",
+            attackers.len(),
+            sent.iter().sum::<u64>(),
+            start.elapsed()
+        );
+    });
+}
+
+/// Opens the device, creates a queue pair and prints the result, in a process started by a test.
+#[test]
+fn opens_device() {
     if std::env::var(ROLE).is_err() {
         return;
     }
@@ -760,7 +718,7 @@ fn opens() {
     println!("\n{MARK}user {user}: {}", open().map_or_else(|e| e.to_string(), |()| "it works".to_owned()));
 }
 
-/// What [`opens`] said.
+/// Returns the output of [`opens_device`].
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find_map(|line| line.split_once(MARK)).map(|(_, said)| said.to_owned());
@@ -768,122 +726,94 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_user_namespace_that_maps_nobody_is_refused_with_the_reason() {
-    run("maps_nobody");
+fn user_namespace_without_mapping_is_refused() {
+    alone("user_namespace_without_mapping_is_refused", || {
+        let place = Place::new();
+        let within = |how: &[&str]| {
+            let inner = place.command("opens_device", victim());
+            let mut command = Command::new("unshare");
+            command.arg("--user").args(how).arg("--").arg(inner.get_program()).args(inner.get_args());
+            command.uid(victim()).gid(victim()).env(ROLE, "x").env_remove("XDG_RUNTIME_DIR").current_dir("/");
+            said(&command.output().unwrap())
+        };
+        let mapped = within(&[&format!("--map-user={}", victim())]);
+        if mapped.contains("unshare") {
+            eprintln!("skipped: no user namespace can be made here: {mapped}");
+            return;
+        }
+        assert_eq!(mapped, format!("user {}: it works", victim()));
+        let refused = within(&[]);
+        assert!(refused.contains("does not map user 65534") && refused.contains("unshare --map-"), "{refused}");
+    });
 }
 
 #[test]
-fn maps_nobody() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    let within = |how: &[&str]| {
-        let inner = place.command("opens", victim());
-        let mut command = Command::new("unshare");
-        command.arg("--user").args(how).arg("--").arg(inner.get_program()).args(inner.get_args());
-        command.uid(victim()).gid(victim()).env(ROLE, "x").env_remove("XDG_RUNTIME_DIR").current_dir("/");
-        said(&command.output().unwrap())
-    };
-    let mapped = within(&[&format!("--map-user={}", victim())]);
-    if mapped.contains("unshare") {
-        eprintln!("skipped: no user namespace can be made here: {mapped}");
-        return done();
-    }
-    assert_eq!(mapped, format!("user {}: it works", victim()));
-    let refused = within(&[]);
-    assert!(refused.contains("does not map user 65534") && refused.contains("unshare --map-"), "{refused}");
-    done();
+fn set_uid_program_ignores_roxe_variables() {
+    alone("set_uid_program_ignores_roxe_variables", || {
+        const SECRET: &str = "the first line of a file of root";
+        let place = Place::new();
+        fs::write(place.0.join("secret"), format!("{SECRET}\n")).unwrap();
+        place.permit("secret", 0o600);
+        place.permit("program", 0o4755);
+        let captured = place.0.join("captured");
+        let start = |knobs: &[(&str, String)]| {
+            let mut command = place.command("opens_device", attacker());
+            command.env(ROLE, "x").envs(knobs.iter().map(|(name, value)| (name, value)));
+            command.output().unwrap()
+        };
+        let plain = start(&[]);
+        if !said(&plain).starts_with("user 0: ") {
+            eprintln!("skipped: set-uid programs have no effect here: {}", said(&plain));
+            return;
+        }
+        let output = start(&[("ROXE_CAPTURE", captured.display().to_string())]);
+        assert_eq!((said(&output).as_str(), captured.exists()), ("user 0: it works", false));
+        let output = start(&[("ROXE_FAULTS", format!("@{}", place.0.join("secret").display()))]);
+        let all = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+        assert!(!String::from_utf8_lossy(&all).contains(SECRET), "{}", said(&output));
+        assert_eq!(said(&output), "user 0: it works");
+    });
 }
 
 #[test]
-fn a_set_uid_program_reads_no_variable_of_its_caller() {
-    run("is_set_uid");
-}
-
-#[test]
-fn is_set_uid() {
-    if !is_inside() {
-        return;
-    }
-    const SECRET: &str = "the first line of a file of root";
-    let place = Place::new();
-    fs::write(place.0.join("secret"), format!("{SECRET}\n")).unwrap();
-    place.permit("secret", 0o600);
-    place.permit("program", 0o4755);
-    let captured = place.0.join("captured");
-    let start = |knobs: &[(&str, String)]| {
-        let mut command = place.command("opens", attacker());
-        command.env(ROLE, "x").envs(knobs.iter().map(|(name, value)| (name, value)));
-        command.output().unwrap()
-    };
-    let plain = start(&[]);
-    if !said(&plain).starts_with("user 0: ") {
-        eprintln!("skipped: set-uid programs have no effect here: {}", said(&plain));
-        return done();
-    }
-    let output = start(&[("ROXE_CAPTURE", captured.display().to_string())]);
-    assert_eq!((said(&output).as_str(), captured.exists()), ("user 0: it works", false));
-    let output = start(&[("ROXE_FAULTS", format!("@{}", place.0.join("secret").display()))]);
-    let all = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
-    assert!(!String::from_utf8_lossy(&all).contains(SECRET), "{}", said(&output));
-    assert_eq!(said(&output), "user 0: it works");
-    done();
-}
-
-#[test]
-fn a_taken_port_is_reported_with_its_owner() {
-    run("finds_the_port_taken");
-}
-
-#[test]
-fn finds_the_port_taken() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    // At all addresses, so that none is left for another user.
-    let _taken = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791)).unwrap();
-    let taken = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
-    taken.set_only_v6(true).unwrap();
-    // A host without IPv6 has no addresses of that family either.
-    let _ = taken.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 4791, 0, 0)));
-    let text = said(&place.command("opens", victim()).env(ROLE, "x").output().unwrap());
-    assert!(text.contains("UDP port 4791 of 127.0.0.1 belongs to user 0; stop"), "{text}");
-    done();
+fn taken_udp_port_is_reported_with_owner() {
+    alone("taken_udp_port_is_reported_with_owner", || {
+        let place = Place::new();
+        // At all addresses, so that no address is left for another user.
+        let _taken = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791)).unwrap();
+        let taken = Socket::new(Domain::IPV6, Type::DGRAM, None).unwrap();
+        taken.set_only_v6(true).unwrap();
+        // Fails without IPv6, where it is not needed.
+        let _ = taken.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 4791, 0, 0)));
+        let text = said(&place.command("opens_device", victim()).env(ROLE, "x").output().unwrap());
+        assert!(text.contains("UDP port 4791 of 127.0.0.1 belongs to user 0; stop"), "{text}");
+    });
 }
 
 #[test]
 fn cards_of_two_users_exchange_data() {
-    run("two_users_exchange_data");
-}
-
-#[test]
-fn two_users_exchange_data() {
-    if !is_inside() {
-        return;
-    }
-    let place = Place::new();
-    for link in ["auto", "udp"] {
-        let users = [victim(), attacker()];
-        let mut pairs = users.map(|user| [(); 2].map(|()| place.peer(user, link)));
-        let made = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("create")));
-        let gids = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("gid")[0]));
-        assert_eq!(gids, [[1, 1], [2, 2]], "link {link}: the processes of a user agree on an address");
-        // The first of each user within the user, the second with that of the other user.
-        let connect = |of: &[u64], gid: u64| format!("connect {} {} {} {gid}", of[0], of[1], of[2]);
-        let [[a, b], [c, d]] = &mut pairs;
-        b.ask(&connect(&made[1][1], 2));
-        d.ask(&connect(&made[0][1], 1));
-        for peer in [&mut *b, &mut *d] {
-            assert!(peer.ask("write 1")[0] > 0, "link {link}: written and read back across users");
-            assert_eq!(peer.ask("refused"), [0]);
+    alone("cards_of_two_users_exchange_data", || {
+        let place = Place::new();
+        for link in ["auto", "udp"] {
+            let users = [victim(), attacker()];
+            let mut pairs = users.map(|user| [(); 2].map(|()| place.peer(user, link)));
+            let made = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("create")));
+            let gids = pairs.each_mut().map(|pair| pair.each_mut().map(|peer| peer.ask("gid")[0]));
+            assert_eq!(gids, [[1, 1], [2, 2]], "link {link}: the processes of a user agree on an address");
+            // The first peers of each user connect to each other, the second ones across users.
+            let connect = |of: &[u64], gid: u64| format!("connect {} {} {} {gid}", of[0], of[1], of[2]);
+            let [[a, b], [c, d]] = &mut pairs;
+            b.ask(&connect(&made[1][1], 2));
+            d.ask(&connect(&made[0][1], 1));
+            for peer in [&mut *b, &mut *d] {
+                assert!(peer.ask("write 1")[0] > 0, "link {link}: written and read back across users");
+                assert_eq!(peer.ask("refused"), [0]);
+            }
+            // A third process of each user finds the user's address.
+            drop((place.peer(users[0], link), a, c));
+            let mut late = place.peer(users[1], link);
+            late.ask("create");
+            assert_eq!(late.ask("gid"), [2], "link {link}");
         }
-        // A third process of each user finds the address that the others have.
-        drop((place.peer(users[0], link), a, c));
-        let mut late = place.peer(users[1], link);
-        late.ask("create");
-        assert_eq!(late.ask("gid"), [2], "link {link}");
-    }
-    done();
+    });
 }

@@ -1,5 +1,5 @@
-//! Threads of one process with completion queues of their own, and queues that several of them
-//! share: each thread's queue pairs have an engine of their own where there are two processors.
+//! Threads with completion queues of their own, and queues shared by threads. Queue pairs of each
+//! thread have an engine of their own if there are two processors.
 
 use crate::common::{Node, connect, counter, pair, pattern, post, post_recv, write_to};
 use roxe_provider::wire::{PathMtu, Qpn};
@@ -7,7 +7,7 @@ use roxe_provider::{CqInit, Qp, QpCaps, QpInit, SendOp, Service, WcStatus};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-/// Numbers of queue pairs of one slot differ in these bits.
+/// Bits of a QPN that differ within a slot.
 const IN_SLOT: u32 = 12;
 
 fn open_in_a_thread() -> Node {
@@ -19,7 +19,7 @@ fn open_in_a_thread() -> Node {
     Node { context, pd, cq, mr, memory: memory as *mut u8 }
 }
 
-/// Nodes of two threads that have engines of their own, whichever turn other tests have taken.
+/// Returns nodes of two threads with different engines, whatever engines other tests have taken.
 fn nodes_of_two_engines() -> Option<(Node, Node)> {
     if thread::available_parallelism().map_or(1, Into::into) < 2 {
         eprintln!("skipped: with one processor all threads have one engine");
@@ -41,7 +41,7 @@ fn sends(from: (&Node, &Qp), to: (&Node, &Qp), count: u64) {
 }
 
 #[test]
-fn queue_pairs_of_two_threads_talk_to_each_other_and_the_device_counts_both() {
+fn qps_of_two_threads_exchange_and_counters_add_up() {
     let Some((a, b)) = nodes_of_two_engines() else { return };
     for service in [Service::Rc, Service::Uc] {
         let (qa, qb) = pair(&a, &b, service, 0, PathMtu::Mtu1024);
@@ -53,7 +53,7 @@ fn queue_pairs_of_two_threads_talk_to_each_other_and_the_device_counts_both() {
 }
 
 #[test]
-fn threads_with_queues_of_their_own_work_at_the_same_time() {
+fn threads_with_own_queues_work_in_parallel() {
     const MESSAGES: u64 = 2000;
     let start = Barrier::new(4);
     let work = || {
@@ -72,7 +72,7 @@ fn threads_with_queues_of_their_own_work_at_the_same_time() {
 }
 
 #[test]
-fn one_channel_announces_completions_of_queues_that_two_threads_made() {
+fn channel_serves_queues_of_two_threads() {
     let Some((a, b)) = nodes_of_two_engines() else { return };
     let channel = a.context.create_comp_channel().unwrap();
     let cq_of_thread = |user| {
@@ -87,7 +87,7 @@ fn one_channel_announces_completions_of_queues_that_two_threads_made() {
         for n in 0..50 {
             post_recv(&ours, n, node.sge(4096, 64));
             node.cq.req_notify(false);
-            // Whoever polls mutes the thread that would otherwise receive while this one sleeps.
+            // Polling keeps the background thread from receiving while this thread sleeps.
             (0..200).for_each(|_| assert_eq!(node.cq.poll(1, |_| ()).unwrap(), 0));
             thread::scope(|scope| {
                 let (theirs, from) = (&theirs, b.sge(0, 64));
@@ -101,12 +101,12 @@ fn one_channel_announces_completions_of_queues_that_two_threads_made() {
 }
 
 #[test]
-fn a_queue_pair_may_complete_in_queues_of_two_threads() {
+fn qp_completes_in_queues_of_two_threads() {
     let Some((a, b)) = nodes_of_two_engines() else { return };
     let caps = QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let send_cq = Arc::clone(&a.cq);
     let make = || a.context.create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap();
-    // One of them is made by a thread whose engine is not that of the queue pair.
+    // One queue is created by a thread whose engine is not the queue pair's.
     for recv_cq in (0..4).map(|_| thread::scope(|scope| scope.spawn(make).join().unwrap())) {
         let init = QpInit {
             service: Service::Rc,

@@ -1,7 +1,6 @@
-//! Litmus programs on the weakest legal card, over real packets: every outcome that the standard
-//! allows is seen under some seed, and none that it forbids under any.
-//!
-//! Both ends are one process; all queue pairs are reliable connections.
+//! Litmus programs on the weakest legal card, over real packets: some seed shows each outcome that
+//! the standard allows, and no seed one that it forbids. Both ends are in one process, connected by
+//! RC.
 
 use crate::common::*;
 use roxe_provider::weakest::{Weakness, turn_on};
@@ -14,15 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where the programs write, read and receive.
+/// Offsets that the programs write, read and receive at.
 const DATA: usize = 0;
 const LEN: usize = 300;
 const FLAG: usize = 4096;
 const INBOX: usize = 8192;
-/// Seeds that are tried at most until every outcome was seen.
+/// Maximum number of seeds until every outcome has occurred.
 const SEEDS: u64 = 2000;
 
-/// Two ends, connected once or twice, of a card that the seed makes weak.
+/// Two ends on a weak card, with one or two connections.
 struct World {
     a: Node,
     b: Node,
@@ -35,7 +34,7 @@ impl World {
         Self { a: Node::open(), b: Node::open(), pairs: vec![] }
     }
 
-    /// Connects anew, with queue pairs of this seed, and clears the memory.
+    /// Connects new queue pairs and clears the memory.
     fn begin(&mut self, seed: u64, pairs: usize) {
         turn_on(seed, Weakness::all());
         self.pairs = (0..pairs).map(|_| pair(&self.a, &self.b, Service::Rc, 0, PathMtu::Mtu1024)).collect();
@@ -45,7 +44,7 @@ impl World {
         (0..LEN).for_each(|at| set(&self.a, at, 7));
     }
 
-    /// A connection whose requester completes in `cq`, with a send queue of `depth` places.
+    /// Connects a pair whose requester completes in `cq` and has `depth` send places.
     fn connect_to(&self, cq: &Arc<Cq>, depth: u32) -> (Arc<Qp>, Arc<Qp>) {
         let caps = QpCaps { max_send_wr: depth, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(cq), Arc::clone(cq));
@@ -61,13 +60,14 @@ impl World {
         &self.pairs[index].0
     }
 
-    /// How many bytes of the data are at B, and whether the flag is.
+    /// Returns the number of data bytes at B, and true if the flag is set.
     fn seen(&self) -> (Amount, bool) {
         let there = self.b.bytes(DATA, LEN).iter().filter(|byte| **byte == 7).count();
         (Amount::of(there), self.b.bytes(FLAG, 1)[0] == 7)
     }
 
-    /// Polls both ends, and looks in between, until A and B have had so many completions.
+    /// Polls both ends, and calls `look` in between, until A and B have these numbers of
+    /// completions.
     fn until(&self, [of_a, of_b]: [usize; 2], mut look: impl FnMut(&Self, &[Cqe])) {
         let (start, mut at_a, mut at_b) = (Instant::now(), vec![], vec![]);
         while at_a.len() < of_a || at_b.len() < of_b {
@@ -85,7 +85,7 @@ fn set(node: &Node, at: usize, byte: u8) {
     unsafe { node.memory.add(at).write_volatile(byte) };
 }
 
-/// How much of the data.
+/// Share of the data that is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Amount {
     None,
@@ -103,13 +103,13 @@ impl Amount {
     }
 }
 
-/// A request without a completion of its own.
+/// Returns an unsignaled request.
 fn silent(qp: &Qp, op: SendOp, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
     let sges = [sge];
     qp.post_send(&[SendRequest { flags, ..request(0, op, &sges) }]).map_err(|(_, error)| error)
 }
 
-/// Runs `program` under one seed after the other until all of `wanted` were seen.
+/// Runs `program` with successive seeds until all outcomes in `wanted` have occurred.
 fn see<O: Ord + std::fmt::Debug>(wanted: &[O], mut program: impl FnMut(u64, &mut BTreeSet<O>)) {
     let mut seen = BTreeSet::new();
     for seed in 0..SEEDS {
@@ -122,7 +122,7 @@ fn see<O: Ord + std::fmt::Debug>(wanted: &[O], mut program: impl FnMut(u64, &mut
 }
 
 #[test]
-fn a_flag_that_is_written_behind_data_is_seen_before_it_and_neither_behind_the_completion() {
+fn polled_flag_may_precede_data_but_not_completion() {
     let mut world = World::new();
     see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
         world.begin(seed, 1);
@@ -134,7 +134,7 @@ fn a_flag_that_is_written_behind_data_is_seen_before_it_and_neither_behind_the_c
 }
 
 #[test]
-fn a_receive_says_that_what_was_written_before_its_message_is_there() {
+fn receive_completion_orders_earlier_writes() {
     let mut world = World::new();
     see(&[Amount::None, Amount::Some], |seed, outcomes| {
         world.begin(seed, 1);
@@ -150,10 +150,10 @@ fn a_receive_says_that_what_was_written_before_its_message_is_there() {
     });
 }
 
-// That a READ comes in pieces, too, is shown beside the code that places them: here the pieces and
-// the completion come within one visit of the queue pair, during which nobody looks.
+// The pieces of a READ are tested beside `Placement`: here they and the completion arrive in one
+// visit of the queue pair, which no program can observe in part.
 #[test]
-fn a_read_gets_what_was_written_before_it_and_brings_all_of_it_by_its_completion() {
+fn read_follows_writes_and_is_whole_at_completion() {
     let mut world = World::new();
     see(&[Amount::None, Amount::All], |seed, outcomes| {
         world.begin(seed, 1);
@@ -170,7 +170,7 @@ fn a_read_gets_what_was_written_before_it_and_brings_all_of_it_by_its_completion
 
 // man ibv_post_send: with IBV_SEND_FENCE a request waits for the READs before it.
 #[test]
-fn a_fence_sends_what_a_read_has_brought() {
+fn fenced_send_carries_read_data() {
     let mut world = World::new();
     for seed in 0..50 {
         world.begin(seed, 1);
@@ -185,7 +185,7 @@ fn a_fence_sends_what_a_read_has_brought() {
 }
 
 #[test]
-fn two_queue_pairs_have_no_order_but_each_has_its_own() {
+fn order_holds_within_one_queue_pair_only() {
     let mut world = World::new();
     see(&[(Amount::None, true), (Amount::Some, true), (Amount::All, false)], |seed, outcomes| {
         world.begin(seed, 2);
@@ -197,7 +197,7 @@ fn two_queue_pairs_have_no_order_but_each_has_its_own() {
     });
 }
 
-/// One FETCH_ADD of 1 on the word behind the flag, by each queue pair, `times` times.
+/// Executes `times` FETCH_ADDs of 1 on the word after the flag, by each queue pair.
 fn add(world: &World, times: usize) {
     for _ in 0..times {
         for (index, (qa, _)) in world.pairs.iter().enumerate() {
@@ -218,7 +218,7 @@ fn word(world: &World) -> &AtomicU64 {
 
 // IBV_ATOMIC_HCA: man ibv_query_device.
 #[test]
-fn atomics_of_the_card_lose_none_of_each_other_and_some_of_the_processors() {
+fn card_atomics_are_atomic_only_among_themselves() {
     let mut world = World::new();
     world.begin(1, 2);
     add(&world, 200);
@@ -245,7 +245,7 @@ fn atomics_of_the_card_lose_none_of_each_other_and_some_of_the_processors() {
 }
 
 #[test]
-fn a_place_of_the_send_queue_is_free_once_a_completion_behind_it_was_polled() {
+fn send_place_is_free_after_later_completion_is_polled() {
     let mut world = World::new();
     world.begin(3, 1);
     let cq = world.a.context.create_cq(CqInit { cqe: 64, ..CqInit::default() }).unwrap();
@@ -261,7 +261,7 @@ fn a_place_of_the_send_queue_is_free_once_a_completion_behind_it_was_polled() {
             assert!(start.elapsed() < Duration::from_secs(20));
         }
     }
-    // They complete, which nothing says.
+    // They complete without a completion entry.
     (0..4).for_each(|_| write(SendFlags::empty()).unwrap());
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(50) {
@@ -272,7 +272,7 @@ fn a_place_of_the_send_queue_is_free_once_a_completion_behind_it_was_polled() {
 
 // man ibv_get_cq_event: extra events may come.
 #[test]
-fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_second_one() {
+fn spurious_event_follows_polled_completion_once() {
     let mut world = World::new();
     see(&[true, false], |seed, seen| {
         world.begin(seed, 1);
@@ -289,7 +289,7 @@ fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_sec
         assert!(channel.try_get_event().is_none(), "it was for the completion that was polled");
         post(&qa, 2, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
         channel.get_event().unwrap();
-        // Another one comes before the next arming, and is polled.
+        // Another completion arrives and is polled before the next arming.
         post(&qa, 3, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
         let mut done = 0;
         while done < 2 {
@@ -298,7 +298,7 @@ fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_sec
         cq.req_notify(false);
         let came = channel.try_get_event().is_some();
         seen.insert(came);
-        // One that has not come yet may come with each arming.
+        // A spurious event may be raised by any arming.
         if came {
             cq.req_notify(false);
             assert!(channel.try_get_event().is_none(), "a second one for nothing");
@@ -307,7 +307,7 @@ fn an_event_for_nothing_comes_after_a_completion_that_was_polled_and_then_no_sec
 }
 
 #[test]
-fn the_number_of_a_dead_queue_pair_of_datagrams_comes_again_and_that_of_a_connected_one_does_not() {
+fn ud_qpn_is_reused_and_connected_qpn_is_not() {
     let mut world = World::new();
     world.begin(5, 0);
     let again = |service| {
@@ -320,14 +320,14 @@ fn the_number_of_a_dead_queue_pair_of_datagrams_comes_again_and_that_of_a_connec
 
 // IBA §11.4.2.2: the event is for the next completion.
 #[test]
-fn arming_looks_ahead_only() {
+fn armed_queue_ignores_earlier_entries() {
     let mut world = World::new();
     world.begin(4, 1);
     let channel = world.a.context.create_comp_channel().unwrap();
     let cq = world.a.context.create_cq(CqInit { cqe: 64, channel: Some(Arc::clone(&channel)), ..CqInit::default() });
     let cq = cq.unwrap();
     let (qa, _qb) = world.connect_to(&cq, 16);
-    // The usual loop: arm, poll until nothing is left, wait. It never hangs.
+    // The usual loop (arm, poll until empty, wait) never hangs.
     for _ in 0..20 {
         post(&qa, 1, write_to(&world.b, DATA), world.a.sge(DATA, LEN));
         let mut done = 0;

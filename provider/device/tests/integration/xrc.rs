@@ -1,4 +1,4 @@
-//! Extended reliable connections over real sockets, within one process.
+//! XRC over real sockets, within one process.
 
 use crate::common::{Node, connect, request, wait_both, write_to};
 use roxe_provider::wire::PathMtu;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const PRIVATE: XrcdInit<'static> = XrcdInit { file: None, create: true, exclusive: false };
 
-/// A node that receives: a domain with two queues that complete in the queue of the node.
+/// A node with an XRC domain and two shared queues that complete in the node's queue.
 struct Receiver {
     node: Node,
     xrcd: Arc<Xrcd>,
@@ -33,7 +33,7 @@ impl Receiver {
     }
 }
 
-/// An initiator of `from` connected with a new target of `xrcd`.
+/// Connects an initiator of `from` with a new target of `xrcd`.
 fn pair(from: &Node, to: &Node, xrcd: &Arc<Xrcd>) -> (Arc<Qp>, Arc<Qp>) {
     let (ini, tgt) = (from.qp(Service::XrcIni), xrcd.create_target(0).unwrap());
     let gid = |node: &Node| node.context.gid(1, 0).unwrap();
@@ -56,7 +56,7 @@ fn errno<T>(result: Result<T, Error>) -> i32 {
 
 // clause: XRC-DOMAIN
 #[test]
-fn a_queue_of_another_protection_domain_gives_no_access_to_memory() {
+fn xrc_queue_of_other_domain_grants_no_access() {
     let (a, b) = (Node::open(), Receiver::open());
     let (ini, _tgt) = pair(&a, &b.node, &b.xrcd);
     let stranger = b.node.context.alloc_pd().unwrap();
@@ -69,7 +69,7 @@ fn a_queue_of_another_protection_domain_gives_no_access_to_memory() {
 
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn queues_of_another_domain_and_destroyed_ones_are_refused() {
+fn unknown_xrc_queues_are_refused() {
     let (a, b, c) = (Node::open(), Receiver::open(), Receiver::open());
     b.queues[1].destroy().unwrap();
     for number in [c.number(0), b.number(1), 0] {
@@ -81,7 +81,7 @@ fn queues_of_another_domain_and_destroyed_ones_are_refused() {
 }
 
 #[test]
-fn a_file_names_a_domain_that_openings_share() {
+fn openings_of_one_file_share_xrc_domain() {
     let path = std::env::temp_dir().join(format!("roxe-xrcd-{}", std::process::id()));
     let (file, again) = (File::create(&path).unwrap(), File::open(&path).unwrap());
     std::fs::remove_file(&path).unwrap();
@@ -95,7 +95,7 @@ fn a_file_names_a_domain_that_openings_share() {
     assert_eq!(errno(open(&b, XrcdInit { exclusive: true, ..named(again.as_fd()) })), libc::EINVAL);
     let second = open(&b, XrcdInit { create: false, ..named(again.as_fd()) }).unwrap();
     let third = open(&b, named(other.as_fd())).unwrap();
-    // A target of one context delivers into a queue of another, in that one's memory.
+    // A target of one context delivers to a queue of another, in the memory of the latter.
     let (srq, target) = (queue(&second, &b, &b.cq), first.create_target(0).unwrap());
     let ini = a.qp(Service::XrcIni);
     let gid = a.context.gid(1, 0).unwrap();
@@ -111,7 +111,7 @@ fn a_file_names_a_domain_that_openings_share() {
 }
 
 #[test]
-fn an_xrc_domain_is_busy_until_its_targets_and_queues_are_gone() {
+fn xrc_domain_is_busy_while_it_has_targets_or_queues() {
     let b = Receiver::open();
     let target = b.xrcd.create_target(0).unwrap();
     b.queues.iter().for_each(|srq| srq.destroy().unwrap());
@@ -130,7 +130,7 @@ fn an_xrc_domain_is_busy_until_its_targets_and_queues_are_gone() {
 
 // clause: XRC-DIRECTIONS
 #[test]
-fn ends_have_one_direction() {
+fn xrc_ends_have_one_direction() {
     let (a, b) = (Node::open(), Receiver::open());
     let (ini, tgt) = pair(&a, &b.node, &b.xrcd);
     assert!(ini.post_recv(&RecvRequest { wr_id: 1, sges: &[] }).is_err());

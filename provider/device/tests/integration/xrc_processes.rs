@@ -1,5 +1,5 @@
-//! XRC between two processes: the initiator is in one, the target and its queues in another. A file
-//! that several processes open names a domain of its own in each.
+//! XRC between two processes: one has the initiator, the other the target and its queues. A file
+//! names a separate domain in each process.
 
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::*;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Bytes of a receive.
+/// Length of a receive buffer.
 const ROOM: usize = 200_000;
-/// Where memory for remote access begins; receives are in front of it.
+/// Offset of memory for remote access, after the receive buffers.
 const WINDOW: usize = LEN / 2;
 
-/// A process with a domain, a shared queue in it, and a target.
+/// A process with a domain, a shared receive queue and a target.
 struct Receiver {
     node: Node,
     xrcd: Arc<Xrcd>,
@@ -25,8 +25,7 @@ struct Receiver {
     target: Arc<Qp>,
 }
 
-/// Not a test of its own: does something only where a test has started it. The role is the file of
-/// the domain.
+/// Peer process, started by a test; its role is the file of the domain.
 #[test]
 fn peer() {
     let Ok(file) = std::env::var(ROLE) else { return };
@@ -75,17 +74,17 @@ impl Receiver {
                 let cqe = self.node.wait(1)[0];
                 format!("{} {} {} {}", cqe.wr_id, cqe.status as u32, cqe.byte_len, cqe.qpn.get())
             }
-            // Whether what landed, or was written, is the pattern.
+            // 1 if the received or written bytes are the pattern.
             "landed" => u32::from(self.holds(0, number() as usize, number() as u8)).to_string(),
             "written" => u32::from(self.holds(WINDOW, number() as usize, number() as u8)).to_string(),
             "errno-of-open" => {
                 let opened = self.xrcd.open_target(number() as u32);
                 opened.map_or_else(|e| e.errno(), |_| 0).to_string()
             }
-            // How often it told a sender that there is no receive.
+            // Number of RNR NAKs sent.
             "refusals" => counter(&self.node.context, "send_rnr_err").to_string(),
             "completions" => {
-                // Time for what should not come.
+                // Wait for unexpected completions.
                 std::thread::sleep(Duration::from_millis(number()));
                 self.node.cq.poll(64, |_| ()).unwrap().to_string()
             }
@@ -98,7 +97,7 @@ impl Receiver {
     }
 }
 
-/// A file that names domains; gone with the value.
+/// A file that names domains, removed at the end.
 struct Name(PathBuf);
 
 impl Name {
@@ -121,7 +120,7 @@ impl Drop for Name {
     }
 }
 
-/// This process with an initiator, and one with its target and the queue that it sends to.
+/// Returns a node with an initiator, and a process with its target and shared queue.
 struct Connection {
     node: Node,
     ini: Arc<Qp>,
@@ -151,13 +150,13 @@ impl Connection {
         self.node.wait(1)[0].status
     }
 
-    /// The memory of the peer that others may use.
+    /// Memory of the peer for remote access.
     fn window(&mut self) -> (u64, RKey) {
         let window = self.peer.ask("window");
         (window[0], RKey(window[1] as u32))
     }
 
-    /// Sends messages of all sizes, and looks whether each landed where it should.
+    /// Sends messages of all sizes, and checks where each was received.
     fn send_all(&mut self, rounds: u8) {
         for seed in 0..rounds {
             for len in [1, 1024, 50_000, ROOM] {
@@ -171,7 +170,7 @@ impl Connection {
         assert_eq!(self.peer.ask("completions 0"), [0]);
     }
 
-    /// WRITE with immediate data, READ and atomics on the memory of the peer.
+    /// Checks WRITE with immediate, READ and atomics on the peer's memory.
     fn reach_memory(&mut self, len: usize) {
         let (remote_addr, rkey) = self.window();
         self.peer.ask("post 1");
@@ -195,12 +194,12 @@ impl Connection {
 }
 
 #[test]
-fn messages_land_in_the_queue_of_the_process_of_the_target() {
+fn xrc_messages_reach_srq_of_target_process() {
     Connection::start(&[]).send_all(5);
 }
 
 #[test]
-fn memory_of_another_process_is_written_read_and_changed() {
+fn xrc_write_read_and_atomic_reach_other_process() {
     let mut connection = Connection::start(&[]);
     connection.reach_memory(100_000);
     connection.reach_memory(1);
@@ -210,7 +209,7 @@ fn memory_of_another_process_is_written_read_and_changed() {
 }
 
 #[test]
-fn requests_that_the_network_loses_are_sent_again_and_done_once() {
+fn lost_xrc_requests_are_executed_once() {
     let mut connection = Connection::start(&[("ROXE_FAULTS", "drop 2%; duplicate 2%; reorder 2%")]);
     connection.send_all(3);
     connection.reach_memory(100_000);
@@ -218,7 +217,7 @@ fn requests_that_the_network_loses_are_sent_again_and_done_once() {
 }
 
 #[test]
-fn a_queue_without_receives_makes_the_sender_wait() {
+fn xrc_sender_waits_for_receives() {
     let mut connection = Connection::start(&[]);
     connection.push(SendOp::Send, connection.node.sge(0, 5000));
     while connection.peer.ask("refusals") == [0] {
@@ -230,10 +229,10 @@ fn a_queue_without_receives_makes_the_sender_wait() {
     assert_eq!(connection.peer.ask("completions 50"), [0]);
 }
 
-/// The peers open the file with `O_CREAT` and `O_EXCL`, and both have a domain.
+/// Both peers open the file with `O_CREAT` and `O_EXCL`, and get a domain each.
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn one_file_names_a_domain_of_its_own_in_each_process() {
+fn xrc_file_names_separate_domain_per_process() {
     let mut connection = Connection::start(&[]);
     let mut other = connection.name.start(&[]);
     assert_eq!(other.ask(&format!("errno-of-open {}", connection.target)), [libc::EINVAL as u64]);

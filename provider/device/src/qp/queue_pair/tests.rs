@@ -1,4 +1,4 @@
-//! Packets as they come out of a socket, handed to a queue pair.
+//! Packets received by a queue pair.
 
 use super::*;
 use crate::cq::{Cq, CqInit};
@@ -20,7 +20,7 @@ fn completions(pd: &Arc<Pd>) -> Arc<Cq> {
     pd.context().create_cq(CqInit { cqe: 16, ..CqInit::default() }).unwrap()
 }
 
-/// A queue pair in RESET, and the queue of its completions.
+/// Creates a queue pair in RESET and its completion queue.
 fn create(pd: &Arc<Pd>, service: Service) -> (Arc<Qp>, Arc<Cq>) {
     create_with(pd, service, None)
 }
@@ -34,7 +34,7 @@ fn create_with(pd: &Arc<Pd>, service: Service, srq: Option<Arc<Srq>>) -> (Arc<Qp
 }
 
 #[test]
-fn rc_looks_at_no_payload_but_where_a_shared_queue_matches_tags() {
+fn only_rc_without_tags_takes_shared_payload() {
     let pd = testing::pd();
     let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 0 };
     let plain = pd.create_srq(init()).unwrap();
@@ -42,10 +42,10 @@ fn rc_looks_at_no_payload_but_where_a_shared_queue_matches_tags() {
     let takes = |service, srq| create_with(&pd, service, srq).0.core.takes_shared_payload();
     assert!(takes(Service::Rc, None) && takes(Service::Rc, Some(plain)));
     assert!(!takes(Service::Rc, Some(tags)));
-    assert!(!takes(Service::Uc, None) && !takes(Service::Ud, None), "their packets may wait");
+    assert!(!takes(Service::Uc, None) && !takes(Service::Ud, None), "their packets may wait for a receive");
 }
 
-/// A datagram queue pair that receives, and the queue where it says so.
+/// Creates a datagram queue pair in RTR and its completion queue.
 fn receiver(pd: &Arc<Pd>) -> (Arc<Qp>, Arc<Cq>) {
     let (qp, cq) = create(pd, Service::Ud);
     let attr = QpAttr { state: QpState::Init, qkey: QKEY, ..QpAttr::default() };
@@ -54,7 +54,7 @@ fn receiver(pd: &Arc<Pd>) -> (Arc<Qp>, Arc<Cq>) {
     (qp, cq)
 }
 
-/// A sealed datagram of 4 bytes to `to`, and where it comes from.
+/// Returns a sealed datagram of 4 bytes to `to`.
 fn datagram(to: Qpn) -> (RxMeta, Vec<u8>) {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: Qpn::new(9) }, imm: None };
@@ -78,7 +78,7 @@ fn icrc_errors(qp: &Qp) -> u64 {
 
 // clause: ICRC-WRONG
 #[test]
-fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
+fn packet_with_wrong_icrc_is_only_counted() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = receiver(&pd);
@@ -96,18 +96,18 @@ fn a_packet_with_a_wrong_icrc_is_counted_and_nothing_else() {
     bytes[last] ^= 1;
     let (done, errors) = receive(&bytes);
     assert_eq!(done, []);
-    // Other tests of this program use the same device.
+    // Other tests of this program count on the same device.
     assert!(errors > before);
-    assert_eq!(testing::load(mr.addr() + 40), 0, "nothing is placed");
+    assert_eq!(testing::load(mr.addr() + 40), 0, "memory is unchanged");
     bytes[last] ^= 1;
     let (done, _) = receive(&bytes);
     assert_eq!(done.iter().map(|cqe| (cqe.wr_id, cqe.byte_len)).collect::<Vec<_>>(), [(5, 44)]);
 }
 
-/// perftest sets the depth that its peer reports, and rxe reports 128.
+/// perftest requests the depth that its peer reports, and rxe reports 128.
 // clause: STATE-VALUES
 #[test]
-fn depths_of_a_peer_that_promises_more_are_taken_up_to_128() {
+fn rd_atomic_depths_up_to_128_are_accepted() {
     let (qp, _) = create(&testing::pd(), Service::Rc);
     let loopback = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: loopback, dgid: loopback, ..Av::default() };
@@ -126,7 +126,7 @@ fn depths_of_a_peer_that_promises_more_are_taken_up_to_128() {
     }
 }
 
-/// A connected queue pair with four receives, and a SEND to it with this PSN.
+/// Creates a connected queue pair with four receives.
 fn connected_receiver(pd: &Arc<Pd>, sge: Sge) -> (Arc<Qp>, Arc<Cq>) {
     let (qp, cq) = create(pd, Service::Rc);
     let loopback = Ipv4Addr::LOCALHOST.into();
@@ -151,7 +151,7 @@ fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
     (RxMeta { len: bytes.len(), segment: bytes.len(), ..meta }, bytes)
 }
 
-fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
+fn receive(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
     let (meta, bytes) = send_with(psn, qp.qpn());
     let locals = &[meta.src];
     let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, starved: false, may_overtake };
@@ -159,50 +159,50 @@ fn hand_in(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
 }
 
 #[test]
-fn a_request_that_has_overtaken_another_on_this_host_waits_for_it() {
+fn overtaking_request_of_local_peer_waits() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let expected = || qp.core.inner.lock().machine.expected_psn();
-    hand_in(&qp, 79, true, now);
-    hand_in(&qp, 78, true, now);
+    receive(&qp, 79, true, now);
+    receive(&qp, 78, true, now);
     assert_eq!(expected(), Psn::new(77));
-    hand_in(&qp, 77, true, now);
-    assert_eq!(expected(), Psn::new(80), "all three count, in order");
+    receive(&qp, 77, true, now);
+    assert_eq!(expected(), Psn::new(80), "all three are accepted in order");
     let mut done = vec![];
     cq.poll(16, |cqe| done.push(cqe.wr_id)).unwrap();
     assert_eq!(done, [0, 1, 2]);
 }
 
 #[test]
-fn a_gap_that_stays_is_one_after_a_while_and_at_once_for_other_hosts() {
+fn psn_gap_is_a_loss_after_wait_or_at_once_if_remote() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
     let now = clock::now();
     let waiting = || qp.core.inner.lock().early.len();
-    hand_in(&qp, 78, false, now);
+    receive(&qp, 78, false, now);
     assert_eq!(waiting(), 0);
-    hand_in(&qp, 78, true, now);
-    hand_in(&qp, 79, true, now);
+    receive(&qp, 78, true, now);
+    receive(&qp, 79, true, now);
     assert_eq!(waiting(), 2);
-    hand_in(&qp, 90, false, now.after(MAX_WAIT_RC));
-    assert_eq!(waiting(), 0, "given to the state machine, which asks for what is missing");
+    receive(&qp, 90, false, now.after(MAX_WAIT_RC));
+    assert_eq!(waiting(), 0, "delivered, so that the state machine requests the missing packet");
 }
 
 #[test]
-fn the_engine_prefetches_a_queue_pair_as_far_as_its_first_lines_go() {
+fn prefetched_lines_fit_queue_pair() {
     assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
 }
 
 #[test]
-fn the_last_events_hold_the_retries_that_were_in_vain() {
+fn history_holds_failed_retries() {
     let pd = testing::pd();
     let (qp, cq) = create(&pd, Service::Rc);
     let loopback = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: loopback, dgid: loopback, hop_limit: 64, ..Av::default() };
-    // Nobody has this number.
+    // No queue pair has this number.
     let dest_qpn = Qpn::new(qp.qpn().get() ^ 1);
     let init = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
     let rtr = QpAttr { state: QpState::Rtr, av, dest_qpn, path_mtu: PathMtu::Mtu1024, ..init };
@@ -215,9 +215,9 @@ fn the_last_events_hold_the_retries_that_were_in_vain() {
         cq.poll(1, |cqe| done.push(cqe.status)).unwrap();
     }
     assert_eq!(done, [WcStatus::RetryExcErr]);
-    let told = qp.core.inner.lock().state.history.tell();
-    let count = |what: &str| told.iter().filter(|line| line.contains(what)).count();
-    assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{told:#?}");
-    assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{told:#?}");
-    assert_eq!(count("send request with wr_id 5 ended: transport retry counter exceeded"), 1, "{told:#?}");
+    let lines = qp.core.inner.lock().state.history.lines();
+    let count = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    assert_eq!([count("state INIT"), count("state RTR"), count("state RTS")], [1; 3], "{lines:#?}");
+    assert_eq!(count("timeout; PSN 7 not acknowledged, next is 8"), 3, "{lines:#?}");
+    assert_eq!(count("send request with wr_id 5 ended: transport retry counter exceeded"), 1, "{lines:#?}");
 }

@@ -1,5 +1,4 @@
-//! A program that connects: a device with memory, a channel, and what every one of them does again
-//! and again.
+//! A program that connects: a device with memory, and a channel.
 
 use super::Node;
 use super::ends::{expect, next, saying};
@@ -8,7 +7,6 @@ use roxe_provider::{Qp, Service};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// A program that connects.
 pub(crate) struct Party {
     pub(crate) node: Node,
     pub(crate) channel: Arc<Channel>,
@@ -23,7 +21,7 @@ impl Party {
         next(&self.channel)
     }
 
-    /// The next event, which is of this kind.
+    /// Returns the next event, which must be of this kind.
     pub(crate) fn expect(&self, kind: EventKind) -> Event {
         expect(&self.channel, kind)
     }
@@ -32,7 +30,7 @@ impl Party {
         Id::create(&self.channel, PortSpace::Tcp, 0).unwrap()
     }
 
-    /// An id that listens at `address`.
+    /// Returns an id that listens at `address`.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: i32) -> Result<Arc<Id>, i32> {
         let id = self.id();
         let listens = id.bind(&Address::Ip(address)).and_then(|()| id.listen(backlog));
@@ -45,7 +43,7 @@ impl Party {
         }
     }
 
-    /// An id that knows the way to `address`.
+    /// Returns an id with a resolved route to `address`.
     pub(crate) fn resolved(&self, address: SocketAddr) -> Arc<Id> {
         let id = self.id();
         id.resolve_addr(None, &Address::Ip(address), 2000).unwrap();
@@ -55,14 +53,14 @@ impl Party {
         id
     }
 
-    /// A queue pair for `id`.
+    /// Attaches a new queue pair to `id`.
     pub(crate) fn attach(&self, id: &Id) -> Arc<Qp> {
         let qp = self.node.qp(Service::Rc);
         id.attach_qp(&qp).unwrap();
         qp
     }
 
-    /// An id with a queue pair that has asked for a connection.
+    /// Returns an id with a queue pair that has requested a connection.
     pub(crate) fn asking(&self, address: SocketAddr) -> (Arc<Id>, Arc<Qp>) {
         let id = self.resolved(address);
         let qp = self.attach(&id);
@@ -71,7 +69,7 @@ impl Party {
     }
 }
 
-/// An address of the loopback interface.
+/// Returns an address of the loopback interface.
 pub(crate) fn here(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }

@@ -1,5 +1,4 @@
-//! What the tests over real sockets share: an opened device with memory, queue pairs, and patient
-//! polling.
+//! Shared by tests over real sockets: an open device with memory, queue pairs, and polling.
 
 pub(crate) mod ends;
 pub(crate) mod ids;
@@ -18,25 +17,24 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No passing test waits this long.
+/// Maximum wait of a test.
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 pub(crate) const LEN: usize = 4 << 20;
-/// How long a peer may be silent, 268 ms; eight times: a busy machine lets a process wait that long
-/// for a processor.
+/// ACK timeout of 268 ms, eight times: a busy machine may preempt a process that long.
 const ACK_TIMEOUT: u8 = 16;
 
-/// A peer that makes its packets itself, at an address of the loopback interface.
+/// Returns a socket that sends and receives raw datagrams, at a loopback address.
 pub(crate) fn bare_peer(address: Ipv4Addr) -> BareLink {
     BareLink::open(address.into(), Ipv4Addr::LOCALHOST.into()).unwrap()
 }
 
-/// The RoCE port of the loopback device.
+/// Returns the RoCE port of the loopback device.
 pub(crate) fn victim() -> SockAddr {
     SocketAddrV4::new(Ipv4Addr::LOCALHOST, ROCE_PORT).into()
 }
 
-/// One opening of the loopback device, with a registered buffer.
+/// An open loopback device with a registered buffer.
 pub(crate) struct Node {
     pub(crate) context: Arc<Context>,
     pub(crate) pd: Arc<Pd>,
@@ -50,20 +48,20 @@ impl Node {
         Self::open_device(0)
     }
 
-    /// The same for device `index`.
+    /// Opens device `index`.
     pub(crate) fn open_device(index: usize) -> Self {
         let context = devices().unwrap().get(index).expect("a device").open().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
         Self::open_in(context, cq)
     }
 
-    /// The same with a context and a completion queue that are there.
+    /// Uses this context and completion queue.
     pub(crate) fn open_in(context: Arc<Context>, cq: Arc<Cq>) -> Self {
         Self::open_with_buffer(context, cq, LEN)
     }
 
     /// Opens the loopback device with a buffer of one page, for tests that open it thousands of
-    /// times: the buffer is never freed.
+    /// times: the buffer is leaked.
     pub(crate) fn open_small() -> Self {
         let context = devices().unwrap().first().expect("a device").open().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
@@ -114,13 +112,13 @@ impl Node {
         self.pd.create_qp(QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq, user: 7 })
     }
 
-    /// The address vector from GID `index` of this node to `dgid`.
+    /// Returns the address vector from GID `index` of this node to `dgid`.
     pub(crate) fn av(&self, index: u8, dgid: Gid) -> Av {
         let attr = AhAttr { dgid, sgid_index: index, hop_limit: 64, port: 1, has_grh: true, ..AhAttr::default() };
         self.context.resolve_av(&attr).unwrap()
     }
 
-    /// Receives completions until there are `count`.
+    /// Polls until there are `count` completions.
     pub(crate) fn wait(&self, count: usize) -> Vec<Cqe> {
         let (start, mut all) = (Instant::now(), Vec::new());
         while all.len() < count {
@@ -147,12 +145,12 @@ pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// Takes a connected queue pair to RTS towards `(dgid, dest)`.
+/// Moves a connected queue pair to RTS towards `dest`.
 pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     connect_with(qp, av, dest, mtu, ACK_TIMEOUT);
 }
 
-/// Like [`connect`] with this ACK timeout; 0: nothing is retransmitted.
+/// As [`connect`] with this ACK timeout; 0 disables retransmission.
 pub(crate) fn connect_with(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu, timeout: u8) {
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let service = qp.service();
@@ -191,7 +189,7 @@ pub(crate) fn connect_with(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu, timeout: u8
     qp.modify(&attr, mask | more).unwrap();
 }
 
-/// Takes a datagram queue pair to RTS.
+/// Moves a datagram queue pair to RTS.
 pub(crate) fn activate(qp: &Qp) {
     let attr = QpAttr { state: QpState::Init, port: 1, qkey: QKEY, ..QpAttr::default() };
     qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY).unwrap();
@@ -199,7 +197,7 @@ pub(crate) fn activate(qp: &Qp) {
     qp.modify(&QpAttr { state: QpState::Rts, ..attr }, AttrMask::STATE | AttrMask::SQ_PSN).unwrap();
 }
 
-/// Connected queue pairs between two nodes over GID `index`.
+/// Connects queue pairs of two nodes over GID `index`.
 pub(crate) fn pair(a: &Node, b: &Node, service: Service, index: u8, mtu: PathMtu) -> (Arc<Qp>, Arc<Qp>) {
     let (qa, qb) = (a.qp(service), b.qp(service));
     let gid = |node: &Node| node.context.gid(1, index.into()).unwrap();
@@ -232,18 +230,18 @@ pub(crate) fn read_from(node: &Node, offset: usize) -> SendOp {
     SendOp::Read { remote_addr: node.addr(offset), rkey: node.mr.rkey() }
 }
 
-/// Says that a test has nothing to try here.
+/// Reports that a test is skipped.
 pub(crate) fn no_ipv6() {
     eprintln!("skipped: the loopback interface has no IPv6 address");
 }
 
-/// The value of a counter.
+/// Returns the value of a counter.
 pub(crate) fn counter(context: &Context, name: &str) -> u64 {
     let counters = context.counters();
     counters.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
-/// Where another process finds the memory of this one.
+/// Memory of a peer process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) addr: u64,

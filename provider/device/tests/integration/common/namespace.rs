@@ -1,5 +1,4 @@
-//! Tests that need an interface of their own: this very program, started again as root of a network
-//! namespace.
+//! Tests that need a network namespace of their own: this very program, started again as its root.
 
 use super::peer::{MARK, program};
 use std::process::Command;
@@ -7,24 +6,21 @@ use std::process::Command;
 /// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 
-/// What waits, behind commands that make and raise the veth pair `x0` and `x1`, until both ends
-/// carry frames: they drop them in silence while the system has not noticed yet that both are up.
+/// Shell command that makes the loopback interface usable.
+pub(crate) const UP: &str = "ip link set lo up";
+/// Shell command that waits until the veth pair `x0` and `x1` carries frames: both ends drop frames
+/// until the system has noticed that both are up.
 pub(crate) const LINKED: &str = "until [ $(ip -o link | grep -c 'noqueue.* state UP') = 2 ]; do :; done";
 
-/// Whether this is the program inside; one outside has nothing to do.
-pub(crate) fn is_inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
-}
-
-/// Says inside that the test came to its end.
-pub(crate) fn done() {
-    println!("{MARK}done");
-}
-
-/// Runs the test `name` of the file that calls with the device on `netdev`, in a namespace that the
-/// shell command `make` has furnished. Does nothing but say so where that cannot be made.
+/// Runs `test` with the device on `netdev` in a namespace that the shell command `make` has set up;
+/// `name` is the calling test. Skipped where no namespace can be made.
 #[track_caller]
-pub(crate) fn run(name: &str, make: &str, netdev: &str) {
+pub(crate) fn inside(name: &str, make: &str, netdev: &str, test: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        test();
+        println!("{MARK}done");
+        return;
+    }
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--net", "--", "sh", "-c", script]);

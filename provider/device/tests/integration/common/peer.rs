@@ -1,5 +1,5 @@
-//! Another process of a test: this very program, started again, talks through its standard input
-//! and output, one line at a time.
+//! Peer processes: this program, started again, which talks to its test through standard input and
+//! output, one line at a time.
 
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::io::{BufRead, BufReader, Write};
@@ -7,17 +7,17 @@ use std::panic::Location;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Tells the test `peer` of the program that it is one, and what to do.
+/// Set in a peer process: its task.
 pub(crate) const ROLE: &str = "ROXE_TEST_ROLE";
-/// What peers put in front of their lines, because the test harness writes to the same pipe.
+/// Prefix of a peer's lines, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "peer: ";
 
-/// Held by the test that has peers. A process that is killed takes along what its sockets had
-/// received for others, as the numbers of the sockets move; what is sent only once (a datagram, a
-/// NAK) must not have the peers of other tests beside it.
+/// Serializes tests with peers. A killed process takes packets for others along, because sockets
+/// are renumbered; packets sent only once (datagrams, NAKs) must not share an address with such
+/// tests.
 static ONE_TEST: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// This very program, to be started again for one test alone: `test` of the file that calls.
+/// Returns the command that runs `test` of the calling file in this program.
 #[track_caller]
 pub(crate) fn program(test: &str) -> Command {
     let module = Path::new(Location::caller().file()).file_stem().unwrap().to_str().unwrap();
@@ -26,23 +26,23 @@ pub(crate) fn program(test: &str) -> Command {
     command
 }
 
-/// A peer, seen from the test.
+/// A peer process.
 pub(crate) struct Peer {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// Let go of when the child is over.
+    /// Released after the child has ended.
     _alone: ReentrantMutexGuard<'static, ()>,
 }
 
 impl Peer {
-    /// Starts the test `peer` of the file that calls, when the peers of other tests are over.
+    /// Starts the test `peer` of the calling file, when no other test has peers.
     #[track_caller]
     pub(crate) fn start(role: &str, knobs: &[(&str, &str)]) -> Self {
         Self::start_as(program("peer"), role, knobs)
     }
 
-    /// Starts `program` as a peer, which may be a copy of this one and belong to another user.
+    /// Starts `program` as a peer; it may be a copy of this one and run as another user.
     pub(crate) fn start_as(mut program: Command, role: &str, knobs: &[(&str, &str)]) -> Self {
         let _alone = ONE_TEST.lock();
         let program = program.env(ROLE, role).envs(knobs.iter().copied());
@@ -51,12 +51,12 @@ impl Peer {
         Self { child, input, output, _alone }
     }
 
-    pub(crate) fn tell(&mut self, line: &str) {
+    pub(crate) fn send_line(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// The next line of the peer.
-    pub(crate) fn hear(&mut self) -> String {
+    /// Returns the next line of the peer.
+    pub(crate) fn read_line(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -69,12 +69,12 @@ impl Peer {
 
     /// Sends a command and returns the answer as numbers.
     pub(crate) fn ask(&mut self, line: &str) -> Vec<u64> {
-        self.tell(line);
-        let answer = self.hear();
+        self.send_line(line);
+        let answer = self.read_line();
         answer.split_whitespace().map(|word| word.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))).collect()
     }
 
-    /// Stops it, and returns when all its threads stand still.
+    /// Stops the peer, and waits until all its threads have stopped.
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let (pid, mut status) = (self.child.id() as i32, 0);
@@ -83,9 +83,9 @@ impl Peer {
         assert!(libc::WIFSTOPPED(status));
     }
 
-    /// Tells it to end by itself, and returns when it has.
+    /// Makes the peer exit, and waits for it.
     pub(crate) fn end(mut self) {
-        self.tell("exit");
+        self.send_line("exit");
         assert!(self.child.wait().unwrap().success());
     }
 

@@ -1,22 +1,22 @@
-//! Ping-pong between two processes: each message is sent once, and none is retransmitted.
+//! Ping-pong between two processes, without retransmission.
 
 use super::*;
 use roxe_provider::WcStatus;
 use roxe_provider::wire::{PathMtu, Qpn};
 use std::cell::Cell;
 
-/// The `wr_id` of a receive.
+/// `wr_id` of receives.
 const RECEIVE: u64 = 1;
-/// How long a message may take before it counts as lost. A passing test never waits so long.
+/// Time after which a message counts as lost.
 const LOST: Duration = Duration::from_secs(20);
 
-/// One side of a game of ping-pong between two processes.
+/// One side of a ping-pong.
 pub(crate) struct Player {
     node: Node,
     pub(crate) qp: Arc<Qp>,
     service: Service,
     peer: Qpn,
-    /// Sends that are complete.
+    /// Number of completed sends.
     completed: Cell<u64>,
 }
 
@@ -54,7 +54,7 @@ impl Player {
         self.qp.post_send(&[send]).unwrap();
     }
 
-    /// Sends a message and waits for the answer, for so long. Returns how many times.
+    /// Sends messages and waits for the answers, for `time`. Returns their number.
     pub(crate) fn serve_for(&self, time: Duration) -> u64 {
         let (start, mut rounds) = (Instant::now(), 0);
         while start.elapsed() < time {
@@ -65,7 +65,7 @@ impl Player {
         rounds
     }
 
-    /// Answers each message until the process is ended.
+    /// Answers each message until the process is killed.
     pub(crate) fn answer(&self) -> ! {
         loop {
             self.receive();
@@ -73,15 +73,14 @@ impl Player {
         }
     }
 
-    /// Plays so many rounds. Returns how often the answer was received before the completion of the
-    /// send that it answers.
+    /// Plays `rounds` rounds. Returns how often an answer was received before its send completed.
     pub(crate) fn overtaken(&self, rounds: u64) -> u64 {
         let mut overtaken = 0;
         for round in 1..=rounds {
             self.send();
             self.receive();
             overtaken += u64::from(self.completed.get() < round);
-            // Completions that were late are not counted twice.
+            // Late completions are not counted twice.
             while self.completed.get() < round {
                 self.poll();
             }
@@ -89,7 +88,6 @@ impl Player {
         overtaken
     }
 
-    /// Waits for a message.
     fn receive(&self) {
         let start = Instant::now();
         while !self.poll() {
@@ -99,7 +97,7 @@ impl Player {
         self.post_receive();
     }
 
-    /// Takes one completion. Returns true if a message was received.
+    /// Polls one completion. Returns true if a message was received.
     fn poll(&self) -> bool {
         let mut received = false;
         let take = |cqe: &Cqe| {
