@@ -1,7 +1,6 @@
 //! The data path: posting and polling through the function pointers of the context.
 //!
-//! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are
-//! compared with NULL only.
+//! Nothing here allocates or takes a lock of the registry. Lists are converted on the stack.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
@@ -31,7 +30,6 @@ pub(crate) fn immediate(cqe: &Cqe) -> u32 {
     }
 }
 
-/// `enum ibv_wc_flags`.
 pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     let extra = match cqe.extra {
         WcExtra::None => 0,
@@ -42,8 +40,8 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
-/// What undefined fields of a completion hold with the checker on. As with a card nothing can be
-/// told from them, and a program that does shows it.
+/// Value of undefined fields of a completion with the checker on. A card leaves them undefined, so a
+/// program that reads them shows the mistake.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -65,12 +63,12 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
     if hides_fields(cqe) { poisoned(wc) } else { wc }
 }
 
-/// Whether a program may not look at more than four fields (`man ibv_poll_cq`), which shows.
+/// Returns true if the checker is on and only four fields of `cqe` are defined (`man ibv_poll_cq`).
 pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
     is_checking() && cqe.status != WcStatus::Success
 }
 
-/// The completion with four good fields.
+/// Leaves the four defined fields.
 #[cold]
 const fn poisoned(wc: ibv_wc) -> ibv_wc {
     ibv_wc {
@@ -87,10 +85,9 @@ const fn poisoned(wc: ibv_wc) -> ibv_wc {
     }
 }
 
-/// `man ibv_poll_cq`.
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.report() };
     quick_negative(|| {
         let max = usize::try_from(num_entries).map_err(|_| outside("num_entries", num_entries, "0 or more"))?;
         if wc.is_null() && max > 0 {
@@ -108,21 +105,20 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
     })
 }
 
-/// `man ibv_req_notify_cq`.
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
         Ok(())
     })
 }
 
-/// Elements that the list of a work request can have.
+/// Accepted lengths of a request's list.
 const LISTS: &str = "0 to max_sge of the device";
 
-/// A scatter/gather list on the stack. Nothing but room: with a field that has a value the compiler
-/// cleared the room as well, a twentieth of what a sender of small messages was seen doing.
+/// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears the
+/// whole list for each message.
 pub(crate) struct SgeList {
     items: [MaybeUninit<Sge>; MAX_SGE as usize],
 }
@@ -132,7 +128,7 @@ impl SgeList {
         Self { items: [MaybeUninit::uninit(); MAX_SGE as usize] }
     }
 
-    /// Fills the list from the program's; EINVAL if it is longer than any queue allows.
+    /// Copies the program's list; EINVAL if it is longer than any queue allows.
     ///
     /// # Safety
     /// `list` is NULL or points to `count` elements.
@@ -163,7 +159,7 @@ impl InlineData {
         Self { bytes: [MaybeUninit::uninit(); MAX_INLINE_DATA as usize] }
     }
 
-    /// Copies what the list names; the keys are not looked at (`man ibv_post_send`).
+    /// Copies the memory that the list names, without checking keys (`man ibv_post_send`).
     ///
     /// # Safety
     /// Every element of `sges` names memory that the program may read.
@@ -188,7 +184,7 @@ impl InlineData {
     }
 }
 
-/// The operation of a work request; EINVAL for those that the device does not do.
+/// The operation of a work request; EINVAL for those that the device lacks.
 ///
 /// # Safety
 /// The member of the union that belongs to the opcode is filled.
@@ -227,7 +223,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     }
 }
 
-/// The destination that an address handle, a QPN and a Q_Key make; EINVAL without a handle.
+/// The destination of a datagram; EINVAL without an address handle.
 ///
 /// # Safety
 /// `ah` is NULL or a living handle of ours.
@@ -241,7 +237,7 @@ pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdD
 /// Converts one work request and hands it to `post`.
 ///
 /// # Safety
-/// `wr` and what it points to are as the program of a verbs interface must pass them.
+/// `wr` and its pointers are as verbs requires.
 unsafe fn convert(
     wr: &ibv_send_wr,
     service: Service,
@@ -268,7 +264,7 @@ unsafe fn convert(
     Ok(post(&SendRequest { wr_id: wr.wr_id, op, flags, data, ud })?)
 }
 
-/// Tells the checker of inline data that is refused before the QP sees it.
+/// Tells the checker of inline data that is refused before it reaches the QP.
 pub(crate) fn tell_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
     tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
@@ -292,14 +288,13 @@ unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
     }
 }
 
-/// `man ibv_post_send`.
 pub(crate) unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living QP.
-    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
@@ -325,7 +320,7 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// Tells the program which request failed.
+/// Stores the failed request for the program.
 ///
 /// # Safety
 /// `bad` is NULL or a variable of the program.
@@ -339,7 +334,7 @@ pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
 /// Posts a list of receives one by one.
 ///
 /// # Safety
-/// `wr` is NULL or a list as the program of a verbs interface must pass it, and so is `bad_wr`.
+/// `wr` and `bad_wr` are as verbs requires.
 unsafe fn post_receives(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -363,7 +358,7 @@ unsafe fn post_receives(
     Ok(())
 }
 
-/// Functions that post receives to a queue: `function(handle) to queue of structure`.
+/// Declares functions that post receives: `function(handle) to queue of structure`.
 macro_rules! receive_queues {
     ($($(#[$doc:meta])* $name:ident($handle:ident) to $queue:ident of $structure:ident;)+) => {
         $(
@@ -374,7 +369,7 @@ macro_rules! receive_queues {
                 bad_wr: *mut *mut ibv_recv_wr,
             ) -> c_int {
                 // SAFETY: called through the context or the structure of a living queue.
-                let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.tell() };
+                let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.report() };
                 // SAFETY: the program passes a list that ends with NULL.
                 quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.$queue.post_recv(request)) })
             }

@@ -1,8 +1,7 @@
-//! Device memory: `ibv_alloc_dm` and friends, which the headers call through the context and
-//! through the buffer itself.
+//! Device memory (`man ibv_alloc_dm`), called through the context and the buffer.
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
-use crate::errno::{EINVAL, Errno, Result, invalid, null, pointer, silent, status};
+use crate::errno::{EINVAL, Errno, Result, no_comp_mask, pointer, required, silent, status};
 use crate::memory::{self, access};
 use crate::object::Object;
 use crate::objects::{context, pd};
@@ -14,29 +13,23 @@ use std::sync::Arc;
 /// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
 const MASK_HANDLE: u32 = 1;
 
-/// A structure for the program, whose functions the headers call.
 fn exposed(context: *mut ibv_context, handle: u32) -> ibv_dm {
     let (memcpy_to_dm, memcpy_from_dm) = (Some(memcpy_to_dm as _), Some(memcpy_from_dm as _));
     ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask: MASK_HANDLE, handle }
 }
 
-/// `man ibv_alloc_dm`.
 pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     pointer(|| {
         let context = context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
-        if attr.comp_mask != 0 {
-            let given = attr.comp_mask;
-            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is 0")));
-        }
+        let attr = required!(attr);
+        no_comp_mask(attr.comp_mask)?;
         let dm = context.alloc_dm(attr.length as u64, attr.log_align_req)?;
         Ok(Object::publish_numbered(dm, |number| exposed(handle, number)))
     })
 }
 
-/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. The memory goes, also for handles
-/// that were imported.
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees the memory, also for imported
+/// handles.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }
@@ -56,7 +49,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     })
 }
 
-/// The buffer of a copy; EINVAL without one, EFAULT for more bytes than it has or for NULL.
+/// The buffer of a copy; EINVAL without one, EFAULT for NULL or more bytes than the buffer has.
 ///
 /// # Safety
 /// `handle` is NULL or alive.
@@ -103,7 +96,7 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handl
     })
 }
 
-/// `man ibv_import_dm`: only the handle goes.
+/// `man ibv_import_dm`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_dm(handle: *mut ibv_dm) {
     silent(|| Object::<ibv_dm>::retire(handle).map(drop));
 }

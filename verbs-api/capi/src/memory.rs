@@ -1,9 +1,8 @@
-//! Memory regions: registering, importing and advice about them; buffers that the library
-//! allocates (`man ibv_alloc_buf`); the fork calls.
+//! Memory regions: registration, import and advice; buffers that the library allocates (`man
+//! ibv_alloc_buf`); the fork calls.
 //!
-//! A buffer is anonymous memory of the process, page by page; it is no DMA-buf, so there is no
-//! descriptor to export. Importing finds a region of this process by its number; a number that came
-//! from another process names nothing, because its memory cannot be reached from here.
+//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds a
+//! region of this process by its number; memory of other processes cannot be reached.
 
 use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, pointer, silent, status, zero};
@@ -16,18 +15,16 @@ use roxe_provider::wire::LKey;
 use roxe_provider::{Access, Advice, DmaBuf, Mr, MrChange, Sge, Use};
 use std::sync::Arc;
 
-/// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: unknown hints in these bits are ignored.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 /// `IBV_REREG_MR_CHANGE_TRANSLATION`, `_PD`, `_ACCESS`.
 const REREG_TRANSLATION: c_int = 1;
 const REREG_PD: c_int = 2;
 const REREG_ACCESS: c_int = 4;
-/// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no
-/// preparation.
+/// `IBV_FORK_UNNEEDED`: the device reads the process's own memory, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
 
-/// The rights that `bits` name; hints that the device does not know are left out, other unknown
-/// bits refused.
+/// Parses access rights: ignores unknown hints, refuses other unknown bits.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
     Access::from_bits(known).ok_or_else(|| garbage::access(EINVAL, "the registration of memory", ("access", bits)))
@@ -35,18 +32,17 @@ pub(crate) fn access(bits: u32) -> Result<Access> {
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
     let (pd, access) = (pd(handle)?, access(bits)?);
-    // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+    // SAFETY: the program promises to own registered memory until it deregisters it.
     let mr = unsafe { pd.reg_mr(addr.addr() as u64, length as u64, iova, access) }?;
     publish(handle, addr, length, mr)
 }
 
-/// Gives the program a region of the domain `handle`.
+/// Publishes a region of the domain `handle`.
 pub(crate) fn publish(handle: *mut ibv_pd, addr: *mut c_void, length: usize, mr: Arc<Mr>) -> Result<*mut ibv_mr> {
     let (context, lkey, rkey) = (context_of(handle)?, mr.lkey().0, mr.rkey().0);
     Ok(Object::publish_numbered(mr, |number| ibv_mr { context, pd: handle, addr, length, handle: number, lkey, rkey }))
 }
 
-/// `man ibv_reg_mr`.
 pub(crate) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -67,7 +63,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
 }
 
-/// What the macros for the two above call when the rights are no constant or hold hints.
+/// Called by the macros of the two above if the rights are not constant or contain hints.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -78,7 +74,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(|| register(pd, addr, length, iova, access))
 }
 
-/// `man ibv_reg_mr`. The structure shows `offset` as address.
+/// `man ibv_reg_mr`. The structure shows `offset` as its address.
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     handle: *mut ibv_pd,
     offset: u64,
@@ -95,17 +91,16 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     })
 }
 
-/// `man ibv_alloc_null_mr`. The structure shows no key for peers.
+/// `man ibv_alloc_null_mr`. The structure shows no rkey.
 pub(crate) unsafe extern "C" fn alloc_null_mr(handle: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let mr = publish(handle, null_mut(), usize::MAX, pd(handle)?.alloc_null_mr()?)?;
-        // SAFETY: made on the line above, and nobody else has it yet.
+        // SAFETY: made on the line above; the program does not have it yet.
         unsafe { (&raw mut (*mr).rkey).write(0) };
         Ok(mr)
     })
 }
 
-/// The parts of a region that the `IBV_REREG_MR_CHANGE_*` bits in `flags` name.
 fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits: u32) -> Result<MrChange> {
     let given = |bit| flags & bit != 0;
     if flags == 0 || flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 || (bits != 0 && !given(REREG_ACCESS))
@@ -127,8 +122,7 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
     })
 }
 
-/// `man ibv_rereg_mr`. Each failure is -1, `IBV_REREG_MR_ERR_INPUT`, "the old region is still
-/// valid", because it is; errno says why.
+/// `man ibv_rereg_mr`. Every failure is -1, `IBV_REREG_MR_ERR_INPUT`: the old region stays valid.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     handle: *mut ibv_mr,
     flags: c_int,
@@ -140,7 +134,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
         let change = change(flags, pd, addr, length, access.cast_unsigned())?;
-        // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+        // SAFETY: the program promises to own registered memory until it deregisters it.
         unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
         // SAFETY: the structure is alive, and its fields belong to the call that changes the
@@ -158,24 +152,23 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     })
 }
 
-/// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.
+/// `man ibv_reg_mr`. After it returns, no peer and no engine accesses the memory.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
     status(|| Object::<ibv_mr>::destroy(handle, |mr| mr.deregister()))
 }
 
-/// `man ibv_fork_init`: there is nothing to prepare, so it cannot fail.
+/// `man ibv_fork_init`: cannot fail, because nothing needs preparation.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
     roxe_check::note_fork_support();
     0
 }
 
-/// `man ibv_is_fork_initialized`.
 pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_int {
     roxe_check::note_fork_support();
     FORK_UNNEEDED
 }
 
-/// Keeps a range out of children; not needed here.
+/// Keeps a range out of child processes; not needed here.
 pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
@@ -197,10 +190,10 @@ exposed! {
     ibv_buf => ibv_buf: Buffer;
 }
 
-/// The Rust part of a buffer.
+/// A buffer of `ibv_alloc_buf`.
 pub(crate) struct Buffer {
     memory: Mapping,
-    /// The handle of the domain that it was allocated for, which is compared only.
+    /// Handle of its domain, only compared.
     domain: usize,
     /// Keeps the domain busy.
     _in_use: Use,
@@ -212,10 +205,9 @@ struct Mapping {
     length: usize,
 }
 
-// SAFETY: the memory belongs to the program; here it is only mapped and unmapped, which any thread
-// may do.
+// SAFETY: the memory belongs to the program; here it is only mapped and unmapped, on any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing is changed through a shared reference.
+// SAFETY: as for `Send`; nothing is changed through a shared reference.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -261,7 +253,7 @@ pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     silent(|| Object::<ibv_buf>::retire(buf).map(drop));
 }
 
-/// EINVAL unless `length` bytes from `addr` on are of the buffer, and the buffer of this domain.
+/// EINVAL unless the range lies in the buffer and the buffer belongs to this domain.
 fn check(handle: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Result<()> {
     let buffer = &Object::<ibv_buf>::live(buf)?.inner;
     let fits = buffer.domain == handle.addr() && buffer.memory.contains(addr, length);
@@ -283,7 +275,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     })
 }
 
-/// `man ibv_alloc_buf`: ENODATA, which says that a buffer is no DMA-buf.
+/// `man ibv_alloc_buf`: ENODATA means that a buffer is not a DMA-buf.
 pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
     minus_one(|| {
         Object::<ibv_buf>::live(buf)?;
@@ -291,7 +283,7 @@ pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c
     })
 }
 
-/// `man ibv_reg_mr`. EOPNOTSUPP with a DMA handle, as there are none.
+/// `man ibv_reg_mr`. EOPNOTSUPP with a DMA handle; the device has none.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     pointer(|| {
         if attr.is_null() {
@@ -310,8 +302,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
         if given(MASK_DMAH) {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: as above. Only the fields that the mask names are used: a program that was built
-        // with earlier headers has a shorter structure.
+        // SAFETY: a structure of the program. Only fields that the mask names are read: programs
+        // built with earlier headers have a shorter structure.
         let (length, access, addr) = unsafe { ((*attr).length, (*attr).access, (*attr).addr) };
         if given(MASK_BUF) {
             // SAFETY: as above; the mask names the last field.
@@ -331,7 +323,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
     })
 }
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when it is done, which is what always happens here.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice took effect, which is always so here.
 const FLUSH: u32 = 1;
 
 fn advice(value: c_uint) -> Result<Advice> {
@@ -343,7 +335,6 @@ fn advice(value: c_uint) -> Result<Advice> {
     }
 }
 
-/// `man ibv_advise_mr`.
 pub(crate) unsafe extern "C" fn advise_mr(
     handle: *mut ibv_pd,
     value: c_uint,
@@ -366,7 +357,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     })
 }
 
-/// `man ibv_import_mr`: `addr` is NULL.
+/// `man ibv_import_mr`: the structure's `addr` is NULL.
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd(pd_handle)?;
@@ -385,7 +376,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
     })
 }
 
-/// `man ibv_import_mr`: only the handle goes.
+/// `man ibv_import_mr`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
     silent(|| Object::<ibv_mr>::retire(handle).map(drop));
 }
@@ -395,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_hints_are_ignored_and_unknown_rights_refused() {
+    fn access_ignores_unknown_hints_and_refuses_unknown_rights() {
         assert_eq!(access(1 | 1 << 25), Ok(Access::LOCAL_WRITE));
         assert_eq!(access(1 << 20), Ok(Access::RELAXED_ORDERING));
         assert_eq!(access(1 << 30), Err(EINVAL));

@@ -1,9 +1,8 @@
-//! The `ibv_wr_*` interface: work requests put together call by call and posted as one batch (`man
+//! The `ibv_wr_*` interface: work requests built call by call and posted as one batch (`man
 //! ibv_wr_post`).
 //!
-//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then
-//! nothing reaches the queue, so that an abort, or an error of any call in between, leaves no
-//! trace.
+//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Nothing reaches
+//! the send queue before, so an abort or an error of any call in between has no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::{tell_long_inline, ud_dest};
@@ -19,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// What the program sees. A QP has the builders of everything that its service can do, whichever it
-/// was created with: programs use more than they asked for, because other providers let them.
+/// The structure that the program sees. A QP has the builders of every operation of its service,
+/// because programs use more than `send_ops_flags` requested and other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     with_functions!(ibv_qp_ex {
         self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
@@ -39,14 +38,14 @@ unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
     Some((object, object.inner.builder.as_ref()?))
 }
 
-/// Lets `step` work on the batch; an error, or a panic of ours, fails the batch.
+/// Runs `step` on the batch; an error or a panic fails the batch.
 ///
 /// # Safety
 /// `qp` is NULL or a living QP of ours, and this thread called `wr_start` on it.
 unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
     // SAFETY: this function's contract.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    // SAFETY: the lock is held since `wr_start`, so nobody else has a reference.
+    // SAFETY: locked since `wr_start`, so no other reference exists.
     let batch = unsafe { &mut *builder.data_ptr() };
     let outcome = catch_unwind(AssertUnwindSafe(|| step(batch))).unwrap_or(Err(Errno(libc::EIO)));
     if let Err(error) = outcome {
@@ -64,9 +63,9 @@ unsafe extern "C" fn wr_start(qp: Qpx) {
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     // SAFETY: called through the structure of a living QP.
-    let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.tell() };
+    let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.report() };
     if !builder.is_locked() {
-        return EINVAL.tell();
+        return EINVAL.report();
     }
     let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.
@@ -87,8 +86,8 @@ unsafe extern "C" fn wr_abort(qp: Qpx) {
     }
 }
 
-/// Builders of operations: each begins one work request, with the `wr_id` and `wr_flags` that the
-/// program has set.
+/// Declares builders of operations. Each begins a work request with the program's `wr_id` and
+/// `wr_flags`.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
@@ -117,8 +116,8 @@ operations! {
         flush(RKey(rkey), remote_addr, length, placement, level)?;
 }
 
-/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
-/// `level` is 0 for the range and 1 for the whole region.
+/// `man ibv_wr_post`: `placement` is the required placement type, `level` is 0 for the range and 1
+/// for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
     let length = u32::try_from(length)
         .map_err(|_| invalid(|| format!("length is {length}; accepted are 2147483648 at most")))?;
@@ -130,13 +129,13 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
 
-/// No QP of this device has this operation.
+/// No QP of this device supports TSO.
 unsafe extern "C" fn wr_send_tso(qp: Qpx, _: *mut c_void, _: u16, _: u16) {
     // SAFETY: called through the structure of a living QP, after `wr_start`.
     unsafe { with_batch(qp, |_| Err(EOPNOTSUPP)) };
 }
 
-/// The 8 bytes are copied now; whatever `max_inline_data` is.
+/// Copies the 8 bytes now, independent of `max_inline_data`.
 unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word: *const c_void) {
     let op = SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) };
     // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the
@@ -196,11 +195,11 @@ unsafe extern "C" fn wr_set_sge_list(qp: Qpx, count: usize, list: *const ibv_sge
     unsafe { with_batch(qp, |batch| batch.set_sges((0..count).map(at))) };
 }
 
-/// Tells the checker if inline data is longer than the QP was created for: the batch refuses it
-/// before the QP sees it.
+/// Tells the checker if inline data exceeds the QP's limit: the batch refuses it before the QP sees
+/// it.
 ///
 /// # Safety
-/// As [`with_batch`].
+/// As for [`with_batch`].
 #[cold]
 unsafe fn check_inline(qp: Qpx, length: usize) {
     // SAFETY: this function's contract.
@@ -212,7 +211,7 @@ unsafe fn check_inline(qp: Qpx, length: usize) {
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
-    // SAFETY: what the caller promises for its memory; the list has one element.
+    // SAFETY: the caller's promise about its memory; the list has one element.
     unsafe { wr_set_inline_data_list(qp, 1, &ibv_data_buf { addr, length }) };
 }
 

@@ -1,4 +1,4 @@
-//! Questions about the device and its port.
+//! Queries of the device and its port.
 
 use crate::abi::*;
 use crate::device::text;
@@ -20,12 +20,12 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
-/// Page faults are the operating system's, so every access of every service may meet one:
-/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and
-/// ATOMIC_WRITE from bit 0 on, as far as the service does them.
+/// Any access may cause a page fault of the operating system: `IBV_ODP_SUPPORT` and `_IMPLICIT`,
+/// then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and ATOMIC_WRITE from bit 0 on, where the
+/// service has them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b1111_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
-/// What services of XRC do when a page is missing: their receives are all shared.
+/// ODP of XRC, whose receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
@@ -40,14 +40,13 @@ const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
 const RAW_PACKET_CAPS: u32 = 1 << 2;
-/// The types of queue pairs that keep to a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packets,
-/// both ends of XRC.
+/// QP types with a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packet, both ends of XRC.
 const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst`; bytes of a larger, newer structure are
-/// zeroed.
+/// Copies the first `size` bytes of `value` to `dst` and zeroes the rest of a larger, newer
+/// structure.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
@@ -64,7 +63,6 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     Ok(())
 }
 
-/// A count as C has it.
 fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
@@ -95,7 +93,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
         rss_caps: RSS_CAPS,
-        // Each is half a queue pair.
+        // A work queue counts as half a queue pair.
         max_wq_type_rq: attr.max_qp,
         packet_pacing_caps: [MIN_RATE_KBPS, u32::MAX, PACED_QPTS],
         raw_packet_caps: RAW_PACKET_CAPS,
@@ -129,7 +127,6 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
     }
 }
 
-/// `man ibv_query_device`.
 pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the program passes a whole structure.
     status(|| unsafe {
@@ -137,7 +134,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr:
     })
 }
 
-/// `man ibv_query_device_ex`; `size` is the caller's idea of the structure.
+/// `man ibv_query_device_ex`; `size` is the size of the caller's structure.
 pub(crate) unsafe extern "C" fn query_device_ex(
     handle: *mut ibv_context,
     comp_mask: *const u32,
@@ -150,25 +147,25 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if unknown_input || size < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
-        // SAFETY: the caller says how large its structure is.
+        // SAFETY: the caller passes the size of its structure.
         unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.device().attr())) }
     })
 }
 
-/// `man ibv_query_port`, as programs compiled against old headers call it.
+/// `man ibv_query_port` for programs compiled with old headers.
 pub(crate) unsafe extern "C" fn ibv_query_port(handle: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the old structure has this many bytes.
     unsafe { query_port(handle, port, attr, OLD_PORT_ATTR) }
 }
 
-/// `man ibv_query_port`; `size` is the caller's idea of the structure.
+/// `man ibv_query_port`; `size` is the size of the caller's structure.
 pub(crate) unsafe extern "C" fn query_port(
     handle: *mut ibv_context,
     port: u8,
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller says how large its structure is.
+    // SAFETY: the caller passes the size of its structure.
     status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
 }
 
@@ -183,13 +180,13 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, p
     })
 }
 
-/// How many lanes a width code means (IBA §14.2.5.6, PortInfo:LinkWidthActive).
+/// Lanes of a width code (IBA §14.2.5.6, PortInfo:LinkWidthActive).
 fn lanes(code: u8) -> u64 {
     if code == 2 { 4 } else { 1 }
 }
 
-/// What a lane of a speed code carries, in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and
-/// LinkSpeedExtActive): SDR, QDR, EDR are those that a port may have here.
+/// Speed of a lane in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and LinkSpeedExtActive):
+/// SDR, QDR or EDR.
 fn lane_speed(code: u8) -> u64 {
     match code {
         1 => 25,
@@ -222,7 +219,7 @@ fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntr
     context.gid_entries().into_iter().find(is_it).ok_or(Errno(libc::ENODATA))
 }
 
-/// `man ibv_query_gid_ex`; `size` is the caller's idea of an entry.
+/// `man ibv_query_gid_ex`; `size` is the size of the caller's entry.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     handle: *mut ibv_context,
     port: u32,
@@ -235,13 +232,13 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
         if flags != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: the caller says how large its entry is.
+        // SAFETY: the caller passes the size of its entry.
         unsafe { write_prefix(entry, size, &gid_entry(&find_entry(handle, port, index)?)) }
     })
 }
 
-/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if they do not
-/// fit.
+/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if the array is too
+/// short.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     handle: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -265,8 +262,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     isize::try_from(count).unwrap_or_default()
 }
 
-/// The type of a GID in the enumeration of old programs (`ibv_devinfo`, pyverbs); a hole counts as
-/// type 0.
+/// Type of a GID for old programs (`ibv_devinfo`, pyverbs); type 0 for an empty entry.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     handle: *mut ibv_context,
     port: u8,
@@ -284,7 +280,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     })
 }
 
-/// `man ibv_query_pkey`: network byte order.
+/// `man ibv_query_pkey`, in network byte order.
 pub(crate) unsafe extern "C" fn ibv_query_pkey(
     handle: *mut ibv_context,
     port: u8,
@@ -299,7 +295,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     })
 }
 
-/// `man ibv_get_pkey_index`; `pkey` in network byte order.
+/// `man ibv_get_pkey_index`, with `pkey` in network byte order.
 pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         let context = context(handle)?;
@@ -309,7 +305,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, por
     })
 }
 
-/// `man ibv_query_rt_values_ex`: the clock of completion timestamps, as it reads now.
+/// `man ibv_query_rt_values_ex`: the current time of the completion timestamps' clock.
 pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     status(|| {
         context(handle)?;

@@ -1,16 +1,9 @@
-//! librdmacm: the functions of `rdma/rdma_cma.h`, and what the inline functions of
-//! `rdma/rdma_verbs.h` need.
+//! librdmacm: the functions of `rdma/rdma_cma.h`, and support for the inline functions of
+//! `rdma/rdma_verbs.h`.
 //!
-//! Identifiers of the provider report to channels only and never wait; what waits is here: a
-//! synchronous identifier has a channel of its own, and its calls take their outcome from it.
-//! Events know identifiers by the token of their object, so an event of one that is gone finds
-//! nothing.
-//!
-//! - `id.rs`: channels, the identifier and what programs read in it; `event.rs`: events;
-//!   `lifecycle.rs`: from making an identifier to destroying it;
-//! - `devices.rs`: open devices and what identifiers share on them; `addrinfo.rs`: addresses;
-//! - `resolve.rs`: addresses, ways and options; `connect.rs`: connections and groups;
-//!   `endpoint.rs`, `queues.rs`: the calls that do several of these, and queues.
+//! The provider's identifiers report to channels and never wait. A synchronous identifier has a
+//! channel of its own, from which its calls wait for their outcome. Events name identifiers by
+//! token, so the event of a destroyed identifier is dropped.
 
 pub(crate) mod addrinfo;
 mod connect;

@@ -1,8 +1,8 @@
-//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Invalidating and binding type 2 are work
-//! requests: `data_path.rs`.
+//! Memory windows (`man ibv_alloc_mw`, `man ibv_bind_mw`). Work requests that bind and invalidate
+//! type 2 windows are in `data_path.rs`.
 
 use crate::abi::{ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_qp_ex};
-use crate::errno::{Result, invalid, null, outside, pointer, status};
+use crate::errno::{Result, invalid, null, outside, pointer, required, status};
 use crate::memory;
 use crate::object::Object;
 use crate::objects::{context_of, pd};
@@ -12,7 +12,6 @@ use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
 
-/// `man ibv_alloc_mw`.
 pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
     pointer(|| {
         let kind = match mw_type {
@@ -26,7 +25,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -
     })
 }
 
-/// `man ibv_alloc_mw`. When it returns, no peer reaches anything through the window any more.
+/// `man ibv_alloc_mw`. After it returns, no peer has access through the window.
 pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     let release = |mw: &Arc<Mw>| {
         mw.deallocate();
@@ -35,13 +34,12 @@ pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     status(|| Object::<ibv_mw>::destroy(handle, release))
 }
 
-/// `man ibv_bind_mw`: posts the binding of a window of type 1 under its next key, which the window
-/// shows from now on.
+/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows that key
+/// in the window.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     status(|| {
         let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
-        // SAFETY: NULL or a whole structure of the program.
-        let bind = unsafe { bind.as_ref() }.ok_or_else(|| null("bind"))?;
+        let bind = required!(bind);
         // SAFETY: the window is alive, and binding it is the call in progress.
         let current = unsafe { (&raw const (*mw).rkey).read() };
         let rkey = tagged(&window.inner, current.wrapping_add(1));
@@ -55,9 +53,8 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     })
 }
 
-/// The binding of a window of type 2 under the key that ends in the last byte of `rkey`. EINVAL, as
-/// from [`bind_mw`], if the structure of the window or the region does not say any more what it
-/// said when it was made: this is rare enough to look.
+/// The binding of a type 2 window under the key that ends in the last byte of `rkey`. EINVAL if the
+/// structure of the window or the region was overwritten; binds are rare enough to check.
 ///
 /// # Safety
 /// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a
@@ -68,24 +65,22 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
         let (mw, info) =
             Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
         let region = Object::<ibv_mr>::trusted(info.mr);
-        if !mw.is_itself() || region.is_some_and(|region| !region.is_itself()) {
+        if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
             return Err(invalid(|| {
-                "the handle of bind_mw.mw or bind_info.mr is not the one that it was made with".into()
+                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was".into()
             }));
         }
         operation(&mw.inner, MwKind::Two, tagged(&mw.inner, rkey), region, info)
     }
 }
 
-/// The key of `mw` that ends in the last byte of `rkey`: the rest of it is not for the program to
-/// choose.
+/// The key of `mw` with the last byte of `rkey`; the program cannot choose the rest.
 fn tagged(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
 
-/// The binding of `mw` to a part of `region`; EINVAL if it is not of this kind, without a region,
-/// or with unknown rights. What else is wrong is found when its turn comes, and reported as
-/// `IBV_WC_MW_BIND_ERR`.
+/// The binding of `mw` to a part of `region`. EINVAL for a window of another kind, without a region
+/// and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
 fn operation(
     mw: &Mw,
     kind: MwKind,

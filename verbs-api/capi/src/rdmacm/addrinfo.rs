@@ -1,11 +1,8 @@
-//! `rdma_getaddrinfo`, and what `rdma_resolve_addrinfo` finds: names and services to addresses, by
-//! the resolver of the C library.
+//! `rdma_getaddrinfo` and `rdma_resolve_addrinfo` by the resolver of the C library, and conversion
+//! of socket addresses between C and the provider.
 //!
-//! The blocks come from `calloc` and go back by `free`, as programs know it from the library that
-//! this one replaces: some put pointers of their own into the structure. There is no route to
-//! resolve on RoCE; `ai_route` stays empty.
-//!
-//! Socket addresses of C programs and those of the provider are converted here as well.
+//! Blocks come from `calloc` and are released by `free`, as in rdma-core, because some programs put
+//! pointers of their own into the structure. `ai_route` stays empty: RoCE has no routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, null, outside, silent};
@@ -23,7 +20,7 @@ pub(crate) const AF_IB: u16 = 27;
 pub(crate) const AF_INET: u16 = libc::AF_INET as u16;
 pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 
-/// Reads the address of a program. EINVAL for NULL and for a family that RDMA has not.
+/// Reads the program's address. EINVAL for NULL and for unsupported families.
 ///
 /// # Safety
 /// `addr` is NULL or points to as many bytes as its family says.
@@ -44,7 +41,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     }
 }
 
-/// Reads the address of a program, of which NULL stands for none.
+/// Reads the program's address; `None` for NULL.
 ///
 /// # Safety
 /// As for [`read`].
@@ -78,7 +75,7 @@ fn ib(addr: sockaddr_ib) -> Address {
     })
 }
 
-/// An address as C has it, with zeros behind; all zero for none.
+/// Converts an address, with zeros behind it; all zero for `None`.
 pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     match address {
         None => zeroed(),
@@ -110,7 +107,6 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     }
 }
 
-/// A structure of numbers and arrays of numbers with all of them zero.
 fn zeroed<T: Copy>() -> T {
     // SAFETY: used in this file for the socket addresses of libc only, for which all bits zero are
     // a value.
@@ -120,8 +116,7 @@ fn zeroed<T: Copy>() -> T {
 fn storage<T: Copy>(addr: T) -> sockaddr_storage {
     const { assert!(size_of::<T>() <= size_of::<sockaddr_storage>() && align_of::<T>() <= align_of::<sockaddr_storage>()) };
     let mut out = zeroed::<sockaddr_storage>();
-    // SAFETY: checked above: the storage is as large and as aligned as the address, and nobody else
-    // knows it.
+    // SAFETY: checked above: the storage is as large and as aligned as the address.
     unsafe { (&raw mut out).cast::<T>().write(addr) };
     out
 }
@@ -141,20 +136,18 @@ const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
 const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
 const IP_PORT_MASK: u64 = 0xffff;
 
-/// What a lookup comes to.
 type Found = core::result::Result<AddrInfoList, Failure>;
 
-/// Why there is no address.
 #[derive(Debug)]
 enum Failure {
-    /// `EAI_*`, which is returned as it is.
+    /// `EAI_*`, returned as it is.
     Resolver(c_int),
-    /// Returned as -1.
+    /// `errno`, with -1 returned.
     System(Errno),
 }
 
 impl Failure {
-    /// For calls that only have errno.
+    /// The errno, for calls without `EAI_*` codes.
     fn errno(self) -> Errno {
         match self {
             Self::System(errno) => errno,
@@ -198,8 +191,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// What `rdma_resolve_addrinfo` finds. EOPNOTSUPP for `RAI_SA`, as there is no subnet
-/// administrator; EADDRNOTAVAIL for a name or service that there is not.
+/// Resolves for `rdma_resolve_addrinfo`. EOPNOTSUPP for `RAI_SA`, as there is no subnet
+/// administrator; EADDRNOTAVAIL for an unknown name or service.
 ///
 /// # Safety
 /// Strings or NULL, and NULL or hints whose addresses are as long as they say.
@@ -221,22 +214,21 @@ pub(super) unsafe fn resolve(
     unsafe { find(node, service, &hints) }.map_err(Failure::errno)
 }
 
-/// A list of addresses that the program has not taken yet.
+/// A list of addresses that the program does not own yet.
 pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 
-// SAFETY: blocks of the C library's allocator, which nobody else knows.
+// SAFETY: blocks of the C library's allocator, to which no other pointer exists.
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
     /// One empty block.
     fn new() -> Result<Self> {
-        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or
-        // NULL.
+        // SAFETY: any sizes are allowed; the result is zeroed, an empty entry, or NULL.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
 
-    /// The list, which is the caller's from now on.
+    /// Gives the list to the caller.
     pub(super) fn release(self) -> *mut rdma_addrinfo {
         let list = self.0;
         core::mem::forget(self);
@@ -246,7 +238,7 @@ impl AddrInfoList {
 
 impl Drop for AddrInfoList {
     fn drop(&mut self) {
-        // SAFETY: our own blocks, which nobody else knows.
+        // SAFETY: our own blocks, to which no other pointer exists.
         unsafe { free_list(self.0) };
     }
 }
@@ -266,11 +258,11 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
     // SAFETY: this function's contract, for the source address in the hints.
     let made = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
     let made = made.collect::<Result<Vec<_>>>()?;
-    // The resolver found addresses, but none of a kind that there is a queue pair for.
+    // The resolver found addresses, but none of a type with a matching QP type.
     if made.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(made)) }
 }
 
-/// What follows from the hints alone.
+/// The entry that the hints alone describe.
 ///
 /// # Safety
 /// The addresses in the hints are as long as they say.
@@ -289,7 +281,7 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     Ok(rai)
 }
 
-/// A list of the C library's resolver.
+/// A list of the resolver.
 struct Resolved(*mut addrinfo);
 
 impl Resolved {
@@ -310,20 +302,19 @@ impl Resolved {
     }
 
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
-        // SAFETY: a list that the resolver made and that lives as long as this object; it ends with
-        // NULL.
+        // SAFETY: the resolver made the list, which ends with NULL and lives as long as this object.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
 
 impl Drop for Resolved {
     fn drop(&mut self) {
-        // SAFETY: made by the resolver and given back once.
+        // SAFETY: made by the resolver and freed once.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
 
-/// Our hints as the resolver knows them. A GID is written as an IPv6 address is.
+/// Converts hints for the resolver. A GID is written like an IPv6 address.
 fn wanted(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
     let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
@@ -353,7 +344,7 @@ fn wanted(hints: &rdma_addrinfo) -> addrinfo {
     }
 }
 
-/// An entry of the resolver as an entry of ours; `None` if there is no kind of queue pair for it.
+/// Converts an entry of the resolver; `None` if no QP type matches it.
 ///
 /// # Safety
 /// The source address in the hints is as long as it says.
@@ -395,7 +386,7 @@ unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Addr
     Ok(Some(rai))
 }
 
-/// The service of a port in an address whose IPv6 form was found.
+/// The AF_IB form of an address that was resolved as IPv6.
 fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, socklen_t)> {
     // SAFETY: looked up as AF_INET6, so the address is of this type.
     let sin6 = unsafe { found.ai_addr.cast::<sockaddr_in6>().read_unaligned() };
@@ -412,11 +403,11 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
         sib_scope_id: sin6.sin6_scope_id.into(),
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
-    // SAFETY: a whole structure of this length.
+    // SAFETY: a whole structure of this size.
     unsafe { copy_given((&raw const sib).cast(), len) }
 }
 
-/// A copy of an address that `free` releases, and its length; NULL if there is none.
+/// Copies an address to memory that `free` releases; NULL if there is none.
 ///
 /// # Safety
 /// `addr` points to `len` bytes, or is NULL.
@@ -436,17 +427,17 @@ unsafe fn copy_given(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sock
     Ok((block.cast(), len))
 }
 
-/// The entries, of one block each, as one list, in their order; NULL if there are none.
+/// Links the entries, of one block each, in their order; NULL if there are none.
 fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
     entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
-        // SAFETY: our own block, which nobody else knows.
+        // SAFETY: our own block, to which no other pointer exists.
         unsafe { (*entry.0).ai_next = next.release() };
         entry
     })
 }
 
 /// # Safety
-/// NULL or a list as `rdma_getaddrinfo` makes it, given back once.
+/// NULL or a list of `rdma_getaddrinfo`, freed once.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
         // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from
@@ -468,7 +459,7 @@ unsafe fn free_list(mut list: *mut rdma_addrinfo) {
 /// `man rdma_getaddrinfo`.
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     silent(|| {
-        // SAFETY: NULL, or what `rdma_getaddrinfo` gave the program, which gives it back once.
+        // SAFETY: NULL or a list of `rdma_getaddrinfo`, which the program frees once.
         unsafe { free_list(list) };
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the
-//! requests that come to a synchronous listener.
+//! Endpoints: identifiers created from a result of `rdma_getaddrinfo`, with their queue pair, and
+//! requests to a synchronous listener.
 
 use super::addrinfo::PASSIVE;
 use super::addrinfo::{read, read_optional};
@@ -15,7 +15,7 @@ use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
 use roxe_provider::cm::EventKind;
 
-/// How long resolving the address, and then the route, of an endpoint may take.
+/// Time limit for resolving the address, and for resolving the route.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// `man rdma_create_ep`: EINVAL without an address.
@@ -41,12 +41,12 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     })
 }
 
-/// An address, if its length says that there is one.
+/// An address; NULL if its length is 0.
 fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
     if len == 0 { null_mut() } else { addr }
 }
 
-/// Binds the listener-to-be and keeps what its requests will need.
+/// Binds the future listener and stores the attributes of its requests' queue pairs.
 ///
 /// # Safety
 /// The addresses and blocks of `res` are as long as it says.
@@ -69,7 +69,7 @@ unsafe fn passive(
     Ok(())
 }
 
-/// Finds the way and makes the queue pair.
+/// Resolves the address and creates the queue pair.
 ///
 /// # Safety
 /// The addresses and blocks of `res` are as long as it says.
@@ -103,7 +103,6 @@ unsafe fn active(
     Ok(())
 }
 
-/// `man rdma_destroy_ep`.
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     silent(|| destroy(id));
 }
@@ -135,7 +134,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     })
 }
 
-/// The identifier of a request, with the queue pair that the listener has in mind for it.
+/// The identifier of a request, with a queue pair from the listener's template.
 ///
 /// # Safety
 /// The listener and the event are alive.
