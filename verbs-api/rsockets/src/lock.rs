@@ -1,5 +1,5 @@
-//! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and
-//! the provider ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first. All of them are outside those of `roxe` and the
+//! provider ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `epoll`: sets by descriptor.
@@ -8,11 +8,11 @@ roxe_provider::ranks! { pub(crate), 6_000.. ;
     EpollMembers,
     /// `table`: sockets by descriptor.
     Table,
-    /// `stream`: whose turn it is to send.
+    /// `stream`: the thread that sends.
     SendTurn,
-    /// `stream`: whose turn it is to receive.
+    /// `stream`: the thread that receives.
     RecvTurn,
-    /// `service`: the sockets that the thread looks after.
+    /// `service`: the sockets of the background thread.
     Service,
     /// `stream`: one stream.
     Stream,

@@ -1,4 +1,4 @@
-//! The calls of `rsocket.h`, for both kinds of sockets.
+//! The calls of `rsocket.h` for both kinds of sockets.
 
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
-/// What a call comes to on either kind of socket.
+/// Dispatches a call to the kind of a socket.
 macro_rules! of_kind {
     ($whole:ident, $socket:ident => $call:expr) => {
         match &$whole.kind {
@@ -24,16 +24,16 @@ macro_rules! of_kind {
     };
 }
 
-/// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is
-/// closed meanwhile. `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT,
-/// MSG_WAITALL; others are ignored.
+/// A socket, returned by [`find`](crate::find). It stays valid when its number is closed meanwhile.
+/// `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are
+/// ignored.
 #[derive(Debug)]
 pub struct Socket {
     kind: Kind,
     domain: i32,
     nonblocking: AtomicBool,
     descriptor_flags: AtomicI32,
-    /// Whose it is: a forked child has only a copy.
+    /// Owner; a forked child has only a copy.
     process: u32,
 }
 
@@ -44,7 +44,6 @@ enum Kind {
 }
 
 impl Socket {
-    /// Makes one, as [`open`](crate::open) says.
     pub(crate) fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<Arc<Self>> {
         let (flags, kind) =
             (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
@@ -58,7 +57,6 @@ impl Socket {
         Self::new(kind, domain, flags)
     }
 
-    /// The next connection of one that listens, and who it is; as [`accept`](crate::accept) says.
     pub(crate) fn accept(&self) -> io::Result<(Arc<Self>, SocketAddr)> {
         let stream = self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(self.waits(0))?;
         let socket = Self::new(Kind::Stream(stream), self.domain, 0)?;
@@ -66,12 +64,12 @@ impl Socket {
         Ok((socket, peer))
     }
 
-    /// Ends it; a connected stream delivers first what was sent.
+    /// Closes it; a connected stream first delivers its data.
     pub(crate) fn close(&self) {
         of_kind!(self, socket => socket.close());
     }
 
-    /// In the care of the background thread if it needs it.
+    /// Registers the socket with the background thread if it needs it.
     fn new(kind: Kind, domain: i32, flags: i32) -> io::Result<Arc<Self>> {
         let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         let socket = Arc::new(Self {
@@ -87,7 +85,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Its number.
+    /// The socket's number.
     pub fn fd(&self) -> RawFd {
         of_kind!(self, socket => socket.fd())
     }
@@ -99,26 +97,26 @@ impl Socket {
         }
     }
 
-    /// Whether a call with these flags waits.
+    /// Returns true if a call with these flags blocks.
     fn waits(&self, flags: i32) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Not what a forked child inherited.
+    /// Returns false in a forked child that inherited the socket.
     pub(crate) fn is_own(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Gives it a local address. Port 0 lets the system choose.
+    /// Binds to a local address. Port 0 lets the system choose.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it has one, EAFNOSUPPORT.
+    /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it is already bound, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
         let addr = unmapped(addr, self.domain)?;
         of_kind!(self, socket => socket.bind(addr))
     }
 
-    /// Waits for connections.
+    /// Starts to accept connections.
     ///
     /// # Errors
     /// EOPNOTSUPP on a datagram socket, EINVAL if it is connected.
@@ -127,10 +125,10 @@ impl Socket {
         service::join(self)
     }
 
-    /// Connects a stream, or names the usual peer of a datagram socket.
+    /// Connects a stream, or sets the default peer of a datagram socket.
     ///
     /// # Errors
-    /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
+    /// EINPROGRESS on a non-blocking socket, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
     /// EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
         let addr = unmapped(addr, self.domain)?;
@@ -162,7 +160,7 @@ impl Socket {
         self.recv_from(buf, flags).map(|(len, _)| len)
     }
 
-    /// Receives into `buf` and says from whom.
+    /// Receives into `buf`; also returns the sender.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -170,7 +168,7 @@ impl Socket {
         self.recv_vectored(&mut [IoSliceMut::new(buf)], flags)
     }
 
-    /// Receives into several buffers, one after the other, and says from whom.
+    /// Receives into several buffers in order; also returns the sender.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -187,24 +185,24 @@ impl Socket {
         }
     }
 
-    /// Sends `buf`. A blocking stream returns when all of it is under way.
+    /// Sends `buf`. A blocking stream returns when all of it is posted.
     ///
     /// # Errors
-    /// EAGAIN, ENOTCONN, EPIPE after the own end of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
+    /// EAGAIN, ENOTCONN, EPIPE after a shutdown of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
     /// EINTR.
     pub fn send(&self, buf: &[u8], flags: i32) -> io::Result<usize> {
         self.send_to(buf, flags, None)
     }
 
-    /// Sends `buf`, on a datagram socket to `to`.
+    /// Sends `buf`; a datagram socket sends it to `to`.
     ///
     /// # Errors
-    /// As [`send`](Self::send); EISCONN if a stream is given an address.
+    /// As [`send`](Self::send); EISCONN for a stream with an address.
     pub fn send_to(&self, buf: &[u8], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
         self.send_vectored(&[IoSlice::new(buf)], flags, to)
     }
 
-    /// Sends several buffers, one after the other, on a datagram socket as one message to `to`.
+    /// Sends several buffers in order; a datagram socket sends them as one message to `to`.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to).
@@ -221,7 +219,7 @@ impl Socket {
         }
     }
 
-    /// The own address.
+    /// The local address.
     ///
     /// # Errors
     /// Those of `getsockname(2)`.
@@ -239,11 +237,10 @@ impl Socket {
         Ok(mapped(addr, self.domain))
     }
 
-    /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.
+    /// Sets an option from the bytes of `setsockopt(2)`.
     ///
     /// # Errors
-    /// EINVAL if there are too few, or it comes too late; ENOTSUP for options that rsockets do not
-    /// have.
+    /// EINVAL for too few bytes or in a state that no longer allows it; ENOTSUP for unknown options.
     pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
         let needs_service = match &self.kind {
             Kind::Stream(stream) => stream.set_option(level, name, value)?,
@@ -255,7 +252,7 @@ impl Socket {
         if needs_service { service::join(self) } else { Ok(()) }
     }
 
-    /// An option, as the bytes that `getsockopt(2)` stores; at most `room` of them.
+    /// Returns an option as the bytes of `getsockopt(2)`, at most `room`.
     ///
     /// # Errors
     /// EINVAL if `room` is too small, ENOTSUP.
@@ -270,7 +267,7 @@ impl Socket {
         if value.len() > room { Err(os(libc::EINVAL)) } else { Ok(value) }
     }
 
-    /// What F_GETFL returns: O_RDWR, and O_NONBLOCK if it is.
+    /// Result of F_GETFL: O_RDWR, and O_NONBLOCK on a non-blocking socket.
     pub fn status_flags(&self) -> i32 {
         libc::O_RDWR | if self.nonblocking.load(Ordering::Relaxed) { libc::O_NONBLOCK } else { 0 }
     }
@@ -280,7 +277,7 @@ impl Socket {
         self.nonblocking.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
     }
 
-    /// What F_GETFD returns.
+    /// Result of F_GETFD.
     pub fn descriptor_flags(&self) -> i32 {
         self.descriptor_flags.load(Ordering::Relaxed)
     }
@@ -290,27 +287,26 @@ impl Socket {
         self.descriptor_flags.store(flags & libc::FD_CLOEXEC, Ordering::Relaxed);
     }
 
-    /// The protection domain of a connected stream, to register memory for [`iomap`](Self::iomap)
-    /// in.
+    /// The protection domain of a connected stream, for registering memory for
+    /// [`iomap`](Self::iomap).
     ///
     /// # Errors
-    /// EINVAL if it is not connected or a datagram socket.
+    /// EINVAL for a stream that is not connected and for a datagram socket.
     pub fn protection_domain(&self) -> io::Result<ProtectionDomain> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
-    /// Maps registered memory: with `shared` the peer may write to it by `offset` (-1: its
-    /// address), which it learns before the next bytes of the stream; otherwise it is only
+    /// Maps registered memory. With `shared`, the peer may write to it by `offset` (-1: its address);
+    /// it learns of the mapping before the next bytes of the stream. Otherwise the memory is only
     /// registered. Returns the offset.
     ///
     /// # Errors
-    /// EINVAL if it is not connected, ENOMEM if the peer has no room for one more (its
-    /// RDMA_IOMAPSIZE).
+    /// EINVAL if it is not connected, ENOMEM if the peer's table is full (its RDMA_IOMAPSIZE).
     pub fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iomap(region, shared, offset)
     }
 
-    /// Ends a mapping, named by address and length of its memory.
+    /// Removes the mapping of this memory.
     ///
     /// # Errors
     /// EINVAL if there is none.
@@ -318,8 +314,8 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iounmap(addr, len)
     }
 
-    /// Writes `buf` into what the peer has mapped at `offset`, in order with the bytes of the
-    /// stream. Returns how much of it is under way: less than all if no mapping covers the rest.
+    /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream. Returns
+    /// the number of posted bytes: less than all if no mapping covers the rest.
     ///
     /// # Errors
     /// As [`send`](Self::send).

@@ -1,5 +1,5 @@
-//! Numbers to sockets: the calls that make and end them. A socket's number is that of a descriptor
-//! it owns, so it never collides with a file.
+//! Sockets by number. A socket's number is a descriptor that it owns, so it never equals that of a
+//! file.
 
 use crate::errno::os;
 use crate::lock::Table;
@@ -14,8 +14,8 @@ use std::sync::{Arc, LazyLock};
 
 static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
 
-/// Makes a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6, `kind`
-/// SOCK_STREAM or SOCK_DGRAM with SOCK_NONBLOCK and SOCK_CLOEXEC at will.
+/// Creates a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6; `kind` is
+/// SOCK_STREAM or SOCK_DGRAM, optionally with SOCK_NONBLOCK and SOCK_CLOEXEC.
 ///
 /// # Errors
 /// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
@@ -23,26 +23,21 @@ pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
     Ok(insert(Socket::open(domain, kind, protocol)?))
 }
 
-/// Takes the next connection of a listening socket: its number, and who it is. `raccept`.
+/// Returns the number and the peer of a listener's next connection: `raccept`.
 ///
 /// # Errors
-/// EBADF, EINVAL if it does not listen, EAGAIN if it is non-blocking and there is none.
+/// EBADF, EINVAL if it is not listening, EAGAIN if it is non-blocking and no connection waits.
 pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
     let (socket, peer) = find(fd).ok_or_else(|| os(libc::EBADF))?.accept()?;
     Ok((insert(socket), peer))
 }
 
-/// Closes a socket: `rclose`. A connected stream delivers first what was sent. In a forked child
-/// only the number is given up, and the connection goes on in the parent.
-///
-/// # Errors
-/// EBADF.
 pub(crate) fn close(fd: RawFd) -> io::Result<()> {
-    // Before its descriptor is closed and the number given to somebody else.
+    // Removed before the descriptor is closed and its number reused.
     let socket = TABLE.write().remove(&fd).ok_or_else(|| os(libc::EBADF))?;
     if !socket.is_own() {
-        // Of the parent, who goes on using it: here only the number is given up. The rest stays as
-        // the fork found it.
+        // The parent still uses the connection: close only the descriptor, and leave the rest as the
+        // fork found it.
         sys::close(fd);
         std::mem::forget(socket);
         return Ok(());
@@ -51,12 +46,11 @@ pub(crate) fn close(fd: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The socket of this number; `None` if it is none of ours, for example a file.
+/// The socket with this number; `None` for other descriptors.
 pub fn find(fd: RawFd) -> Option<Arc<Socket>> {
     TABLE.read().get(&fd).cloned()
 }
 
-/// Enters a new socket and returns its number.
 fn insert(socket: Arc<Socket>) -> RawFd {
     let fd = socket.fd();
     TABLE.write().insert(fd, socket);
