@@ -18,7 +18,7 @@ use libc::{
 use roxe_provider::cm::Address;
 use roxe_rsockets::Socket;
 use roxe_transport::wr::Access;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 const EBADF: Errno = Errno(libc::EBADF);
@@ -31,30 +31,48 @@ fn socket(fd: c_int) -> Result<Arc<Socket>> {
     roxe_rsockets::find(fd).ok_or(EBADF)
 }
 
-/// The bytes of the program to read.
+/// An array of the program to read; EFAULT for NULL unless it is empty.
 ///
 /// # Safety
-/// `start` is NULL or has `len` bytes that outlive the result.
-unsafe fn bytes<'a>(start: *const u8, len: usize) -> Result<&'a [u8]> {
+/// `start` is NULL or has `len` elements that outlive the result.
+unsafe fn slice<'a, T>(start: *const T, len: usize) -> Result<&'a [T]> {
     match (start.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(EFAULT),
         // SAFETY: this function's contract.
-        (false, _) => Ok(unsafe { slice::from_raw_parts(start, len.min(MAX_BYTES)) }),
+        (false, _) => Ok(unsafe { slice::from_raw_parts(start, len) }),
     }
 }
 
-/// The bytes of the program to write.
+/// An array of the program to write; EFAULT for NULL unless it is empty.
 ///
 /// # Safety
-/// `start` is NULL or has `len` bytes, used by no other code, that outlive the result.
-unsafe fn bytes_mut<'a>(start: *mut u8, len: usize) -> Result<&'a mut [u8]> {
+/// `start` is NULL or has `len` elements, used by no other code, that outlive the result.
+unsafe fn slice_mut<'a, T>(start: *mut T, len: usize) -> Result<&'a mut [T]> {
     match (start.is_null(), len) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(EFAULT),
         // SAFETY: this function's contract.
-        (false, _) => Ok(unsafe { slice::from_raw_parts_mut(start, len.min(MAX_BYTES)) }),
+        (false, _) => Ok(unsafe { slice::from_raw_parts_mut(start, len) }),
     }
+}
+
+/// The program's buffer to read.
+///
+/// # Safety
+/// As for [`slice`].
+unsafe fn bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
+    // SAFETY: this function's contract.
+    unsafe { slice(start.cast(), len.min(MAX_BYTES)) }
+}
+
+/// The program's buffer to write.
+///
+/// # Safety
+/// As for [`slice_mut`].
+unsafe fn bytes_mut<'a>(start: *mut c_void, len: usize) -> Result<&'a mut [u8]> {
+    // SAFETY: this function's contract.
+    unsafe { slice_mut(start.cast(), len.min(MAX_BYTES)) }
 }
 
 /// The program's address. EINVAL if it is too short for its family, EAFNOSUPPORT for unsupported
@@ -100,14 +118,7 @@ impl AddressOut {
         if len.is_null() && !addr.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
 
-    /// EFAULT without a length.
-    fn required(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
-        if len.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
-    }
-
-    fn none() -> Self {
-        Self { addr: ptr::null_mut(), len: ptr::null_mut() }
-    }
+    const NONE: Self = Self { addr: ptr::null_mut(), len: ptr::null_mut() };
 
     /// # Safety
     /// `addr` is NULL or has as many bytes as `len` says, and `len` is NULL or a variable.
@@ -115,11 +126,12 @@ impl AddressOut {
         if self.len.is_null() {
             return;
         }
-        let (source, size) = match address {
-            None => (addrinfo::to_c(None), 0),
-            Some(addr @ SocketAddr::V4(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in>()),
-            Some(addr @ SocketAddr::V6(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in6>()),
+        let size = match address {
+            None => 0,
+            Some(SocketAddr::V4(_)) => size_of::<sockaddr_in>(),
+            Some(SocketAddr::V6(_)) => size_of::<sockaddr_in6>(),
         };
+        let source = addrinfo::to_c(address.map(Address::Ip).as_ref());
         // SAFETY: this function's contract; the copy exceeds neither the source nor the room.
         unsafe {
             if !self.addr.is_null() {
@@ -141,12 +153,8 @@ pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_
 }
 
 pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed an address and its length.
-        let addr = unsafe { read_address(addr, len)? };
-        Ok(socket.bind(addr)?)
-    })
+    // SAFETY: the program passed an address and its length.
+    zero(|| Ok(socket(fd)?.bind(unsafe { read_address(addr, len)? })?))
 }
 
 pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
@@ -165,34 +173,43 @@ pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mu
 }
 
 pub(crate) unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed an address and its length.
-        let addr = unsafe { read_address(addr, len)? };
-        Ok(socket.connect(addr)?)
-    })
+    // SAFETY: the program passed an address and its length.
+    zero(|| Ok(socket(fd)?.connect(unsafe { read_address(addr, len)? })?))
 }
 
 pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     zero(|| Ok(roxe_rsockets::close(fd)?))
 }
 
-pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+/// Writes the result of `call`, an address of a socket; EFAULT without a length.
+///
+/// # Safety
+/// As for [`AddressOut::write`].
+unsafe fn write_address(
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    call: fn(&Socket) -> io::Result<SocketAddr>,
+    fd: c_int,
+) -> c_int {
     zero(|| {
-        let peer = socket(fd)?.peer_addr()?;
-        // SAFETY: the program passed room and its size.
-        unsafe { AddressOut::required(addr, len)?.write(Some(peer)) };
+        let address = call(&*socket(fd)?)?;
+        if len.is_null() {
+            return Err(EFAULT);
+        }
+        // SAFETY: this function's contract.
+        unsafe { AddressOut { addr, len }.write(Some(address)) };
         Ok(())
     })
 }
 
+pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the program passed room and its size.
+    unsafe { write_address(addr, len, Socket::peer_addr, fd) }
+}
+
 pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    zero(|| {
-        let own = socket(fd)?.local_addr()?;
-        // SAFETY: the program passed room and its size.
-        unsafe { AddressOut::required(addr, len)?.write(Some(own)) };
-        Ok(())
-    })
+    // SAFETY: the program passed room and its size.
+    unsafe { write_address(addr, len, Socket::local_addr, fd) }
 }
 
 pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
@@ -203,12 +220,8 @@ pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
 pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     minus_one(|| {
         let count = c_int::try_from(count).map_err(|_| EINVAL)?.cast_unsigned() as usize;
-        let entries = match (entries.is_null(), count) {
-            (_, 0) => &mut [],
-            (true, _) => return Err(EFAULT),
-            // SAFETY: the program passed an array and its length.
-            (false, _) => unsafe { slice::from_raw_parts_mut(entries, count) },
-        };
+        // SAFETY: the program passed an array and its length.
+        let entries = unsafe { slice_mut(entries, count) }?;
         Ok(ready(roxe_rsockets::poll(entries, timeout)?))
     })
 }
@@ -296,12 +309,8 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a value and its size.
-        let value = unsafe { bytes(value.cast(), len as usize)? };
-        Ok(socket.set_option(level, name, value)?)
-    })
+    // SAFETY: the program passed a value and its size.
+    zero(|| Ok(socket(fd)?.set_option(level, name, unsafe { bytes(value, len as usize)? })?))
 }
 
 pub(crate) unsafe extern "C" fn rgetsockopt(
@@ -316,7 +325,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
         // SAFETY: NULL, or the program's variable.
         let len = unsafe { len.as_mut() }.ok_or(EFAULT)?;
         // SAFETY: the program passed room and its size.
-        let room = unsafe { bytes_mut(value.cast(), *len as usize)? };
+        let room = unsafe { bytes_mut(value, *len as usize)? };
         let found = socket.option(level, name, room.len())?;
         room.get_mut(..found.len()).ok_or(EINVAL)?.copy_from_slice(&found);
         *len = found.len() as socklen_t;
@@ -381,21 +390,13 @@ pub(crate) unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
-        Ok(socket.iowrite(buf, offset, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.iowrite(unsafe { bytes(buf, len)? }, offset, flags)?))
 }
 
 pub(crate) unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes_mut(buf.cast(), len)? };
-        Ok(socket.recv(buf, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.recv(unsafe { bytes_mut(buf, len)? }, flags)?))
 }
 
 /// `recvfrom`; on a stream the address is the peer's.
@@ -410,8 +411,8 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes_mut(buf.cast(), len)? };
-        let place = if from.is_null() { AddressOut::none() } else { AddressOut::new(from, from_len)? };
+        let buf = unsafe { bytes_mut(buf, len)? };
+        let place = if from.is_null() { AddressOut::NONE } else { AddressOut::new(from, from_len)? };
         let (got, sender) = socket.recv_from(buf, flags)?;
         // SAFETY: the program passed room and its size.
         unsafe { place.write(sender.or_else(|| socket.peer_addr().ok())) };
@@ -430,7 +431,7 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
         let place =
-            if name.is_null() { AddressOut::none() } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
+            if name.is_null() { AddressOut::NONE } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
         // SAFETY: room for a name of this size.
         unsafe { place.write(sender) };
         (message.msg_controllen, message.msg_flags) = (0, 0);
@@ -447,18 +448,13 @@ pub(crate) unsafe extern "C" fn rreadv(fd: c_int, parts: *const iovec, count: c_
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a list of buffers and its length.
-        let mut bufs = unsafe { Buffers::new(parts, list_len(count)?)? };
-        Ok(socket.recv_vectored(bufs.all(), 0)?.0)
+        Ok(socket.recv_vectored(unsafe { Buffers::new(parts, list_len(count)?)? }.all(), 0)?.0)
     })
 }
 
 pub(crate) unsafe extern "C" fn rsend(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
-        Ok(socket.send(buf, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.send(unsafe { bytes(buf, len)? }, flags)?))
 }
 
 pub(crate) unsafe extern "C" fn rsendto(
@@ -472,7 +468,7 @@ pub(crate) unsafe extern "C" fn rsendto(
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
+        let buf = unsafe { bytes(buf, len)? };
         // SAFETY: the program passed NULL, or an address and its length.
         let to = if to.is_null() { None } else { Some(unsafe { read_address(to, to_len)? }) };
         Ok(socket.send_to(buf, flags, to)?)
@@ -508,8 +504,7 @@ pub(crate) unsafe extern "C" fn rwritev(fd: c_int, parts: *const iovec, count: c
         let socket = socket(fd)?;
         let mut holes = Vec::new();
         // SAFETY: the program passed a list of buffers and its length.
-        let bufs = unsafe { buffers(parts, list_len(count)?, &mut holes)? };
-        Ok(socket.send_vectored(bufs, 0, None)?)
+        Ok(socket.send_vectored(unsafe { buffers(parts, list_len(count)?, &mut holes)? }, 0, None)?)
     })
 }
 
@@ -537,14 +532,8 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Result<(&'a [iovec], bo
     if count > PARTS {
         return Err(EINVAL);
     }
-    if count == 0 {
-        return Ok((&[], true));
-    }
-    if parts.is_null() {
-        return Err(EFAULT);
-    }
     // SAFETY: this function's contract.
-    let parts = unsafe { slice::from_raw_parts(parts, count) };
+    let parts = unsafe { slice(parts, count) }?;
     let total = parts.iter().try_fold(0usize, |total, part| total.checked_add(part.iov_len));
     if total.is_none_or(|total| total > MAX_BYTES) {
         return Err(EINVAL);
@@ -568,7 +557,7 @@ unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSl
     }
     for part in list {
         // SAFETY: this function's contract.
-        holes.push(IoSlice::new(unsafe { bytes(part.iov_base.cast(), part.iov_len)? }));
+        holes.push(IoSlice::new(unsafe { bytes(part.iov_base, part.iov_len)? }));
     }
     Ok(holes)
 }
@@ -587,7 +576,7 @@ impl<'a> Buffers<'a> {
         // SAFETY: this function's contract.
         let (list, _) = unsafe { list(parts, count)? };
         // SAFETY: this function's contract.
-        let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base.cast(), part.iov_len) };
+        let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base, part.iov_len) };
         let mut new = Self { few: array::from_fn(|_| IoSliceMut::new(&mut [])), many: Vec::new(), count };
         for (at, part) in list.iter().enumerate() {
             match new.few.get_mut(at) {
