@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sender_is_found_in_either_header() {
+    fn grh_yields_addresses_of_both_ip_versions() {
         let v4 = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
         assert_eq!(addresses(&area(v4(1), v4(2))), Some((v4(1).into(), v4(2).into(), 0xa5, 0)));
         let v6 = |last| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_without_a_header_has_no_sender() {
+    fn area_without_ip_header_is_refused() {
         assert_eq!(addresses(&[0; GRH_LEN]), None);
         let mut broken = area(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
         broken[30] ^= 1;

@@ -117,6 +117,10 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
 /// Accepted lengths of a request's list.
 const LISTS: &str = "0 to max_sge of the device";
 
+pub(crate) fn sge(sge: ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
+}
+
 /// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears the
 /// whole list for each message.
 pub(crate) struct SgeList {
@@ -141,8 +145,7 @@ impl SgeList {
         }
         for (i, item) in self.items[..count].iter_mut().enumerate() {
             // SAFETY: `i` is below `count`, so this element exists by the function's contract.
-            let sge = unsafe { list.add(i).read() };
-            item.write(Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) });
+            item.write(sge(unsafe { list.add(i).read() }));
         }
         // SAFETY: the loop initialised the first `count` items.
         Ok(unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), count) })

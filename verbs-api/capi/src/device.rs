@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_cut_to_their_field() {
+    fn text_is_truncated_to_its_field() {
         let name: [c_char; 4] = text("roxe0");
         assert_eq!(name.map(|c| c.to_ne_bytes()[0]), *b"rox\0");
         let short: [c_char; 4] = text("a");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_lines() {
+    fn sysfs_file_is_read_without_newline() {
         let mut buf = [0xff; 8];
         assert_eq!(read_line("/proc/sys/kernel", "ostype", &mut buf), Ok(5));
         assert_eq!(&buf[..6], b"Linux\0");

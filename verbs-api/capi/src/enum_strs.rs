@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_has_a_name() {
+    fn any_value_has_a_name() {
         assert_eq!(text(ibv_wc_status_str(12)), "transport retry counter exceeded");
         assert_eq!(text(ibv_wc_status_str(-1)), "unknown");
         assert_eq!(text(ibv_wc_status_str(24)), "unknown");

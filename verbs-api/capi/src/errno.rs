@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_convention_reports_in_its_own_way() {
+    fn error_conventions_return_value_and_errno() {
         let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         assert_eq!((status(|| Err(EOPNOTSUPP)), errno()), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
         assert_eq!((negative(|| Err(EINVAL)), errno()), (-libc::EINVAL, libc::EINVAL));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_becomes_eio() {
+    fn panic_becomes_eio() {
         assert_eq!(status(|| panic!("expected in this test")), libc::EIO);
     }
 }

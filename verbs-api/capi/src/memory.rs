@@ -5,13 +5,13 @@
 //! region of this process by its number; memory of other processes cannot be reached.
 
 use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
+use crate::data_path::sge;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, pointer, silent, status, zero};
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context_of, pd};
 use crate::{garbage, objects};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
-use roxe_provider::wire::LKey;
 use roxe_provider::{Access, Advice, DmaBuf, Mr, MrChange, Sge, Use};
 use std::sync::Arc;
 
@@ -347,12 +347,8 @@ pub(crate) unsafe extern "C" fn advise_mr(
         if flags & !FLUSH != 0 || (list.is_null() && count > 0) {
             return Err(EINVAL);
         }
-        let element = |i| {
-            // SAFETY: not NULL, and the program says that the list has `count` elements.
-            let sge = unsafe { list.add(i).read() };
-            Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
-        };
-        let list: Vec<Sge> = (0..count as usize).map(element).collect();
+        // SAFETY: not NULL, and the program says that the list has `count` elements.
+        let list: Vec<Sge> = (0..count as usize).map(|i| sge(unsafe { list.add(i).read() })).collect();
         Ok(pd.advise_mr(advice, &list)?)
     })
 }

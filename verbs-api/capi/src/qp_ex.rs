@@ -5,7 +5,7 @@
 //! the send queue before, so an abort or an error of any call in between has no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
-use crate::data_path::{tell_long_inline, ud_dest};
+use crate::data_path::{sge, tell_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
 use crate::object::Object;
 use crate::window;
@@ -129,105 +129,68 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
 
-/// No QP of this device supports TSO.
-unsafe extern "C" fn wr_send_tso(qp: Qpx, _: *mut c_void, _: u16, _: u16) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |_| Err(EOPNOTSUPP)) };
-}
-
-/// Copies the 8 bytes now, independent of `max_inline_data`.
-unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word: *const c_void) {
-    let op = SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) };
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the
-    // program may read. The fields of the QP are read only if it is not NULL.
-    unsafe {
-        with_batch(qp, |batch| {
-            batch.begin((*qp).wr_id, (*qp).wr_flags, op)?;
-            batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_ud_addr(qp: Qpx, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living address
-    // handle.
-    unsafe {
-        with_batch(qp, |batch| {
-            if batch.service != Service::Ud {
-                return Err(EINVAL);
-            }
-            batch.last()?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_xrc_srqn(qp: Qpx, remote_srqn: u32) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe {
-        with_batch(qp, |batch| {
-            if batch.service != Service::XrcIni {
-                return Err(EINVAL);
-            }
-            batch.last()?.srqn = Some(remote_srqn);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_sge(qp: Qpx, lkey: u32, addr: u64, length: u32) {
-    let sge = Sge { addr, length, lkey: LKey(lkey) };
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |batch| batch.set_sges([sge].into_iter())) };
-}
-
-unsafe extern "C" fn wr_set_sge_list(qp: Qpx, count: usize, list: *const ibv_sge) {
-    if list.is_null() && count > 0 {
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        return unsafe { with_batch(qp, |_| Err(EINVAL)) };
-    }
-    let at = |i| {
-        // SAFETY: the program passes `count` elements, and `i` is below that.
-        let sge: ibv_sge = unsafe { list.add(i).read() };
-        Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
+/// Declares other calls between `wr_start` and `wr_complete`: `name(arguments) = |qp, batch| body`.
+macro_rules! batch_calls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) = |$qp:ident, $batch:ident| $body:expr;)+) => {
+        $($(#[$doc])* unsafe extern "C" fn $name($qp: Qpx, $($arg: $type),*) {
+            // SAFETY: called through the structure of a living QP, after `wr_start`, with a living
+            // address handle, lists of the given length, and memory that the program may read. The
+            // fields of the QP are read only if it is not NULL.
+            unsafe { with_batch($qp, |$batch| $body) };
+        })+
     };
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |batch| batch.set_sges((0..count).map(at))) };
 }
 
-/// Tells the checker if inline data exceeds the QP's limit: the batch refuses it before the QP sees
-/// it.
+batch_calls! {
+    /// No QP of this device supports TSO.
+    wr_send_tso(_header: *mut c_void, _header_len: u16, _mss: u16) = |qp, _batch| Err(EOPNOTSUPP);
+    /// Copies the 8 bytes now, independent of `max_inline_data`.
+    wr_atomic_write(rkey: u32, remote_addr: u64, word: *const c_void) = |qp, batch| {
+        batch.begin((*qp).wr_id, (*qp).wr_flags, SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) })?;
+        batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
+    };
+    wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |qp, batch| {
+        batch.last_on(Service::Ud)?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
+        Ok(())
+    };
+    wr_set_xrc_srqn(remote_srqn: u32) = |qp, batch| {
+        batch.last_on(Service::XrcIni)?.srqn = Some(remote_srqn);
+        Ok(())
+    };
+    wr_set_sge(lkey: u32, addr: u64, length: u32) = |qp, batch| {
+        batch.set_sges([Sge { addr, length, lkey: LKey(lkey) }].into_iter())
+    };
+    wr_set_sge_list(count: usize, list: *const ibv_sge) = |qp, batch| {
+        if list.is_null() && count > 0 {
+            return Err(EINVAL);
+        }
+        batch.set_sges((0..count).map(|at| sge(list.add(at).read())))
+    };
+    wr_set_inline_data(addr: *mut c_void, length: usize) = |qp, batch| {
+        set_inline(qp, batch, core::iter::once(ibv_data_buf { addr, length }))
+    };
+    wr_set_inline_data_list(count: usize, list: *const ibv_data_buf) = |qp, batch| {
+        if list.is_null() && count > 0 {
+            return Err(EINVAL);
+        }
+        set_inline(qp, batch, (0..count).map(|at| list.add(at).read()))
+    };
+}
+
+/// Sets inline data. Tells the checker first if it exceeds the QP's limit: the batch refuses it before
+/// the QP sees it.
 ///
 /// # Safety
-/// As for [`with_batch`].
-#[cold]
-unsafe fn check_inline(qp: Qpx, length: usize) {
+/// As for [`with_batch`], and every buffer is memory that the program may read.
+unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = ibv_data_buf> + Clone) -> Result<()> {
     // SAFETY: this function's contract.
-    let Some((object, _)) = (unsafe { builder(qp) }) else { return };
-    if length > object.inner.qp.query().1.caps.max_inline_data as usize {
-        // SAFETY: alive; the program does not write to it during a call.
-        tell_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+    if let (true, Some((object, _))) = (roxe_check::is_on(), unsafe { builder(qp) }) {
+        let length = buffers.clone().map(|buffer| buffer.length).fold(0, usize::saturating_add);
+        if length > object.inner.qp.query().1.caps.max_inline_data as usize {
+            // SAFETY: alive; the program does not write to it during a call.
+            tell_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+        }
     }
-}
-
-unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
-    // SAFETY: the caller's promise about its memory; the list has one element.
-    unsafe { wr_set_inline_data_list(qp, 1, &ibv_data_buf { addr, length }) };
-}
-
-unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const ibv_data_buf) {
-    if list.is_null() && count > 0 {
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        return unsafe { with_batch(qp, |_| Err(EINVAL)) };
-    }
-    // SAFETY: the program passes `count` elements, and `i` is below that.
-    let at = |i| unsafe { list.add(i).read() };
-    if roxe_check::is_on() {
-        let length = (0..count).map(|i| at(i).length).fold(0, usize::saturating_add);
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        unsafe { check_inline(qp, length) };
-    }
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
-    // program may read.
-    unsafe { with_batch(qp, |batch| batch.set_inline((0..count).map(at))) };
+    // SAFETY: this function's contract.
+    unsafe { batch.set_inline(buffers) }
 }

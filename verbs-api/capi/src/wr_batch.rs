@@ -106,10 +106,15 @@ impl Batch {
     }
 
     /// The current request; EINVAL before the first one.
-    pub(crate) fn last(&mut self) -> Result<&mut Built> {
+    fn last(&mut self) -> Result<&mut Built> {
         self.requests.last_mut().ok_or_else(|| {
             invalid(|| "a setter (ibv_wr_set_...) came before the request that it belongs to".to_owned())
         })
+    }
+
+    /// The current request; EINVAL for a QP of another service.
+    pub(crate) fn last_on(&mut self, service: Service) -> Result<&mut Built> {
+        if self.service == service { self.last() } else { Err(EINVAL) }
     }
 
     fn last_with_data(&mut self) -> Result<&mut Built> {

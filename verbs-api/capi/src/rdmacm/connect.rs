@@ -71,24 +71,20 @@ fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> 
         return Ok(());
     }
     let Some(wanted) = wanted else {
-        return if queue_pair(object).is_null() {
-            Err(invalid(|| "conn_param is NULL, and the identifier has no queue pair".to_owned()))
-        } else {
-            Ok(())
-        };
+        let is_null = queue_pair(object).is_null();
+        let refused = || Err(invalid(|| "conn_param is NULL, and the identifier has no queue pair".to_owned()));
+        return if is_null { refused() } else { Ok(()) };
     };
     let attr = device_attr(object)?;
     let fits = |wanted: u8, most: u32| wanted == ConnParam::MOST || u32::from(wanted) <= most;
-    let all_fit =
-        fits(wanted.responder_resources, attr.max_qp_rd_atom) && fits(wanted.initiator_depth, attr.max_qp_init_rd_atom);
-    let (given, most) =
-        ((wanted.responder_resources, wanted.initiator_depth), (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom));
-    let refused = || {
-        invalid(|| {
-            format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
-        })
-    };
-    if all_fit { Ok(()) } else { Err(refused()) }
+    let given = (wanted.responder_resources, wanted.initiator_depth);
+    let most = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+    if fits(given.0, most.0) && fits(given.1, most.1) {
+        return Ok(());
+    }
+    Err(invalid(|| {
+        format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
+    }))
 }
 
 impl Depths {
@@ -130,7 +126,9 @@ unsafe fn conn_param(
         // SAFETY: this function's contract.
         data.extend_from_slice(unsafe { bytes(wanted.private_data, wanted.private_data_len) });
     }
-    let own = own_numbers(queue_pair(object));
+    let qp = queue_pair(object);
+    // SAFETY: alive as long as it is read; programs only read these fields.
+    let own = Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok();
     let (qp_num, srq) = own.or_else(|| wanted.map(|wanted| (wanted.qp_num, wanted.srq != 0))).unwrap_or_default();
     ConnParam {
         private_data: data,
@@ -142,12 +140,6 @@ unsafe fn conn_param(
         srq,
         qp_num,
     }
-}
-
-/// The QP number, and true if the QP has an SRQ; `None` without a queue pair.
-fn own_numbers(qp: *mut ibv_qp) -> Option<(u32, bool)> {
-    // SAFETY: alive as long as it is looked at; programs only read these fields.
-    Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok()
 }
 
 /// The program's private data.
@@ -234,11 +226,8 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or an address of the program, as long as its family says.
-        let addr = unsafe { read(addr) }?;
-        join(id, &addr, JoinFlags::default(), context)
-    })
+    // SAFETY: NULL or an address of the program, as long as its family says.
+    zero(|| join(id, &unsafe { read(addr) }?, JoinFlags::default(), context))
 }
 
 /// `man rdma_join_multicast_ex`: EOPNOTSUPP for unknown attributes and flags, EINVAL without address
@@ -287,9 +276,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
 /// An identifier whose queue pair the program moves itself; EINVAL if the library has one.
 fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
-    // SAFETY: alive; programs only read the field.
-    let is_free = unsafe { (*object.exposed()).public.qp }.is_null();
-    if is_free { Ok(&object.inner.id) } else { Err(EINVAL) }
+    if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }
 }
 
 /// `man rdma_set_local_ece`: EINVAL without a vendor.

@@ -12,11 +12,8 @@ use roxe_provider::cm::{Address, EventKind, IdOption, Path};
 use roxe_wire::{Gid, PathMtu};
 
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or an address of the program, as long as its family says.
-        let addr = unsafe { read(addr) }?;
-        bind(id, &addr)
-    })
+    // SAFETY: NULL or an address of the program, as long as its family says.
+    zero(|| bind(id, &unsafe { read(addr) }?))
 }
 
 /// Binds an identifier and shows the chosen device and port.
