@@ -60,7 +60,6 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     })
 }
 
-/// Functions of the data path and of windows.
 const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
     window: alloc_mw bind_mw dealloc_mw;
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;

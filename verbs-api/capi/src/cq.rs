@@ -27,7 +27,6 @@ const SINGLE_THREADED: u32 = 1;
 /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
 const IGNORE_OVERRUN: u32 = 2;
 
-/// Accepted sizes.
 const ENTRIES: &str = "1 to max_cqe of the device";
 
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.

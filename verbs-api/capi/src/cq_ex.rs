@@ -111,7 +111,6 @@ readers! {
     read_sl -> u8 = |cqe| cqe.sl;
     /// Ethernet has no LIDs.
     read_dlid_path_bits -> u8 = |_cqe| 0;
-    /// Nanoseconds.
     read_completion_ts -> u64 = |cqe| cqe.timestamp;
     /// Never called: a CQ with VLAN tags is refused.
     read_cvlan -> u16 = |_cqe| 0;

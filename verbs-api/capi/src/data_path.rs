@@ -6,6 +6,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
 use crate::object::Object;
 use crate::window;
+use crate::wr_batch::sge;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
 use roxe_check::{Event, is_checking, is_on, tell};
@@ -13,7 +14,7 @@ use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
 use roxe_provider::{PostError, Qp, Service};
 use roxe_transport::cx::Side;
 use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra, WcStatus};
-use roxe_wire::{ImmDt, LKey, Qkey, Qpn, RKey};
+use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
 
 /// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_IP_CSUM_OK`, `IBV_WC_WITH_INV`.
 const WC_GRH: c_uint = 1;
@@ -114,12 +115,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
     })
 }
 
-/// Accepted lengths of a request's list.
 const LISTS: &str = "0 to max_sge of the device";
-
-pub(crate) fn sge(sge: ibv_sge) -> Sge {
-    Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
-}
 
 /// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears the
 /// whole list for each message.

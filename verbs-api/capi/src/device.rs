@@ -29,7 +29,6 @@ struct DeviceEntry {
     device: Arc<Device>,
 }
 
-/// Every device found; entries are never removed.
 static ENTRIES: Mutex<DeviceEntries, Vec<&'static DeviceEntry>> = Mutex::new(Vec::new());
 
 impl DeviceEntry {

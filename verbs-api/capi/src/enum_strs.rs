@@ -23,7 +23,6 @@ names! {
     ibv_wc_status_str, c"unknown":
         WC_STATUS_TEXTS;
 
-    /// `enum ibv_event_type`.
     ibv_event_type_str, c"unknown":
         [c"CQ error", c"local work queue catastrophic error",
         c"invalid request local work queue error", c"local access violation work queue error",
@@ -41,7 +40,6 @@ names! {
     ibv_port_state_str, c"unknown":
         [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
-    /// `enum rdma_cm_event_type`.
     rdma_event_str, c"UNKNOWN EVENT":
         [c"RDMA_CM_EVENT_ADDR_RESOLVED", c"RDMA_CM_EVENT_ADDR_ERROR", c"RDMA_CM_EVENT_ROUTE_RESOLVED",
         c"RDMA_CM_EVENT_ROUTE_ERROR", c"RDMA_CM_EVENT_CONNECT_REQUEST",

@@ -91,7 +91,6 @@ pub(crate) fn outside(argument: &'static str, value: impl Into<i64>, accepted: &
     let value = value.into();
     invalid(|| format!("{argument} is {value}; accepted is {accepted}"))
 }
-/// EINVAL for a `comp_mask` with any bit set.
 pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
     if comp_mask == 0 { Ok(()) } else { Err(invalid(|| format!("comp_mask is {comp_mask:#x}; accepted is 0"))) }
 }
@@ -207,7 +206,6 @@ pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
-/// For calls that return nothing.
 pub(crate) fn silent(body: impl FnOnce() -> Result<()>) {
     let _ = contained(body);
 }

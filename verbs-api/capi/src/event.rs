@@ -86,7 +86,6 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_ui
     silent(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
 }
 
-/// Kind of object that an event belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
     Cq,

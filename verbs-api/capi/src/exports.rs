@@ -39,7 +39,6 @@ macro_rules! symbol {
     };
 }
 
-/// A symbol of all private nodes.
 macro_rules! private_symbol {
     ($name:ident, $function:path) => {
         symbol!("IBVERBS_PRIVATE_34", "@", $name, $function);

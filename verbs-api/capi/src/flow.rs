@@ -35,18 +35,15 @@ const HEADER: usize = 6;
 /// Bytes of the longest specification, IPv6.
 const LONGEST: usize = 88;
 
-/// A field and its place in a filter.
 type Place = (Field, Range<usize>);
 
 /// Layout of a specification of headers.
 struct Format {
     /// `enum ibv_flow_spec_type`.
     kind: u32,
-    /// Bytes of the specification.
     size: usize,
     /// Offset of the value filter; the mask filter follows it.
     filter: usize,
-    /// Bytes of a filter.
     filter_len: usize,
     places: &'static [Place],
     /// Matches that the kind of the specification implies.

@@ -19,7 +19,6 @@ const SEND_OPS: u32 = 0x1fff;
 /// Defined bits of `IBV_QP_CREATE_*`.
 const CREATE_FLAGS: u32 = 1 << 1 | 0b1111 << 8;
 
-/// Name and value of a field.
 type Field = (&'static str, u32);
 
 /// Reports to the checker that `call` got a value that is always wrong, and returns `errno`.

@@ -5,10 +5,10 @@
 //! region of this process by its number; memory of other processes cannot be reached.
 
 use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
-use crate::data_path::sge;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, pointer, silent, status, zero};
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context_of, pd};
+use crate::wr_batch::sge;
 use crate::{garbage, objects};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -37,7 +37,6 @@ fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bi
     publish(handle, addr, length, mr)
 }
 
-/// Publishes a region of the domain `handle`.
 pub(crate) fn publish(handle: *mut ibv_pd, addr: *mut c_void, length: usize, mr: Arc<Mr>) -> Result<*mut ibv_mr> {
     let (context, lkey, rkey) = (context_of(handle)?, mr.lkey().0, mr.rkey().0);
     Ok(Object::publish_numbered(mr, |number| ibv_mr { context, pd: handle, addr, length, handle: number, lkey, rkey }))
@@ -173,7 +172,6 @@ pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) ->
     0
 }
 
-/// Undoes [`ibv_dontfork_range`].
 pub(crate) extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
@@ -199,7 +197,6 @@ pub(crate) struct Buffer {
     _in_use: Use,
 }
 
-/// Anonymous memory, unmapped when dropped.
 struct Mapping {
     start: *mut c_void,
     length: usize,

@@ -34,7 +34,6 @@ pub(crate) unsafe trait Exposed: 'static {
     /// The type that the program's pointer points to.
     type Handle;
     type Inner: Send + Sync;
-    /// Offset of the handle in the structure.
     const HANDLE_OFFSET: usize = 0;
     /// Offset of the pointer to the object's context, if the structure has one.
     const CONTEXT_FIELD: Option<usize> = None;
@@ -116,7 +115,6 @@ impl Token {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Value of the `handle` fields.
     pub(crate) fn short(self) -> u32 {
         (self.0 & u64::from(u32::MAX)) as u32
     }
@@ -250,7 +248,6 @@ impl<E: Exposed> Object<E> {
         unsafe { Identity::read(self.exposed()) == self.identity }
     }
 
-    /// Number at creation.
     pub(crate) fn number(&self) -> u32 {
         self.identity.handle
     }
@@ -342,7 +339,6 @@ impl<E: Exposed> Object<E> {
         Some(unsafe { &*Self::block(handle) })
     }
 
-    /// The handle that programs hold.
     pub(crate) fn handle(&self) -> *mut E::Handle {
         self.exposed.get().cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast()
     }

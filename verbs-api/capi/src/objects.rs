@@ -55,7 +55,6 @@ pub(crate) struct Parent {
 }
 
 impl PdInner {
-    /// A domain that is no parent domain.
     pub(crate) fn plain(pd: Arc<Pd>) -> Self {
         Self { pd, parent: None }
     }

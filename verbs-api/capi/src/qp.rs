@@ -211,7 +211,6 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
     })
 }
 
-/// Writes the QP's state to its public field.
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     let state = qp(handle)?.state();
     // SAFETY: the field lives as long as the object, and programs only read it.
@@ -404,7 +403,6 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
     Object::publish(token, exposed(base), QpInner::new(qp, None))
 }
 
-/// ECE options of the device.
 const OPTIONS: u32 = 0;
 
 fn vendor(handle: *mut ibv_qp) -> Result<u32> {

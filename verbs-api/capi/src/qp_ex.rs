@@ -5,11 +5,11 @@
 //! the send queue before, so an abort or an error of any call in between has no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
-use crate::data_path::{sge, tell_long_inline, ud_dest};
+use crate::data_path::{tell_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
 use crate::object::Object;
 use crate::window;
-use crate::wr_batch::{Batch, Builder};
+use crate::wr_batch::{Batch, Builder, sge};
 use core::ffi::{c_int, c_void};
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendOp, Sge};

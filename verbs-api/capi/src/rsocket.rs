@@ -216,7 +216,6 @@ pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     zero(|| Ok(socket(fd)?.shutdown(how)?))
 }
 
-/// `poll` of rsockets and other descriptors.
 pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     minus_one(|| {
         let count = c_int::try_from(count).map_err(|_| EINVAL)?.cast_unsigned() as usize;
@@ -262,7 +261,6 @@ pub(crate) unsafe extern "C" fn repoll_wait(
     })
 }
 
-/// Words of an `fd_set`.
 type Set = [u64; 16];
 
 /// `select` of rsockets and other descriptors; does not change `timeout`.

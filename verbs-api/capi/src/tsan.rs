@@ -14,7 +14,6 @@ use std::sync::OnceLock;
 /// `__tsan_acquire` or `__tsan_release` of the sanitizer's runtime (`sanitizer/tsan_interface.h`).
 type Annotation = unsafe extern "C" fn(*mut c_void);
 
-/// The runtime that the program was linked with.
 struct Sanitizer {
     acquire: Annotation,
     release: Annotation,

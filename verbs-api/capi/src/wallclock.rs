@@ -15,14 +15,12 @@ const TRIES: u32 = 8;
 /// Nanoseconds between two reads of the device's clock that are accurate enough.
 const CLOSE: u64 = 1_000;
 
-/// The time conversion of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct WallClock {
     /// Time of day minus device time, nanoseconds.
     offset: u64,
     /// Device time of the next measurement.
     stale_at: u64,
-    /// Last result.
     last: u64,
 }
 

@@ -1,13 +1,14 @@
 //! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`, posted
 //! all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the lock.
 
-use crate::abi::{ibv_data_buf, ibv_qp_cap};
+use crate::abi::{ibv_data_buf, ibv_qp_cap, ibv_sge};
 use crate::errno::{EINVAL, Errno, Result, invalid, unsupported};
 use core::ops::Range;
 use parking_lot::Mutex;
 use roxe_check::explain::because;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
+use roxe_wire::LKey;
 
 /// A work request whose payload is in the buffers of the batch.
 pub(crate) struct Built {
@@ -75,6 +76,10 @@ const fn takes_data(op: &SendOp) -> bool {
         op,
         SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. }
     )
+}
+
+pub(crate) fn sge(sge: ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
 }
 
 impl Batch {

@@ -424,7 +424,6 @@ fn forget(fd: c_int) -> Option<c_int> {
     table::forget(fd)
 }
 
-/// Closes an rsocket without numbers.
 fn end(last: Option<c_int>) -> Option<c_int> {
     let (number, rdma) = (last?, rdma()?);
     // SAFETY: numbers only.

@@ -14,7 +14,6 @@ const FILE: &str = "/etc/rdma/rsocket/preload_config";
 /// `AF_IB` of Linux.
 pub(crate) const AF_IB: c_int = 27;
 
-/// Options of this process, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     /// Send queue, receive queue and inline size: options 0, 1 and 2 of level `SOL_RDMA`.
@@ -35,7 +34,6 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
-/// Name of the program without its folder.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default().to_string_lossy().into_owned();
     path.rsplit('/').next().unwrap_or_default().to_owned()

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-/// An rsocket in a set.
 #[derive(Debug)]
 struct Member {
     number: RawFd,
@@ -57,13 +56,11 @@ impl Member {
     }
 }
 
-/// The rsockets of one epoll set.
 #[derive(Debug)]
 struct Set {
     members: BTreeMap<RawFd, Member>,
     /// An eventfd in the kernel's set, readable while a thread waits for an old list of members.
     changed: RawFd,
-    /// Number of changes of the members.
     generation: u64,
     /// Waiting threads, and those of them that began before the last change.
     waiting: usize,
@@ -136,7 +133,6 @@ fn quietly<T>(body: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Adds, changes or removes an rsocket.
 pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {

@@ -66,7 +66,6 @@ fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
     }
 }
 
-/// An address with its length.
 struct Name(sockaddr_storage, socklen_t);
 
 impl Name {

@@ -116,7 +116,6 @@ impl Rdma {
     }
 }
 
-/// `rsocket.h`.
 const SOL_RDMA: c_int = 0x10000;
 
 thread_local! {

@@ -40,7 +40,6 @@ macro_rules! functions {
 }
 
 functions! {
-    /// libc's own functions.
     Real:
     socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     bind: unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;

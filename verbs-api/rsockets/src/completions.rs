@@ -4,7 +4,6 @@
 use roxe::{CompletionChannel, CompletionQueue, Context, Error};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-/// Completions polled at a time.
 pub(crate) const BATCH: usize = 16;
 
 #[derive(Debug)]

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 const FOLDER: &str = "/etc/rdma/rsocket";
 
-/// Smallest useful send buffer, bytes.
 pub(crate) const LOW_WATER: u32 = 2048;
 
 /// Defaults of new sockets, and how to wait. A datagram socket changes its own copy.

@@ -18,7 +18,6 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: i32) -> io::Result<usize> 
     Ok(ready.unsigned_abs() as usize)
 }
 
-/// A non-blocking eventfd with close-on-exec.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
@@ -26,7 +25,6 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An empty epoll set with close-on-exec.
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;

@@ -29,7 +29,6 @@ impl Waker {
         Ok(Self(Arc::new(File::from(sys::eventfd()?))))
     }
 
-    /// The waker of this thread.
     pub(crate) fn current() -> io::Result<Self> {
         let process = std::process::id();
         OWN.with_borrow_mut(|own| match own {
@@ -52,14 +51,12 @@ impl Waker {
         let _ = (&*self.0).write(&1u64.to_ne_bytes());
     }
 
-    /// Clears earlier wakes.
     pub(crate) fn clear(&self) {
         // Empty if there were none.
         let _ = (&*self.0).read(&mut [0; 8]);
     }
 }
 
-/// The threads that wait for a socket.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers(Vec<Waker>);
 
@@ -78,7 +75,6 @@ impl Watchers {
         self.0.is_empty()
     }
 
-    /// Makes all threads check again.
     pub(crate) fn wake(&self) {
         for waker in &self.0 {
             waker.wake();
@@ -86,7 +82,6 @@ impl Watchers {
     }
 }
 
-/// Something to wait for.
 pub(crate) trait Source {
     /// Processes events, and returns those of `events`, POLLERR, POLLHUP and POLLNVAL that are true
     /// now.
@@ -95,7 +90,6 @@ pub(crate) trait Source {
     /// Reports changes from now on, to `waker` and on descriptors that it adds to `fds`.
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>);
 
-    /// Undoes [`watch`](Self::watch).
     fn unwatch(&self, waker: &Waker);
 }
 

@@ -15,7 +15,6 @@ use libc::{addrinfo, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sock
 use roxe_provider::cm::{Address, IbAddress, PortSpace};
 use roxe_wire::Gid;
 
-/// The family of `sockaddr_ib`.
 pub(crate) const AF_IB: u16 = 27;
 pub(crate) const AF_INET: u16 = libc::AF_INET as u16;
 pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
@@ -128,7 +127,6 @@ const NOROUTE: c_int = 1 << 2;
 const FAMILY: c_int = 1 << 3;
 const SA: c_int = 1 << 4;
 const DNS: c_int = 1 << 5;
-/// `enum rdma_port_space`.
 const PS_IPOIB: c_int = PortSpace::Ipoib.code() as c_int;
 const PS_TCP: c_int = PortSpace::Tcp.code() as c_int;
 const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
@@ -221,14 +219,12 @@ pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
-    /// One empty block.
     fn new() -> Result<Self> {
         // SAFETY: any sizes are allowed; the result is zeroed, an empty entry, or NULL.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
 
-    /// Gives the list to the caller.
     pub(super) fn release(self) -> *mut rdma_addrinfo {
         let list = self.0;
         core::mem::forget(self);
@@ -281,7 +277,6 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     Ok(rai)
 }
 
-/// A list of the resolver.
 struct Resolved(*mut addrinfo);
 
 impl Resolved {

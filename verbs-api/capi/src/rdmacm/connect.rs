@@ -13,7 +13,6 @@ use roxe_provider::wire::cm::VendorId;
 use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
 use std::sync::Arc;
 
-/// Default retry count.
 const TRIES: u8 = 7;
 
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
@@ -217,7 +216,6 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
 /// `RDMA_CM_JOIN_MC_ATTR_ADDRESS` and `_JOIN_FLAGS`; both are required.
 const ATTR_ADDRESS: u32 = 1;
 const ATTR_JOIN_FLAGS: u32 = 1 << 1;
-/// `enum rdma_cm_mc_join_flags`.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 

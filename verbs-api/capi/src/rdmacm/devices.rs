@@ -72,7 +72,6 @@ pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut i
     })
 }
 
-/// The default XRC domain of a device's identifiers.
 pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
     with_device(device, |opened| {
         if opened.xrcd.is_null() {

@@ -3,11 +3,11 @@
 
 use super::addrinfo::PASSIVE;
 use super::addrinfo::{read, read_optional};
+use super::event;
 use super::id::{Template, live};
 use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
-use super::resolve::{bind, resolve, resolve_route};
-use super::{event, resolve};
+use super::resolve::{self, bind, resolve, resolve_route};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::errno::{EINVAL, Errno, Result, invalid, null, silent, zero};
 use core::ffi::c_int;

@@ -71,7 +71,6 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
 
-/// The only P_Key.
 const PKEY: u16 = u16::MAX;
 /// Selector of a path record: exactly this value (IBA §15.2.5.16).
 const EXACTLY: u8 = 2;
@@ -94,7 +93,6 @@ pub(crate) struct CmIdInner {
     pub(super) state: Mutex<CmIdState, State>,
 }
 
-/// Private state of an identifier.
 #[derive(Default)]
 pub(super) struct State {
     /// True if the identifier owns its channel and calls wait for their outcome.
@@ -124,7 +122,6 @@ impl Default for QpHandle {
     }
 }
 
-/// Outstanding READs and atomics.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
@@ -166,7 +163,6 @@ pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     live(handle).map(|object| &object.inner.id)
 }
 
-/// EINVAL for an identifier without a device.
 pub(super) fn no_device() -> Errno {
     invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
 }
@@ -178,7 +174,6 @@ pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
     })
 }
 
-/// The default QP type of a port space.
 pub(super) fn default_type(port_space: PortSpace) -> c_int {
     match port_space {
         PortSpace::Udp | PortSpace::Ipoib => UD,

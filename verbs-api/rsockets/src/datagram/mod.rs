@@ -30,10 +30,8 @@ use std::time::{Duration, Instant};
 const MOST_PEERS: usize = 4096;
 /// UDP datagrams received at a time.
 const UDP_BATCH: usize = 64;
-/// Time that `close` waits for posted sends.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// A SOCK_DGRAM socket.
 #[derive(Debug)]
 pub(crate) struct Datagram {
     /// Non-blocking; its descriptor is the socket's number.
@@ -44,11 +42,9 @@ pub(crate) struct Datagram {
 
 #[derive(Debug)]
 struct Inner {
-    /// Options of the program.
     settings: Config,
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
-    /// Peer of `connect`; datagrams from others are dropped.
     connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
     /// Directions that the program has shut down.
@@ -67,7 +63,6 @@ struct Peer {
     queue: Option<(AddressHandle, Qpn)>,
 }
 
-/// An unread datagram.
 #[derive(Debug)]
 enum Message {
     /// In the receive buffer of a port.
@@ -277,7 +272,6 @@ impl Datagram {
         wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }
 
-    /// Locks the socket after processing completions.
     fn current(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
         let mut inner = self.inner.lock();
         inner.progress();

@@ -19,7 +19,6 @@ const QKEY: Qkey = Qkey(0x0123_4567);
 const GRH: usize = 40;
 /// Bytes of a receive slot.
 const SLOT: usize = GRH + MAX_DATAGRAM;
-/// Limit of queue lengths.
 pub(crate) const MOST: u32 = 16384;
 /// Flag of receives in `wr_id`.
 const RECV: u64 = 1 << 63;
@@ -47,7 +46,6 @@ impl Depth {
     }
 }
 
-/// A received, unread datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
     pub(crate) slot: u16,
@@ -136,7 +134,6 @@ impl Port {
         self.qp.qp_num().get()
     }
 
-    /// Longest datagram of the program, bytes.
     pub(crate) const fn longest(&self, header: usize) -> usize {
         self.longest.saturating_sub(header)
     }
@@ -145,7 +142,6 @@ impl Port {
         !self.free.is_empty()
     }
 
-    /// Returns true if no send is posted.
     pub(crate) const fn is_settled(&self) -> bool {
         self.free.len() == self.depth.sends as usize
     }
@@ -215,7 +211,6 @@ impl Port {
         self.recv_buffer.to_vec(start..start + arrived.len)
     }
 
-    /// Posts a receive into `slot`.
     pub(crate) fn repost(&self, slot: u16) {
         // Fails only if the queue pair is broken, which then receives nothing more.
         let _ = self.post_recv(slot);

@@ -3,7 +3,6 @@
 use super::Violation;
 use std::array;
 
-/// Bytes of the private data.
 pub(crate) const CONN_DATA_LEN: usize = 40;
 /// Entries of the list of targets: one for each half of the receive buffer.
 pub(crate) const TARGETS: usize = 2;
@@ -18,7 +17,6 @@ const FLAG_BIG_ENDIAN: u8 = 1;
 /// Set if the sender supports remote mappings.
 const FLAG_IOMAP: u8 = 2;
 
-/// A range of a peer's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
@@ -66,7 +64,6 @@ impl Target {
     }
 }
 
-/// A mapping of the peer's memory at `offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Iomap {
     pub(crate) offset: u64,
@@ -101,7 +98,6 @@ impl Iomap {
     }
 }
 
-/// One side's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnData {
     pub(crate) order: ByteOrder,

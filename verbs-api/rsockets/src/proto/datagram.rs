@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Identifies UDP datagrams of rsockets.
 const TAG: u32 = 0x5555_5555;
 /// Bytes of the header over UDP, by version.
 const UDP_V4_LEN: usize = 16;
@@ -23,9 +22,7 @@ const OP_CONTROL: u8 = 7;
 pub(crate) struct UdpHeader {
     /// True if the program's data follows; an answer has none.
     pub(crate) data: bool,
-    /// The sender's queue pair.
     pub(crate) qpn: u32,
-    /// The sender's address on the fabric.
     pub(crate) addr: IpAddr,
 }
 

@@ -2,7 +2,6 @@
 
 use super::Violation;
 
-/// Bits of the number in a message.
 const NUMBER_BITS: u32 = 29;
 const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 
@@ -24,7 +23,6 @@ pub(crate) enum Message {
     Credit(u16),
     /// This entry of the receiver's table of remote mappings was written.
     Iomap(u16),
-    /// A message about the connection.
     Control(Control),
 }
 

@@ -25,7 +25,6 @@ pub(crate) struct Sizes {
     pub(crate) iomaps: u16,
 }
 
-/// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     Up,
@@ -47,7 +46,6 @@ pub(crate) enum Notice {
 }
 
 impl Notice {
-    /// The kind of its completion.
     pub(crate) const fn done(&self) -> Done {
         match self {
             Self::Message(Message::Control(Control::Disconnect)) => Done::Disconnect,
@@ -129,7 +127,6 @@ impl Stream {
         self.shut
     }
 
-    /// Returns true if a send has room for at least a byte.
     pub(crate) fn can_send(&self) -> bool {
         self.outgoing.room() > 0
     }
@@ -179,7 +176,6 @@ impl Stream {
         }
     }
 
-    /// Frees the resources of a completed request.
     pub(crate) fn handle_done(&mut self, done: Done) {
         match done {
             Done::Data(held) => self.outgoing.done(held),
@@ -318,7 +314,6 @@ pub(crate) struct Incoming {
     grant_at: u16,
 }
 
-/// A grant to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// Last number of messages that it may send.
@@ -360,7 +355,6 @@ impl Incoming {
         Ok(())
     }
 
-    /// Counts a processed message that used a credit.
     const fn message_read(&mut self) {
         self.read = self.read.wrapping_add(1);
     }
@@ -379,7 +373,6 @@ impl Incoming {
         start as u32..start as u32 + len
     }
 
-    /// Marks `len` bytes as read.
     pub(crate) fn consume(&mut self, len: u32) {
         self.at = ((u64::from(self.at) + u64::from(len)) % u64::from(2 * self.half)) as u32;
         self.spare += len;
@@ -419,10 +412,8 @@ impl Incoming {
 /// writes.
 const LOW_WATER: u32 = 2048;
 
-/// A WRITE to be posted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
-    /// Destination and length.
     pub(crate) to: Target,
     /// Its bytes in the send buffer until it completes: two parts where the ring wraps. Both are
     /// empty for inline data.
@@ -430,13 +421,11 @@ pub(crate) struct Write {
 }
 
 impl Write {
-    /// Bytes that it holds in the send buffer.
     pub(crate) fn held(&self) -> u32 {
         self.parts.iter().map(|part| part.end - part.start).sum()
     }
 }
 
-/// The send direction.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     /// Free slots of the send queue for data.
@@ -495,7 +484,6 @@ impl Outgoing {
         self.slots > 0 && self.buffer.free >= self.buffer.len.min(LOW_WATER)
     }
 
-    /// Free bytes of the send buffer.
     pub(crate) const fn buffer_room(&self) -> u32 {
         self.buffer.free
     }
@@ -531,7 +519,6 @@ impl Outgoing {
         self.buffer.free = self.buffer.free.saturating_add(held).min(self.buffer.len);
     }
 
-    /// Returns true if every request is complete.
     pub(crate) const fn is_done(&self) -> bool {
         self.slots == self.all_slots
     }

@@ -15,10 +15,8 @@ pub(crate) struct Cursor<L> {
     moved: usize,
 }
 
-/// Data to send.
 pub(crate) type Drain<'a> = Cursor<&'a [IoSlice<'a>]>;
 
-/// Room for received data.
 pub(crate) type Fill<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
 
 impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
@@ -91,7 +89,6 @@ impl<'a> Drain<'a> {
         filled
     }
 
-    /// Copies to `range` of `region`.
     pub(crate) fn write_to(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
@@ -111,7 +108,6 @@ impl<'a> Drain<'a> {
 }
 
 impl Fill<'_, '_> {
-    /// Copies from `range` of `region`, which fits.
     pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {

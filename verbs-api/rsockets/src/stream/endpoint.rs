@@ -17,7 +17,6 @@ pub(crate) const RECV: u64 = 1 << 63;
 /// Smallest inline limit of a queue pair, so that messages about the connection need no buffer.
 const LEAST_INLINE: u32 = 32;
 
-/// Resources of a connection.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) qp: QueuePair,
@@ -84,7 +83,6 @@ impl Endpoint {
         }
     }
 
-    /// The whole receive buffer, as the peer addresses it.
     pub(crate) fn buffer(&self) -> Target {
         target(&self.recv_buffer)
     }
@@ -103,7 +101,6 @@ impl Endpoint {
         Ok(Target::decode(entry, ByteOrder::NATIVE))
     }
 
-    /// Entry `index` of the table of mappings.
     pub(crate) fn read_iomap(&self, index: u16) -> Result<Iomap, roxe::Error> {
         let mut entry = [0; IOMAP_LEN];
         self.lists.read(TARGETS * TARGET_LEN + usize::from(index) * IOMAP_LEN, &mut entry)?;
@@ -111,7 +108,6 @@ impl Endpoint {
     }
 }
 
-/// A peer's memory, for a request.
 pub(crate) const fn remote(target: &Target) -> RemoteAddr {
     RemoteAddr { addr: target.addr, rkey: RKey(target.rkey) }
 }
@@ -125,7 +121,6 @@ pub(crate) fn target(region: &MemoryRegion) -> Target {
     Target { addr, rkey: rkey.0, len: u32::try_from(region.len()).unwrap_or(u32::MAX) }
 }
 
-/// Mappings of the own memory.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings(Vec<Mapping>);
 

@@ -29,7 +29,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
-/// A SOCK_STREAM socket.
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// Connection events; its descriptor is the socket's number.
@@ -54,13 +53,11 @@ struct Inner {
 
 #[derive(Debug)]
 enum Phase {
-    /// New, or bound.
     Idle(CmId),
     Opening(Box<Opening>),
     Listening(Listening),
     /// Connected, or was.
     Open(Box<Open>),
-    /// Connecting failed.
     Failed,
     Closed,
 }
@@ -114,7 +111,6 @@ impl Phase {
 #[derive(Debug)]
 struct Listening {
     id: CmId,
-    /// Limit of waiting connections.
     backlog: usize,
     /// Connections that `accept` has not returned.
     accepted: VecDeque<Stream>,
@@ -150,7 +146,6 @@ impl Stream {
         }
     }
 
-    /// Starts to connect; with `wait`, returns when connected.
     pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
         self.start_to_connect(addr)?;
         if !wait {
@@ -214,7 +209,6 @@ impl Stream {
         service::wake();
     }
 
-    /// Ends directions and notifies the peer.
     fn end_directions(&self, read: bool, write: bool) -> io::Result<()> {
         let mut inner = self.current();
         let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
@@ -241,7 +235,6 @@ impl Stream {
         wait::until(self, deadline, || done(&mut self.current()))
     }
 
-    /// Locks the stream after processing completions and events.
     fn current(&self) -> MutexGuard<'_, lock::Stream, Inner> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
@@ -387,7 +380,6 @@ impl Stream {
         Ok(next)
     }
 
-    /// Accepts pending requests.
     fn take_requests(&self) {
         let mut inner = self.inner.lock();
         let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
@@ -405,7 +397,6 @@ impl Stream {
     }
 }
 
-/// Accepts the request of `event`.
 fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
     let channel = EventChannel::create().map_err(errno::of)?;
@@ -435,7 +426,6 @@ impl Stream {
         })
     }
 
-    /// Writes `data` to the peer's mapping at `offset`.
     pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
             let offset = offset.wrapping_add(data.moved() as u64);
@@ -525,7 +515,6 @@ fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
     if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
-/// Takes the turn to send or to receive.
 fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
@@ -586,7 +575,6 @@ impl Stream {
         }
     }
 
-    /// Accepts requests and probes a silent peer.
     pub(crate) fn serve(&self, now: Instant) {
         self.take_requests();
         let mut inner = self.inner.lock();

@@ -17,7 +17,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Time limit for resolving an address or a path.
 const LOOKUP: Duration = Duration::from_secs(8);
 
 #[derive(Debug)]
@@ -83,14 +82,12 @@ impl Opening {
 /// may be twice as long.
 const FIRST_WRITE: u32 = 2048;
 const LONGEST_WRITE: u32 = 65536;
-/// Limit of inline data.
 const MOST_INLINE: u32 = 512;
 
 /// Kinds of requests in `wr_id`.
 const NOTICE: u64 = 1 << 32;
 const DISCONNECT: u64 = 2 << 32;
 
-/// A connection, established or ended.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) endpoint: Endpoint,
@@ -218,7 +215,6 @@ impl Open {
         }
     }
 
-    /// Sends as much of `data` as possible now.
     pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {

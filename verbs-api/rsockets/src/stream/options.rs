@@ -9,7 +9,6 @@ use roxe::{Gid, PathMtu};
 use std::io;
 use std::time::Duration;
 
-/// TCP states of TCP_INFO.
 const TCP_ESTABLISHED: u8 = 1;
 const TCP_CLOSE: u8 = 7;
 /// Bytes of `struct tcp_info`, and offset of the congestion window.
@@ -183,7 +182,6 @@ fn flag(on: bool) -> Vec<u8> {
     int(on.into())
 }
 
-/// Bytes of `struct ibv_path_data`.
 const PATH_LEN: usize = 72;
 
 /// Selector in the byte of path MTU, rate and life time: exactly this value.

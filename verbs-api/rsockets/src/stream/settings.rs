@@ -6,9 +6,7 @@ use crate::proto::stream::Sizes;
 use roxe::cm::Path;
 use std::time::{Duration, Instant};
 
-/// Limits of queue lengths.
 const QUEUES: std::ops::RangeInclusive<u32> = 16..=16384;
-/// Limit of buffers, bytes.
 const MOST_BUFFER: u32 = 1 << 30;
 
 /// Settings of a stream; accepted streams start with a copy.
@@ -25,7 +23,6 @@ pub(crate) struct Settings {
     pub(crate) no_delay: bool,
     pub(crate) v6_only: bool,
     pub(crate) tos: u8,
-    /// Path to use instead of resolving one.
     pub(crate) path: Option<Path>,
 }
 
@@ -64,12 +61,10 @@ impl Settings {
         self.sizes.send_buffer = bytes.saturating_mul(2).clamp(2 * LOW_WATER, MOST_BUFFER);
     }
 
-    /// RDMA_SQSIZE.
     pub(crate) fn set_send_queue(&mut self, requests: u32) {
         self.sizes.send_queue = queue(requests);
     }
 
-    /// RDMA_RQSIZE.
     pub(crate) fn set_recv_queue(&mut self, messages: u32) {
         self.sizes.recv_queue = queue(messages);
     }
@@ -79,7 +74,6 @@ impl Settings {
         self.sizes.iomaps = unscale(scale(u16::try_from(mappings).unwrap_or(u16::MAX)));
     }
 
-    /// Sizes to connect with, within the limits.
     pub(crate) fn sizes(&self) -> Sizes {
         let Sizes { send_queue, recv_queue, .. } = self.sizes;
         Sizes { send_queue: queue(send_queue.into()), recv_queue: queue(recv_queue.into()), ..self.sizes }
