@@ -16,6 +16,18 @@ use libc::{
 };
 use std::os::fd::RawFd;
 
+/// Calls a function of libc or of the RDMA library with arguments of the caller, or with numbers.
+macro_rules! call {
+    (real.$name:ident($($argument:expr),*)) => {
+        // SAFETY: the caller's own arguments, or numbers only.
+        unsafe { (real().$name)($($argument),*) }
+    };
+    ($rdma:ident.$name:ident($($argument:expr),*)) => {
+        // SAFETY: the caller's own arguments, or numbers only.
+        unsafe { $rdma.$name($($argument),*) }
+    };
+}
+
 /// Declares functions that only pass their arguments on: `name / rsocket function by lookup
 /// (arguments) -> result`, and after `uses` the event that a call consumes.
 macro_rules! forwarded {
@@ -25,12 +37,8 @@ macro_rules! forwarded {
             #[doc = concat!("`man 2 ", stringify!($name), "`.")]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(fd: c_int, $($argument: $type),*) -> $result {
-                let Some((rdma, number)) = $find(fd) else {
-                    // SAFETY: the caller's own arguments.
-                    return unsafe { (real().$name)(fd, $($argument),*) };
-                };
-                // SAFETY: the caller's own arguments.
-                let done = unsafe { rdma.$ours(number, $($argument),*) };
+                let Some((rdma, number)) = $find(fd) else { return call!(real.$name(fd, $($argument),*)) };
+                let done = call!(rdma.$ours(number, $($argument),*));
                 $(crate::epoll::used(fd, $event);)?
                 done
             }
@@ -84,10 +92,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
-    let ordinary = || {
-        // SAFETY: numbers only.
-        unsafe { (real().socket)(domain, kind, protocol) }
-    };
+    let ordinary = || call!(real.socket(domain, kind, protocol));
     let plain_kind = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
     if rdma::is_caller(caller) || !options().want(domain, plain_kind, protocol) {
         return ordinary();
@@ -106,16 +111,14 @@ extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *c
 /// flags.
 fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
-    // SAFETY: numbers only.
-    let fd = unsafe { (real().socket)(domain, kind, 0) };
+    let fd = call!(real.socket(domain, kind, 0));
     let why = if fd < 0 {
         errno()
     } else if !table::open(fd, number) {
         libc::EMFILE
     } else {
         let flags = if kind & SOCK_NONBLOCK == 0 { 0 } else { O_NONBLOCK };
-        // SAFETY: numbers only.
-        unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) };
+        call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags)));
         return fd;
     };
     // SAFETY: numbers only.
@@ -131,11 +134,9 @@ fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let Some((rdma, number)) = behind(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().bind)(fd, address, len) };
+        return call!(real.bind(fd, address, len));
     };
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { rdma.rbind(number, address, len) };
+    let status = call!(rdma.rbind(number, address, len));
     if status == 0 {
         // SAFETY: an address that bind accepted has this many bytes.
         table::bound(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
@@ -170,13 +171,11 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     if let Some((rdma, listener)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let number = unsafe { rdma.raccept(listener, address, len) };
+        let number = call!(rdma.raccept(listener, address, len));
         epoll::used(fd, libc::POLLIN);
         return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
-    // SAFETY: the caller's own arguments.
-    let new = unsafe { (real().accept4)(fd, address, len, flags) };
+    let new = call!(real.accept4(fd, address, len, flags));
     if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
         table::stage(new, Stage::Accepted);
     }
@@ -188,8 +187,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let status = unsafe { rdma.rconnect(number, address, len) };
+        let status = call!(rdma.rconnect(number, address, len));
         epoll::used(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
             return status;
@@ -197,8 +195,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
         fall_back(rdma, fd, number);
     }
     let first = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { (real().connect)(fd, address, len) };
+    let status = call!(real.connect(fd, address, len));
     if first && (status == 0 || errno() == libc::EINPROGRESS) {
         table::stage(fd, Stage::Connected);
     }
@@ -255,14 +252,11 @@ unsafe extern "C" fn sendto(
     to_len: socklen_t,
 ) -> ssize_t {
     let Some((rdma, number)) = behind_data(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendto)(fd, buf, len, flags, to, to_len) };
+        return call!(real.sendto(fd, buf, len, flags, to, to_len));
     };
-    // SAFETY: the caller's own arguments.
-    let mut done = unsafe { rdma.rsendto(number, buf, len, flags, to, to_len) };
+    let mut done = call!(rdma.rsendto(number, buf, len, flags, to, to_len));
     if done < 0 && !to.is_null() && is_stream(fd) {
-        // SAFETY: the caller's own arguments.
-        done = unsafe { rdma.rsend(number, buf, len, flags) };
+        done = call!(rdma.rsend(number, buf, len, flags));
     }
     epoll::used(fd, libc::POLLOUT);
     done
@@ -272,11 +266,9 @@ unsafe extern "C" fn sendto(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let Some((rdma, number)) = behind_data(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendmsg)(fd, message, flags) };
+        return call!(real.sendmsg(fd, message, flags));
     };
-    // SAFETY: the caller's own arguments.
-    let mut done = unsafe { rdma.rsendmsg(number, message, flags) };
+    let mut done = call!(rdma.rsendmsg(number, message, flags));
     // SAFETY: NULL, or the caller's structure.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
     if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
@@ -306,8 +298,7 @@ unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if behind_data(fd).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().recvmmsg)(fd, messages, count, flags, timeout) };
+        return call!(real.recvmmsg(fd, messages, count, flags, timeout));
     }
     one_by_one(messages, count, |message, at| {
         let wait = if at > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
@@ -320,8 +311,7 @@ unsafe extern "C" fn recvmmsg(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if behind_data(fd).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendmmsg)(fd, messages, count, flags) };
+        return call!(real.sendmmsg(fd, messages, count, flags));
     }
     one_by_one(messages, count, |message, _| {
         // SAFETY: an entry of the caller's array.
@@ -350,8 +340,7 @@ fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut m
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     if behind_data(out).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendfile)(out, file, offset, count) };
+        return call!(real.sendfile(out, file, offset, count));
     }
     // SAFETY: NULL, or the caller's variable.
     let start = match unsafe { offset.as_ref() } {
@@ -413,8 +402,7 @@ forwarded! {
 extern "C" fn close(fd: c_int) -> c_int {
     let special = table::fd_kind(fd) != FdKind::Plain || epoll::in_use();
     let last = if special && table::is_ours() { forget(fd) } else { None };
-    // SAFETY: numbers only.
-    let status = unsafe { (real().close)(fd) };
+    let status = call!(real.close(fd));
     end(last).unwrap_or(status)
 }
 
@@ -426,8 +414,7 @@ fn forget(fd: c_int) -> Option<c_int> {
 
 fn end(last: Option<c_int>) -> Option<c_int> {
     let (number, rdma) = (last?, rdma()?);
-    // SAFETY: numbers only.
-    Some(unsafe { rdma.rclose(number) })
+    Some(call!(rdma.rclose(number)))
 }
 
 #[unsafe(no_mangle)]
@@ -437,14 +424,12 @@ extern "C" fn dup(old: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    // SAFETY: numbers only.
-    copied(old, new, || unsafe { (real().dup2)(old, new) })
+    copied(old, new, || call!(real.dup2(old, new)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: numbers only.
-    copied(old, new, || unsafe { (real().dup3)(old, new, flags) })
+    copied(old, new, || call!(real.dup3(old, new, flags)))
 }
 
 /// Runs `copy`, which makes `new` a duplicate of `old`, and updates the tables.
@@ -479,8 +464,7 @@ extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     if command == F_SETFL && set_nonblocking(fd, arg as c_int & O_NONBLOCK != 0) < 0 {
         return -1;
     }
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { (real().fcntl)(fd, command, arg) };
+    let status = call!(real.fcntl(fd, command, arg));
     if copies && status >= 0 && table::is_ours() {
         share(fd, status);
     }
@@ -496,8 +480,7 @@ extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
 /// Sets if calls on the rsocket behind `fd`, if any, block; -1 on failure.
 fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     let flags = if on { O_NONBLOCK } else { 0 };
-    // SAFETY: numbers only.
-    behind(fd).map_or(0, |(rdma, number)| unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) })
+    behind(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
 }
 
 /// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket handles other
@@ -521,19 +504,16 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
             return 0;
         }
     }
-    // SAFETY: the caller's own arguments.
-    unsafe { (real().ioctl)(fd, request, arg) }
+    call!(real.ioctl(fd, request, arg))
 }
 
 /// `man 2 setsockopt`. The kernel socket stores options of TCP and IP that an rsocket lacks: they are
 /// hints for the network.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    // SAFETY: the caller's own arguments, here and below.
-    let plain = || unsafe { (real().setsockopt)(fd, level, name, value, len) };
+    let plain = || call!(real.setsockopt(fd, level, name, value, len));
     let Some((rdma, number)) = behind(fd) else { return plain() };
-    // SAFETY: the caller's own arguments, here and below.
-    let status = unsafe { rdma.rsetsockopt(number, level, name, value, len) };
+    let status = call!(rdma.rsetsockopt(number, level, name, value, len));
     let why = errno();
     let stored = plain();
     let advice = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
@@ -554,14 +534,12 @@ unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let status = unsafe { rdma.rgetsockopt(number, level, name, value, len) };
+        let status = call!(rdma.rgetsockopt(number, level, name, value, len));
         if status == 0 || !is_unknown(errno()) {
             return status;
         }
     }
-    // SAFETY: the caller's own arguments.
-    unsafe { (real().getsockopt)(fd, level, name, value, len) }
+    call!(real.getsockopt(fd, level, name, value, len))
 }
 
 /// Returns true if an rsocket has no such option.

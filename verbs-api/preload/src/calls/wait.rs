@@ -18,8 +18,7 @@ unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -
     // SAFETY: the caller's own arguments.
     match unsafe { with_rsockets(entries, count) } {
         Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
-        // SAFETY: the caller's own arguments.
-        None => unsafe { (real().poll)(entries, count, timeout) },
+        None => call!(real.poll(entries, count, timeout)),
     }
 }
 
@@ -33,8 +32,7 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller's own arguments.
     let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().ppoll)(entries, count, timeout, mask) };
+        return call!(real.ppoll(entries, count, timeout, mask));
     };
     // SAFETY: NULL, or the caller's variable.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
@@ -117,8 +115,7 @@ unsafe extern "C" fn select(
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
     let Some(rdma) = first_rsocket(count, &sets) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().select)(count, read, write, except, timeout) };
+        return call!(real.select(count, read, write, except, timeout));
     };
     // SAFETY: NULL, or the caller's variable.
     let time = unsafe { timeout.as_ref() };
@@ -139,8 +136,7 @@ unsafe extern "C" fn pselect(
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
     let Some(rdma) = first_rsocket(count, &sets) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().pselect)(count, read, write, except, timeout, mask) };
+        return call!(real.pselect(count, read, write, except, timeout, mask));
     };
     // SAFETY: NULL, or the caller's variable.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
@@ -206,8 +202,7 @@ fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some(number) = table::rsocket(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().epoll_ctl)(epfd, op, fd, event) };
+        return call!(real.epoll_ctl(epfd, op, fd, event));
     };
     // SAFETY: NULL, or the caller's variable.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
@@ -244,8 +239,7 @@ unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's own arguments.
-    let kernel = |timeout| unsafe { (real().epoll_pwait)(epfd, out, room, timeout, mask) };
+    let kernel = |timeout| call!(real.epoll_pwait(epfd, out, room, timeout, mask));
     if room <= 0 || out.is_null() {
         return kernel(timeout);
     }
