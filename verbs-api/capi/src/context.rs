@@ -5,7 +5,7 @@ use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_c
 use crate::errno::{EOPNOTSUPP, Errno, Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
-use crate::{cq, data_path, device, dm, domain, flow, memory, qp, query, srq, tsan, window, wq};
+use crate::{cq, data_path, device, domain, flow, memory, qp, query, srq, tsan, wq};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use roxe_provider::standard_error;
@@ -38,8 +38,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     with_functions!(verbs_context {
         query: query_port query_device_ex query_rt_values;
         domain: alloc_parent_domain alloc_td dealloc_td open_xrcd close_xrcd;
-        memory: alloc_null_mr advise_mr;
-        dm: alloc_dm free_dm reg_dm_mr;
+        memory: alloc_null_mr advise_mr alloc_dm free_dm reg_dm_mr;
         cq: create_cq_ex modify_cq;
         qp: create_qp_ex open_qp modify_qp_rate_limit;
         srq: create_srq_ex get_srq_num post_srq_ops;
@@ -61,7 +60,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
 }
 
 const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
-    window: alloc_mw bind_mw dealloc_mw;
+    memory: alloc_mw bind_mw dealloc_mw;
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
 } with { ..ibv_context_ops::ZERO });
 

@@ -4,8 +4,8 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
+use crate::memory;
 use crate::object::Object;
-use crate::window;
 use crate::wr_batch::sge;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
@@ -211,7 +211,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
                 add: atomic().compare_add,
             },
             7 => SendOp::LocalInvalidate(RKey(wr.imm_data)),
-            8 => window::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
+            8 => memory::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
             15 => SendOp::AtomicWrite { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
             other => {

@@ -103,8 +103,7 @@ export! {
     "IBVERBS_1.10", domain: ibv_import_pd ibv_unimport_pd;
     "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
     "IBVERBS_1.12", memory: ibv_reg_dmabuf_mr;
-    "IBVERBS_1.13", dm: ibv_import_dm ibv_unimport_dm;
-    "IBVERBS_1.13", memory: ibv_is_fork_initialized;
+    "IBVERBS_1.13", memory: ibv_import_dm ibv_is_fork_initialized ibv_unimport_dm;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
     "IBVERBS_1.15", memory: ibv_reg_mr_ex;
     "IBVERBS_1.16", query: ibv_query_port_speed;

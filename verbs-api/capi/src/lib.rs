@@ -15,7 +15,6 @@ mod cq;
 mod cq_ex;
 mod data_path;
 mod device;
-mod dm;
 mod domain;
 mod enum_strs;
 mod errno;
@@ -39,7 +38,6 @@ mod tests;
 mod tsan;
 mod uverbs_convert;
 mod wallclock;
-mod window;
 mod wq;
 mod wr_batch;
 

@@ -1,18 +1,23 @@
-//! Memory regions: registration, import and advice; buffers that the library allocates (`man
-//! ibv_alloc_buf`); the fork calls.
+//! Memory: regions (registration, import, advice), buffers that the library allocates (`man
+//! ibv_alloc_buf`), device memory (`man ibv_alloc_dm`), windows (`man ibv_alloc_mw`), fork calls.
 //!
 //! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds a
 //! region of this process by its number; memory of other processes cannot be reached.
 
-use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, pointer, silent, status, zero};
+use crate::abi::*;
+use crate::errno::{
+    EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, no_comp_mask, null, outside, pointer, required, silent,
+    status, zero,
+};
 use crate::object::{Object, Token, exposed};
-use crate::objects::{context_of, pd};
+use crate::objects::{context, context_of, pd};
 use crate::wr_batch::sge;
 use crate::{garbage, objects};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
-use roxe_provider::{Access, Advice, DmaBuf, Mr, MrChange, Sge, Use};
+use roxe_provider::{Access, Advice, Dm, DmaBuf, Mr, MrChange, Mw, MwKind, Sge, Use};
+use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
+use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: unknown hints in these bits are ignored.
@@ -372,6 +377,185 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
 /// `man ibv_import_mr`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
     silent(|| Object::<ibv_mr>::retire(handle).map(drop));
+}
+
+/// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
+const MASK_HANDLE: u32 = 1;
+
+fn dm_structure(context: *mut ibv_context, handle: u32) -> ibv_dm {
+    let (memcpy_to_dm, memcpy_from_dm) = (Some(memcpy_to_dm as _), Some(memcpy_from_dm as _));
+    ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask: MASK_HANDLE, handle }
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    pointer(|| {
+        let context = context(handle)?;
+        let attr = required!(attr);
+        no_comp_mask(attr.comp_mask)?;
+        let dm = context.alloc_dm(attr.length as u64, attr.log_align_req)?;
+        Ok(Object::publish_numbered(dm, |number| dm_structure(handle, number)))
+    })
+}
+
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees the memory, also for imported
+/// handles.
+pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
+    status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
+}
+
+/// `man ibv_alloc_dm`.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    handle: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    bits: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let dm = &Object::<ibv_dm>::live(dm)?.inner;
+        let mr = pd(handle)?.reg_dm_mr(dm, offset, length as u64, access(bits)?)?;
+        publish(handle, null_mut(), length, mr)
+    })
+}
+
+/// The buffer of a copy; EINVAL without one, EFAULT for NULL or more bytes than the buffer has.
+///
+/// # Safety
+/// `handle` is NULL or alive.
+unsafe fn for_copy<'a>(handle: *mut ibv_dm, host: *const c_void, length: usize) -> Result<&'a Dm> {
+    // SAFETY: this function's contract.
+    let dm = unsafe { Object::<ibv_dm>::trusted(handle) }.ok_or(EINVAL)?;
+    if host.is_null() || length as u64 > dm.inner.length() {
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(&dm.inner)
+}
+
+/// `man ibv_alloc_dm`: offset and length are multiples of 4.
+unsafe extern "C" fn memcpy_to_dm(handle: *mut ibv_dm, offset: u64, host: *const c_void, length: usize) -> c_int {
+    status(|| {
+        // SAFETY: NULL or alive, as everywhere on the data path.
+        let dm = unsafe { for_copy(handle, host, length) }?;
+        // SAFETY: not NULL, no longer than a buffer, and the program says that this many bytes are
+        // there to be read.
+        let data = unsafe { core::slice::from_raw_parts(host.cast::<u8>(), length) };
+        Ok(dm.write(offset, data)?)
+    })
+}
+
+/// `man ibv_alloc_dm`: offset and length are multiples of 4.
+unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    status(|| {
+        // SAFETY: NULL or alive, as everywhere on the data path.
+        let dm = unsafe { for_copy(handle, host, length) }?;
+        // SAFETY: not NULL, no longer than a buffer, and the program says that there is room for
+        // this many bytes.
+        let out = unsafe { core::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
+        Ok(dm.read(offset, out)?)
+    })
+}
+
+/// `man ibv_import_dm`: the number is that of a buffer of the same context.
+pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
+    pointer(|| {
+        let context = context(handle)?;
+        let is_here = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
+        let dm = Object::<ibv_dm>::numbered(dm_handle, is_here)?;
+        Ok(Object::publish_numbered(dm, |_| dm_structure(handle, dm_handle)))
+    })
+}
+
+/// `man ibv_import_dm`: releases only the handle.
+pub(crate) unsafe extern "C" fn ibv_unimport_dm(handle: *mut ibv_dm) {
+    silent(|| Object::<ibv_dm>::retire(handle).map(drop));
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
+    pointer(|| {
+        let kind = match mw_type {
+            1 => MwKind::One,
+            2 => MwKind::Two,
+            _ => return Err(outside("type", mw_type, "IBV_MW_TYPE_1 and IBV_MW_TYPE_2, 1 and 2")),
+        };
+        let mw = pd(handle)?.alloc_mw(kind)?;
+        let (context, rkey) = (context_of(handle)?, mw.rkey().0);
+        Ok(Object::publish_numbered(mw, |number| ibv_mw { context, pd: handle, rkey, handle: number, mw_type }))
+    })
+}
+
+/// `man ibv_alloc_mw`. After it returns, no peer has access through the window.
+pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
+    let release = |mw: &Arc<Mw>| {
+        mw.deallocate();
+        Ok(())
+    };
+    status(|| Object::<ibv_mw>::destroy(handle, release))
+}
+
+/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows that key
+/// in the window.
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    status(|| {
+        let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
+        let bind = required!(bind);
+        // SAFETY: the window is alive, and binding it is the call in progress.
+        let current = unsafe { (&raw const (*mw).rkey).read() };
+        let rkey = tagged_key(&window.inner, current.wrapping_add(1));
+        let region = Object::<ibv_mr>::optional(bind.bind_info.mr)?;
+        let op = bind_operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
+        let flags = SendFlags::from_bits_truncate(bind.send_flags);
+        qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
+        // SAFETY: the window is alive, and binding it is the call in progress.
+        unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
+        Ok(())
+    })
+}
+
+/// The binding of a type 2 window under the key that ends in the last byte of `rkey`. EINVAL if the
+/// structure of the window or the region was overwritten; binds are rare enough to check.
+///
+/// # Safety
+/// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a
+/// whole structure.
+pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
+    // SAFETY: this function's contract.
+    unsafe {
+        let (mw, info) =
+            Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
+        let region = Object::<ibv_mr>::trusted(info.mr);
+        if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
+            return Err(invalid(|| {
+                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was".into()
+            }));
+        }
+        bind_operation(&mw.inner, MwKind::Two, tagged_key(&mw.inner, rkey), region, info)
+    }
+}
+
+/// The key of `mw` with the last byte of `rkey`; the program cannot choose the rest.
+fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
+    RKey(mw.rkey().0 & !0xff | rkey & 0xff)
+}
+
+/// The binding of `mw` to a part of `region`. EINVAL for a window of another kind, without a region
+/// and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
+fn bind_operation(
+    mw: &Mw,
+    kind: MwKind,
+    rkey: RKey,
+    region: Option<&Object<ibv_mr>>,
+    info: &ibv_mw_bind_info,
+) -> Result<SendOp> {
+    if mw.kind() != kind {
+        let (given, other) = (mw.kind(), "type One is bound by ibv_bind_mw, type Two by a work request");
+        return Err(invalid(|| format!("the memory window is of type {given:?}; {other}")));
+    }
+    if region.is_none() && info.length > 0 {
+        return Err(null("bind_info.mr"));
+    }
+    let lkey = region.map_or(LKey(0), |object| object.inner.lkey());
+    let access = access(info.mw_access_flags)?;
+    Ok(SendOp::BindWindow { rkey, lkey, access, addr: info.addr, length: info.length })
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
 use crate::data_path::{tell_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
+use crate::memory;
 use crate::object::Object;
-use crate::window;
 use crate::wr_batch::{Batch, Builder, sge};
 use core::ffi::{c_int, c_void};
 use roxe_transport::qp::Service;
@@ -111,7 +111,7 @@ operations! {
         SendOp::CompareSwap { remote_addr, rkey: RKey(rkey), compare, swap };
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =
         SendOp::FetchAdd { remote_addr, rkey: RKey(rkey), add };
-    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = window::bind_type_2(mw, rkey, info)?;
+    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = memory::bind_type_2(mw, rkey, info)?;
     wr_flush(rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) =
         flush(RKey(rkey), remote_addr, length, placement, level)?;
 }

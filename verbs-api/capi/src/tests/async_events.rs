@@ -95,7 +95,7 @@ fn cq_ignoring_overrun_holds_more_than_its_size() {
     }
     assert_eq!(rig.completions(8).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     destroy(&[qp]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

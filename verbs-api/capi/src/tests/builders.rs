@@ -204,7 +204,7 @@ fn invalid_lists_and_data_fail_the_batch() {
     let part = |length| ibv_data_buf { addr: from, length };
     let (long, hole) = ([part(40), part(25)], [part(8), ibv_data_buf { addr: null_mut(), length: 1 }]);
     let (sges, word) = ([rig.sge(0, 1); 3], 5u64);
-    // SAFETY: inside a batch of a living QP, with lists and memory as long as said, or NULL.
+    // SAFETY: inside a batch of a living QP, with lists and memory of the passed length, or NULL.
     unsafe {
         refused("three elements in a queue for two", &|ops| ops.wr_set_sge_list.unwrap()(x, 3, sges.as_ptr()));
         refused("no list", &|ops| ops.wr_set_sge_list.unwrap()(x, 1, ptr::null()));

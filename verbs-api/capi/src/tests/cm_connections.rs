@@ -71,7 +71,7 @@ fn rejection_carries_reason_and_private_data() {
     create_qp(active);
     ask(active, None);
     let passive = wire.hears(CONNECT_REQUEST).id;
-    // SAFETY: a living identifier and as many bytes as said.
+    // SAFETY: a living identifier and as many bytes as passed.
     assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
     let event = wire.hears(REJECTED);
     assert_eq!((event.id, event.status), (active, 28));
@@ -241,7 +241,7 @@ fn path_option_resolves_the_route() {
     // The first is not usable; the second is GMP, primary and bidirectional.
     let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
     let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
-    // SAFETY: a living identifier and as many bytes as said.
+    // SAFETY: a living identifier and as many bytes as passed.
     unsafe {
         assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no usable path");
         assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);

@@ -264,7 +264,7 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a living queue that nobody uses.
+        // SAFETY: a living queue, not used elsewhere.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }
@@ -320,7 +320,7 @@ fn destroy_id_waits_for_acknowledgements() {
     let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
-        // SAFETY: a living identifier that nobody else uses.
+        // SAFETY: a living identifier that no other thread uses.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
         tell.send(()).unwrap();
     });

@@ -137,7 +137,7 @@ fn cm_option_of_wrong_size_is_refused() {
     let id = synchronous();
     let mut value = [0_u8; 144];
     let value = (&raw mut value).cast::<c_void>();
-    // SAFETY: a living identifier, and as many bytes as every call says.
+    // SAFETY: a living identifier, and as many bytes as passed.
     unsafe {
         for (level, name, len) in [(0, 0, 4), (0, 1, 1), (0, 2, 8), (0, 3, 4), (1, 1, 71), (1, 1, 72), (1, 1, 0)] {
             assert!(fails(rdma_set_option(id, level, name, value, len), libc::EINVAL), "{level} {name} {len}");

@@ -200,7 +200,7 @@ fn completion_times_lie_between_post_and_poll() {
     };
     assert!((before.0..=raw_clock(&rig)).contains(&raw) && (before.1..=wall_clock()).contains(&wall));
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
@@ -241,7 +241,7 @@ fn wallclock_of_one_cq_never_goes_back() {
         }
     }
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
@@ -258,7 +258,7 @@ fn cq_without_channel_can_be_armed() {
     arm(&rig);
     write(&rig, a);
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::context::ibv_import_device;
-use crate::dm::{ibv_import_dm, ibv_unimport_dm};
 use crate::memory::ibv_rereg_mr;
+use crate::memory::{ibv_import_dm, ibv_unimport_dm};
 
 /// LOCAL_WRITE, every remote right, ZERO_BASED.
 const RIGHTS: u32 = 0x2f;

@@ -83,7 +83,7 @@ fn parent_domain_objects_use_its_allocator() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
@@ -109,7 +109,7 @@ fn allocator_may_decline_or_fail() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         (*record).answer = Answer::Default;

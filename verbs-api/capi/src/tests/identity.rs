@@ -11,11 +11,11 @@ use crate::domain::{alloc_td, dealloc_td};
 use crate::domain::{close_xrcd, open_xrcd};
 use crate::flow::{create_counters, destroy_counters, read_counters};
 use crate::memory::ibv_import_mr;
+use crate::memory::{alloc_mw, dealloc_mw};
 use crate::memory::{alloc_null_mr, ibv_rereg_mr};
 use crate::qp::ibv_query_ece;
 use crate::qp::{ibv_attach_mcast, ibv_qp_to_qp_ex, modify_qp_rate_limit};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
-use crate::window::{alloc_mw, dealloc_mw};
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
 
 /// Name and result of a call: 0 or an errno value.
@@ -343,7 +343,7 @@ fn destroy_of_a_foreign_structure_is_refused() {
             ("destroy_rwq_ind_table", destroy_rwq_ind_table(never.cast())),
             ("destroy_counters", destroy_counters(never.cast())),
             ("destroy_flow", crate::flow::destroy_flow(never.cast())),
-            ("free_dm", crate::dm::free_dm(never.cast())),
+            ("free_dm", crate::memory::free_dm(never.cast())),
         ] {
             assert_eq!(answer, libc::EINVAL, "{what}");
         }

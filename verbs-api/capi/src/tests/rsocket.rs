@@ -126,7 +126,7 @@ fn address_shorter_than_its_family_is_refused() {
 fn getsockname_truncates_to_the_room() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (addr, len) = loopback(0);
-    // SAFETY: variables of the sizes that are said.
+    // SAFETY: variables of the passed sizes.
     unsafe {
         assert_eq!(rbind(stream.0, (&raw const addr).cast(), len), 0, "errno {}", errno());
         let mut found: sockaddr_in = MaybeUninit::zeroed().assume_init();

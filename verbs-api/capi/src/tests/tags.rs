@@ -106,7 +106,7 @@ impl Tags {
         let cq = self.cq;
         let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
         let mut info = ibv_wc_tm_info { tag: 1, priv_: 1 };
-        // SAFETY: a living CQ, read as its man page says.
+        // SAFETY: a living CQ, read in the order of the man page.
         unsafe {
             if (*cq).start_poll?(cq, &raw mut attr) != 0 {
                 return None;
@@ -129,7 +129,7 @@ impl Tags {
 
     fn end(self) {
         destroy(&self.qps);
-        // SAFETY: living objects that nobody uses any more.
+        // SAFETY: living objects, no longer used.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq.cast()), libc::EBUSY);
             assert_eq!(ibv_destroy_srq(self.srq), 0);
