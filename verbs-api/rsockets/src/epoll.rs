@@ -8,7 +8,7 @@ use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
 use crate::poll::{PollFd, poll};
 use crate::wait::{Waker, Watchers, millis_left, waiting_for};
-use crate::{sys, table};
+use crate::{socket, sys};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
 use roxe_provider::lock::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
@@ -99,7 +99,7 @@ pub fn close(fd: RawFd) -> io::Result<()> {
     if SETS.write().remove(&fd).is_some() {
         return Ok(());
     }
-    table::close(fd)
+    socket::close(fd)
 }
 
 fn find(epfd: RawFd) -> io::Result<Arc<Set>> {

@@ -55,15 +55,13 @@ mod service;
 mod socket;
 mod stream;
 mod sys;
-mod table;
 mod wait;
 
 pub use epoll::{close, epoll_create, epoll_ctl, epoll_wait};
 pub use poll::{PollFd, poll, select};
 #[cfg(feature = "fuzz")]
 pub use proto::check::check_protocol;
-pub use socket::Socket;
-pub use table::{accept, find, open};
+pub use socket::{Socket, accept, find, open};
 
 /// Option level of rsockets' own options, as in `rdma/rsocket.h`.
 pub const SOL_RDMA: i32 = 0x10000;

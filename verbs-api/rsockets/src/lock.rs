@@ -6,7 +6,7 @@ roxe_provider::ranks! { pub(crate), 6_000.. ;
     EpollSets,
     /// `epoll`: the members of one set.
     EpollMembers,
-    /// `table`: sockets by descriptor.
+    /// `socket`: sockets by descriptor.
     Table,
     /// `stream`: the thread that sends.
     SendTurn,

@@ -2,8 +2,9 @@
 
 use crate::config::Config;
 use crate::errno::os;
+use crate::socket::{Socket, find};
+use crate::sys;
 use crate::wait::{Source, Waker, millis_left, waiting_for};
-use crate::{Socket, sys, table};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ impl<'a> Set<'a> {
     fn new(fds: &'a mut [PollFd]) -> Self {
         let (mut sockets, mut others, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (place, entry) in fds.iter().enumerate() {
-            match table::find(entry.fd) {
+            match find(entry.fd) {
                 Some(socket) => sockets.push((place, socket)),
                 None => {
                     others.push(*entry);

@@ -1,17 +1,21 @@
-//! The calls of `rsocket.h` for both kinds of sockets.
+//! Sockets by number, and the calls of `rsocket.h` for both kinds of sockets.
 
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
+use crate::lock::Table;
 use crate::service::{self, Serviced, Wish};
 use crate::stream::{Drain, Fill, RecvMode, Stream};
+use crate::sys;
 use crate::wait::{Source, Waker};
 use roxe::{MemoryRegion, ProtectionDomain};
+use roxe_provider::lock::RwLock;
+use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 /// Dispatches a call to the kind of a socket.
@@ -24,7 +28,65 @@ macro_rules! of_kind {
     };
 }
 
-/// A socket, returned by [`find`](crate::find). It stays valid when its number is closed meanwhile.
+/// Sockets by number. A number is a descriptor that the socket owns, so it never equals that of a file.
+static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
+
+/// Creates a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6; `kind` is
+/// SOCK_STREAM or SOCK_DGRAM, optionally with SOCK_NONBLOCK and SOCK_CLOEXEC.
+///
+/// # Errors
+/// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
+pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
+    const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let (flags, kind) = (kind & FLAGS, kind & !FLAGS);
+    let kind = match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+            Kind::Datagram(Datagram::new(domain)?)
+        }
+        _ => return Err(os(libc::ENOTSUP)),
+    };
+    Ok(insert(Socket::new(kind, domain, flags)?))
+}
+
+/// Returns the number and the peer of a listener's next connection: `raccept`.
+///
+/// # Errors
+/// EBADF, EINVAL if it is not listening, EAGAIN if it is non-blocking and no connection waits.
+pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
+    let listener = find(fd).ok_or_else(|| os(libc::EBADF))?;
+    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
+    let socket = Socket::new(Kind::Stream(stream), listener.domain, 0)?;
+    let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
+    Ok((insert(socket), peer))
+}
+
+pub(crate) fn close(fd: RawFd) -> io::Result<()> {
+    // Removed before the descriptor is closed and its number reused.
+    let socket = TABLE.write().remove(&fd).ok_or_else(|| os(libc::EBADF))?;
+    if socket.is_own() {
+        of_kind!(socket, socket => socket.close());
+    } else {
+        // The parent still uses the connection: close only the descriptor, and leave the rest as the
+        // fork found it.
+        sys::close(fd);
+        std::mem::forget(socket);
+    }
+    Ok(())
+}
+
+/// The socket with this number; `None` for other descriptors.
+pub fn find(fd: RawFd) -> Option<Arc<Socket>> {
+    TABLE.read().get(&fd).cloned()
+}
+
+fn insert(socket: Arc<Socket>) -> RawFd {
+    let fd = socket.fd();
+    TABLE.write().insert(fd, socket);
+    fd
+}
+
+/// A socket, returned by [`find`]. It stays valid when its number is closed meanwhile.
 /// `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are
 /// ignored.
 #[derive(Debug)]
@@ -44,31 +106,6 @@ enum Kind {
 }
 
 impl Socket {
-    pub(crate) fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<Arc<Self>> {
-        let (flags, kind) =
-            (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
-        let kind = match (domain, kind, protocol) {
-            (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
-            (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
-                Kind::Datagram(Datagram::new(domain)?)
-            }
-            _ => return Err(os(libc::ENOTSUP)),
-        };
-        Self::new(kind, domain, flags)
-    }
-
-    pub(crate) fn accept(&self) -> io::Result<(Arc<Self>, SocketAddr)> {
-        let stream = self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(self.waits(0))?;
-        let socket = Self::new(Kind::Stream(stream), self.domain, 0)?;
-        let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
-        Ok((socket, peer))
-    }
-
-    /// Closes it; a connected stream first delivers its data.
-    pub(crate) fn close(&self) {
-        of_kind!(self, socket => socket.close());
-    }
-
     /// Registers the socket with the background thread if it needs it.
     fn new(kind: Kind, domain: i32, flags: i32) -> io::Result<Arc<Self>> {
         let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
@@ -103,7 +140,7 @@ impl Socket {
     }
 
     /// Returns false in a forked child that inherited the socket.
-    pub(crate) fn is_own(&self) -> bool {
+    fn is_own(&self) -> bool {
         self.process == std::process::id()
     }
 
