@@ -1,7 +1,7 @@
 //! Address handles, from attributes or from a received datagram.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::errno::{EINVAL, Result, invalid, null, pointer, required, status, write_out, zero};
+use crate::errno::{EINVAL, Result, einval, null, pointer, required, status, write_out, zero};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
 use crate::rate;
@@ -110,7 +110,7 @@ unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh:
     // SAFETY: this function's contract.
     let wc = unsafe { wc.as_ref() }.ok_or_else(|| null("wc"))?;
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
-        return Err(invalid(|| "the completion has no GRH (IBV_WC_GRH), or grh is NULL".to_owned()));
+        return Err(einval("the completion has no GRH (IBV_WC_GRH), or grh is NULL"));
     }
     // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has
     // filled.

@@ -3,7 +3,7 @@
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::domain::hold_parent;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, outside, pointer, required, status, unsupported};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, outside, pointer, required, status, unsupported};
 use crate::event::{count_cq, optional_channel};
 use crate::object::Resource;
 use crate::object::{Object, Token, Unacked};
@@ -35,7 +35,7 @@ const ATTR_MODERATE: u32 = 1;
 /// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
-    let plain = || invalid(|| "the completion queue was made by ibv_create_cq, not ibv_create_cq_ex".to_owned());
+    let plain = || einval("the completion queue was made by ibv_create_cq, not ibv_create_cq_ex");
     if inner.is_extended { Ok(&inner.cq) } else { Err(plain()) }
 }
 

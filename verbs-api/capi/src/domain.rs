@@ -7,7 +7,7 @@
 //! domain within this process only.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
-use crate::errno::{Errno, Result, invalid, no_comp_mask, pointer, required, silent, status};
+use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, pointer, required, silent, status};
 use crate::object::{Allocators, Object};
 use crate::objects::{Parent, PdInner, context, pd};
 use core::ffi::c_int;
@@ -24,9 +24,11 @@ const MASK_UNPROTECTED: u32 = 4;
 /// Marks the parent domain `handle` as used by a CQ; EINVAL if it is no parent domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
     let inner = &Object::<ibv_pd>::live(handle)?.inner;
-    inner.parent.as_ref().map(|_| inner.pd.hold()).ok_or_else(|| {
-        invalid(|| "parent_domain is an ordinary protection domain, not one of ibv_alloc_parent_domain".to_owned())
-    })
+    inner
+        .parent
+        .as_ref()
+        .map(|_| inner.pd.hold())
+        .ok_or_else(|| einval("parent_domain is an ordinary protection domain, not one of ibv_alloc_parent_domain"))
 }
 
 fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> {
@@ -41,9 +43,7 @@ fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> 
         return Ok(None);
     }
     let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
-        return Err(invalid(|| {
-            "alloc or free is NULL, although comp_mask has IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS".to_owned()
-        }));
+        return Err(einval("alloc or free is NULL, although comp_mask has IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS"));
     };
     let pd_context = if given(MASK_PD_CONTEXT) { attr.pd_context } else { core::ptr::null_mut() };
     Ok(Some(Allocators { alloc, free, pd_context }))
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let attr = required!(attr);
         let base = pd(attr.pd)?;
         if !Arc::ptr_eq(base.context(), context) {
-            return Err(invalid(|| "attr->pd belongs to another context".to_owned()));
+            return Err(einval("attr->pd belongs to another context"));
         }
         let allocators = allocators(attr)?;
         let td = Object::<ibv_td>::optional(attr.td)?.map(|object| Arc::clone(&object.inner));

@@ -35,20 +35,15 @@ impl Errno {
 
 impl From<roxe_provider::Error> for Errno {
     fn from(error: roxe_provider::Error) -> Self {
+        static REPORTED: Once = Once::new();
         if error.is_about_host() {
-            tell_once(&error);
+            // The first one, because the program itself only sees the errno.
+            REPORTED.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
         } else {
             explain::because(|| error.to_string());
         }
         Self(error.errno())
     }
-}
-
-/// Writes the first host error to standard error: the program itself only sees the errno.
-#[cold]
-fn tell_once(error: &roxe_provider::Error) {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
 }
 
 impl From<roxe_provider::PostError> for Errno {
@@ -72,6 +67,12 @@ impl From<std::io::Error> for Errno {
 pub(crate) fn invalid(why: impl FnOnce() -> String) -> Errno {
     explain::because(why);
     EINVAL
+}
+
+/// EINVAL for the reason `why`.
+#[cold]
+pub(crate) fn einval(why: &'static str) -> Errno {
+    invalid(|| why.to_owned())
 }
 
 /// EOPNOTSUPP for an argument; `why` names it, its value and the supported ones.

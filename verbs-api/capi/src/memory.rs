@@ -6,8 +6,8 @@
 
 use crate::abi::*;
 use crate::errno::{
-    EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, no_comp_mask, null, outside, pointer, required, silent,
-    status, zero,
+    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, null, outside, pointer, required,
+    silent, status, zero,
 };
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context, context_of, pd};
@@ -524,9 +524,9 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
             Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
         let region = Object::<ibv_mr>::trusted(info.mr);
         if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
-            return Err(invalid(|| {
-                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was".into()
-            }));
+            return Err(einval(
+                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was",
+            ));
         }
         bind_operation(&mw.inner, MwKind::Two, tagged_key(&mw.inner, rkey), region, info)
     }

@@ -226,11 +226,11 @@ impl<E: Exposed> Object<E> {
         let is_other = REGISTRY.lock().by_address.contains_key(&address);
         invalid(|| {
             if is_destroyed {
-                format!("the {kind} at {address:#x} was destroyed before")
+                format!("the {kind} at {address:#x} is already destroyed")
             } else if is_other {
-                format!("what is at {address:#x} is no {kind} but another kind of object")
+                format!("the object at {address:#x} is no {kind} but another kind of object")
             } else {
-                format!("there is no {kind} at {address:#x}: it was destroyed, or another library made it")
+                format!("there is no {kind} at {address:#x}: it was destroyed, or belongs to another library")
             }
         })
     }

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, null, outside, status, zero};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, outside, required, status, zero};
 use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
@@ -173,26 +173,17 @@ pub(crate) unsafe extern "C" fn query_port(
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
         let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?)?;
-        // SAFETY: NULL or a variable of the program.
-        let speed = unsafe { speed.as_mut() }.ok_or_else(|| null("speed"))?;
-        *speed = lanes(attr.active_width) * lane_speed(attr.active_speed);
+        // IBA §14.2.5.6, PortInfo: LinkWidthActive; LinkSpeedActive and LinkSpeedExtActive for SDR,
+        // QDR and EDR.
+        let lanes = if attr.active_width == 2 { 4 } else { 1 };
+        let lane_speed = match attr.active_speed {
+            1 => 25,
+            4 => 100,
+            _ => 250,
+        };
+        *required!(mut speed) = lanes * lane_speed;
         Ok(())
     })
-}
-
-/// Lanes of a width code (IBA §14.2.5.6, PortInfo:LinkWidthActive).
-fn lanes(code: u8) -> u64 {
-    if code == 2 { 4 } else { 1 }
-}
-
-/// Speed of a lane in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and LinkSpeedExtActive):
-/// SDR, QDR or EDR.
-fn lane_speed(code: u8) -> u64 {
-    match code {
-        1 => 25,
-        4 => 100,
-        _ => 250,
-    }
 }
 
 /// `man ibv_query_gid`: an empty entry is all zero.

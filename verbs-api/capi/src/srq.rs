@@ -5,7 +5,7 @@ use crate::abi::*;
 use crate::cq::extended_cq;
 use crate::data_path::{SgeList, report_bad};
 use crate::domain::xrcd;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, pointer, required, status, write_out};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, pointer, required, status, write_out};
 use crate::garbage;
 use crate::object::{Object, Resource, Token, Unacked};
 use crate::objects::{SrqInner, allocator, context, context_of, cq, pd, srq};
@@ -75,10 +75,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
-    status(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        unsafe { write_out(out, attr(srq(handle)?)) }
-    })
+    // SAFETY: NULL or a whole structure of the program.
+    status(|| unsafe { write_out(out, attr(srq(handle)?)) })
 }
 
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
@@ -106,10 +104,16 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         context(handle)?;
         let init = required!(mut init);
         if init.comp_mask == SRQ_MASK_XRC && init.srq_type == XRC {
-            return create_xrc(init);
+            let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
+            let make = |init: SrqInit| domain.create_srq(own, completes, init);
+            return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
-            return create_tagged(init);
+            // Only an extended CQ reports the matched tag; libmlx5 refuses others, too.
+            let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
+            let [max_tags, max_ops] = init.tm_cap;
+            let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
+            return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
@@ -122,21 +126,12 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// Creates an SRQ of an XRC domain (`man ibv_create_srq_ex`).
-fn create_xrc(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
-    let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
-    let make = |init: SrqInit| domain.create_srq(own, completes, init);
-    publish(init.pd, init.srq_context, &mut init.attr, make)
-}
-
 /// `man ibv_get_srq_num`: EINVAL for an SRQ of no XRC domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
-        let found = srq(handle)?
-            .number()
-            .ok_or_else(|| invalid(|| "the shared receive queue is of no XRC domain".to_owned()))?;
+        let none = || einval("the shared receive queue is of no XRC domain");
         // SAFETY: NULL or a variable of the program.
-        unsafe { write_out(number, found) }
+        unsafe { write_out(number, srq(handle)?.number().ok_or_else(none)?) }
     })
 }
 
@@ -147,15 +142,6 @@ const TM_SYNC: c_int = 2;
 const ADD: c_int = 0;
 const DEL: c_int = 1;
 const SYNC: c_int = 2;
-
-/// Creates an SRQ with tag matching. EINVAL without an extended CQ, as in libmlx5: no other reports
-/// the matched tag.
-fn create_tagged(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
-    let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
-    let [max_tags, max_ops] = init.tm_cap;
-    let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
-    publish(init.pd, init.srq_context, &mut init.attr, make)
-}
 
 /// Executes one operation of a list.
 ///

@@ -2,7 +2,7 @@
 //! all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the lock.
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap, ibv_sge};
-use crate::errno::{EINVAL, Errno, Result, invalid, unsupported};
+use crate::errno::{EINVAL, Errno, Result, einval, invalid, unsupported};
 use core::ops::Range;
 use parking_lot::Mutex;
 use roxe_check::explain::because;
@@ -112,9 +112,9 @@ impl Batch {
 
     /// The current request; EINVAL before the first one.
     fn last(&mut self) -> Result<&mut Built> {
-        self.requests.last_mut().ok_or_else(|| {
-            invalid(|| "a setter (ibv_wr_set_...) came before the request that it belongs to".to_owned())
-        })
+        self.requests
+            .last_mut()
+            .ok_or_else(|| einval("a setter (ibv_wr_set_...) came before the request that it belongs to"))
     }
 
     /// The current request; EINVAL for a QP of another service.

@@ -4,7 +4,7 @@ use super::addrinfo::read;
 use super::id::{CmId, Depths, live, no_device, provided, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, outside, required, zero};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, outside, required, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
@@ -71,7 +71,7 @@ fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> 
     }
     let Some(wanted) = wanted else {
         let is_null = queue_pair(object).is_null();
-        let refused = || Err(invalid(|| "conn_param is NULL, and the identifier has no queue pair".to_owned()));
+        let refused = || Err(einval("conn_param is NULL, and the identifier has no queue pair"));
         return if is_null { refused() } else { Ok(()) };
     };
     let attr = device_attr(object)?;

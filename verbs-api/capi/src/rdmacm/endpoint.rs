@@ -7,9 +7,9 @@ use super::event;
 use super::id::{Template, live};
 use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
-use super::resolve::{self, bind, resolve, resolve_route};
+use super::resolve::{self, LEVEL_IB, PATH, bind, resolve, resolve_route};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, invalid, null, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, null, silent, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
@@ -85,7 +85,7 @@ unsafe fn active(
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
-        unsafe { resolve::set_path(id, res.ai_route, res.ai_route_len) }?;
+        unsafe { resolve::set(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
         resolve_route(id, RESOLVE_TIMEOUT_MS)?;
@@ -119,9 +119,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;
         if id.is_null() || !synchronous {
-            return Err(invalid(|| {
-                "id is NULL, or the listener has an event channel and is not synchronous".to_owned()
-            }));
+            return Err(einval("id is NULL, or the listener has an event channel and is not synchronous"));
         }
         release_event(listen);
         // SAFETY: alive; a synchronous identifier belongs to one thread at a time.

@@ -7,7 +7,7 @@
 use super::addrinfo::AddrInfoList;
 use super::{addrinfo, devices};
 use crate::abi::{rdma_event_channel, *};
-use crate::errno::{Errno, Result, invalid, pointer, silent};
+use crate::errno::{Errno, Result, einval, invalid, pointer, silent};
 use crate::lock::{ChannelTurn, CmIdState};
 use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp;
@@ -71,7 +71,6 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
 
-const PKEY: u16 = u16::MAX;
 /// Selector of a path record: exactly this value (IBA §15.2.5.16).
 const EXACTLY: u8 = 2;
 
@@ -164,7 +163,7 @@ pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
 }
 
 pub(super) fn no_device() -> Errno {
-    invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
+    einval("the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first")
 }
 
 pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
@@ -249,41 +248,33 @@ fn proposal(data: &EventData) -> Depths {
 
 /// Updates the public fields: device, addresses, path, and the state of the queue pair.
 pub(super) fn show(object: &Object<CmId>) -> Result<()> {
-    let id = &object.inner.id;
-    show_addresses(object, id.local_addr(), id.peer_addr());
+    let (id, exposed) = (&object.inner.id, object.exposed());
+    let (local, peer) = (id.local_addr(), id.peer_addr());
+    let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
+    let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: u16::MAX };
+    let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
+    // SAFETY: alive; programs read these fields and only we write them.
+    unsafe { (*exposed).public.route.addr = rdma_addr { src, dst, ibaddr } };
     if let Some(path) = id.path() {
         show_path(object, &path);
     }
     // SAFETY: alive; the program does not write to it during a call.
-    let qp = unsafe { (*object.exposed()).public.qp };
+    let qp = unsafe { (*exposed).public.qp };
     // The program may have destroyed the queue pair itself.
     if Object::<ibv_qp_ex>::if_alive(qp).is_some() {
         show_state(qp).ok();
     }
-    show_device(object)
-}
-
-fn show_device(object: &Object<CmId>) -> Result<()> {
-    let Some(device) = object.inner.id.device() else { return Ok(()) };
+    let Some(device) = id.device() else { return Ok(()) };
     let (context, pd) = devices::defaults(&device)?;
     // SAFETY: alive; programs read these fields and only we write them.
     unsafe {
-        let id = &raw mut (*object.exposed()).public;
-        (*id).verbs = context;
-        (*id).port_num = object.inner.id.port();
-        if (*id).pd.is_null() {
-            (*id).pd = pd;
+        (*exposed).public.verbs = context;
+        (*exposed).public.port_num = id.port();
+        if (*exposed).public.pd.is_null() {
+            (*exposed).public.pd = pd;
         }
     }
     Ok(())
-}
-
-fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Address>) {
-    let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
-    let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
-    let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: PKEY.to_be() };
-    // SAFETY: alive; programs read these fields and only we write them.
-    unsafe { (*object.exposed()).public.route.addr = rdma_addr { src, dst, ibaddr } };
 }
 
 fn show_path(object: &Object<CmId>, path: &Path) {

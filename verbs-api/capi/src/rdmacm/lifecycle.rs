@@ -5,7 +5,7 @@ use super::id;
 use super::id::OwnChannel;
 use super::id::{CmId, create_on, default_type, live, port_space};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::{Result, invalid, null, zero};
+use crate::errno::{Result, einval, null, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -85,7 +85,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     let synchronous = channel.is_null();
     let was_synchronous = object.inner.state.lock().synchronous;
     if synchronous && was_synchronous {
-        return Err(invalid(|| "channel is NULL, and the identifier is synchronous already".to_owned()));
+        return Err(einval("channel is NULL, and the identifier is synchronous already"));
     }
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);

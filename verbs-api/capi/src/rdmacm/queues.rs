@@ -4,7 +4,7 @@ use super::devices::{made, xrc_domain};
 use super::id::{CmId, QpHandle, live, no_device, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::errno::{EINVAL, Errno, Result, invalid, null, outside, required, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, null, outside, required, silent, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -19,7 +19,7 @@ use roxe_provider::QpState;
 use roxe_transport::cx::Side;
 
 fn foreign_pd() -> Errno {
-    invalid(|| "the protection domain belongs to another context than the identifier (id->verbs)".to_owned())
+    einval("the protection domain belongs to another context than the identifier (id->verbs)")
 }
 
 /// The structure and the context of an identifier; EINVAL if it is not bound to a device.
@@ -64,7 +64,7 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     let (id, context) = bound(object)?;
     // SAFETY: alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
-        return Err(invalid(|| "the identifier has a queue pair already".to_owned()));
+        return Err(einval("the identifier has a queue pair already"));
     }
     fill_in(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
@@ -240,9 +240,9 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     // SAFETY: alive; programs only read the fields.
     let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
     if has_one || init.comp_mask & SRQ_TYPE == 0 {
-        return Err(invalid(|| {
-            "the identifier has a shared receive queue already, or comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE".to_owned()
-        }));
+        return Err(einval(
+            "the identifier has a shared receive queue already, or comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE",
+        ));
     }
     let is_given = |bit| init.comp_mask & bit != 0;
     let (has_pd, has_xrcd, has_cq) = (is_given(SRQ_PD), is_given(SRQ_XRCD), is_given(SRQ_CQ));

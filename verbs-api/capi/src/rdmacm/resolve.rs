@@ -108,14 +108,14 @@ pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
 const LEVEL_ID: c_int = 0;
-const LEVEL_IB: c_int = 1;
+pub(super) const LEVEL_IB: c_int = 1;
 /// `RDMA_OPTION_ID_*`.
 const TOS: c_int = 0;
 const REUSEADDR: c_int = 1;
 const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 /// `RDMA_OPTION_IB_PATH`.
-const PATH: c_int = 1;
+pub(super) const PATH: c_int = 1;
 /// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path of a connection.
 const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 /// Value bits of a path record's field; the selector is above them.
@@ -144,18 +144,8 @@ pub(super) unsafe fn set(
 ) -> Result<()> {
     let object = live(id)?;
     // SAFETY: this function's contract.
-    let option = unsafe { parse(level, name, value, len) }?;
-    object.inner.id.set_option(option)?;
+    object.inner.id.set_option(unsafe { parse(level, name, value, len) }?)?;
     show(object)
-}
-
-/// Sets the path of an endpoint.
-///
-/// # Safety
-/// As for [`set`].
-pub(super) unsafe fn set_path(id: *mut rdma_cm_id, value: *const c_void, len: usize) -> Result<()> {
-    // SAFETY: this function's contract.
-    unsafe { set(id, LEVEL_IB, PATH, value, len) }
 }
 
 /// # Safety

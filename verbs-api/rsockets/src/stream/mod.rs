@@ -251,10 +251,16 @@ impl Inner {
             Phase::Opening(_) => self.progress_opening(channel),
             Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => false,
         };
-        if changed {
-            self.note_break();
-            self.watchers.wake();
+        if !changed {
+            return;
         }
+        if let Phase::Open(open) = &self.phase
+            && open.stream.link() == Link::Broken
+            && !std::mem::replace(&mut self.broken, true)
+        {
+            self.error = libc::ECONNRESET;
+        }
+        self.watchers.wake();
     }
 
     fn progress_opening(&mut self, channel: &EventChannel) -> bool {
@@ -276,15 +282,6 @@ impl Inner {
             open.progress(channel, !self.watchers.is_empty());
         }
         changed
-    }
-
-    fn note_break(&mut self) {
-        if let Phase::Open(open) = &self.phase
-            && open.stream.link() == Link::Broken
-            && !std::mem::replace(&mut self.broken, true)
-        {
-            self.error = libc::ECONNRESET;
-        }
     }
 
     /// The outcome of connecting, once known.
@@ -365,19 +362,17 @@ impl Stream {
     /// # Errors
     /// EINVAL if it is not listening, EAGAIN.
     pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
-        wait::retry(self, wait, libc::POLLIN, || self.next_accepted())
-    }
-
-    fn next_accepted(&self) -> io::Result<Option<Self>> {
-        let mut inner = self.inner.lock();
-        let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
-        let was_full = !listening.has_room();
-        let next = listening.accepted.pop_front();
-        drop(inner);
-        if was_full {
-            service::wake();
-        }
-        Ok(next)
+        wait::retry(self, wait, libc::POLLIN, || {
+            let mut inner = self.inner.lock();
+            let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
+            let was_full = !listening.has_room();
+            let next = listening.accepted.pop_front();
+            drop(inner);
+            if was_full {
+                service::wake();
+            }
+            Ok(next)
+        })
     }
 
     fn take_requests(&self) {
@@ -487,7 +482,14 @@ impl Stream {
                 return Ok(true);
             }
         }
-        inner.ended()
+        match &inner.phase {
+            // A broken connection is ECONNRESET, once.
+            Phase::Open(open) if open.stream.at_end() => match std::mem::take(&mut inner.error) {
+                0 => Ok(true),
+                error => Err(os(error)),
+            },
+            _ => Ok(false),
+        }
     }
 
     pub(crate) fn protection_domain(&self) -> io::Result<ProtectionDomain> {
@@ -545,21 +547,6 @@ impl Inner {
             Phase::Closed => Err(os(libc::EBADF)),
             _ if self.error != 0 => Err(os(std::mem::take(&mut self.error))),
             _ => Err(os(libc::ENOTCONN)),
-        }
-    }
-
-    /// Returns true if no more data will arrive.
-    ///
-    /// # Errors
-    /// ECONNRESET, once, if the connection broke.
-    fn ended(&mut self) -> io::Result<bool> {
-        match &self.phase {
-            Phase::Open(open) if !open.stream.at_end() => Ok(false),
-            Phase::Open(_) => match std::mem::take(&mut self.error) {
-                0 => Ok(true),
-                error => Err(os(error)),
-            },
-            _ => Ok(false),
         }
     }
 }

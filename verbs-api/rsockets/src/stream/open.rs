@@ -38,23 +38,20 @@ impl Opening {
     /// The reason of a failure.
     pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
-            CmEventKind::AddrResolved => self.find_route(settings)?,
+            CmEventKind::AddrResolved => match settings.path {
+                Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::of)?,
+                None => self.id.resolve_route(LOOKUP).map_err(errno::of)?,
+            },
             CmEventKind::RouteResolved => self.request(settings)?,
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
             _ => {
                 let answer = event.expect(CmEventKind::Established).map_err(|failed| os(failed.errno()))?;
-                return self.established(&answer, settings).map(Some);
+                let peer = ConnData::decode(answer.private_data()).map_err(|_| os(libc::ENOTSUP))?;
+                let endpoint = self.endpoint.take().ok_or_else(|| os(libc::EPROTO))?;
+                return Ok(Some(Open::new(self.id.clone(), endpoint, peer, settings.inline, true)));
             }
         }
         Ok(None)
-    }
-
-    fn find_route(&self, settings: &Settings) -> io::Result<()> {
-        let found = match settings.path {
-            Some(path) => self.id.set_option(IdOption::Path(path)),
-            None => self.id.resolve_route(LOOKUP),
-        };
-        found.map_err(errno::of)
     }
 
     fn request(&mut self, settings: &Settings) -> io::Result<()> {
@@ -69,12 +66,6 @@ impl Opening {
         self.id.connect(&param).map_err(errno::of)?;
         self.endpoint = Some(endpoint);
         Ok(())
-    }
-
-    fn established(&mut self, event: &CmEvent, settings: &Settings) -> io::Result<Open> {
-        let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::ENOTSUP))?;
-        let endpoint = self.endpoint.take().ok_or_else(|| os(libc::EPROTO))?;
-        Ok(Open::new(self.id.clone(), endpoint, peer, settings.inline, true))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Options of streams. Options without a meaning over RDMA, as many of TCP, are accepted and ignored.
 //! `RDMA_ROUTE` is the path of the connection as path records.
 
+use super::settings::queue;
 use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
@@ -101,8 +102,8 @@ impl Inner {
             return Err(os(libc::EINVAL));
         }
         match name {
-            RDMA_SQSIZE => self.settings.set_send_queue(number(value)?),
-            RDMA_RQSIZE => self.settings.set_recv_queue(number(value)?),
+            RDMA_SQSIZE => self.settings.sizes.send_queue = queue(number(value)?),
+            RDMA_RQSIZE => self.settings.sizes.recv_queue = queue(number(value)?),
             RDMA_INLINE => self.settings.inline = number(value)?,
             RDMA_IOMAPSIZE => self.settings.set_iomaps(number(value)?),
             RDMA_ROUTE => self.settings.path = Some(decode(value).ok_or_else(|| os(libc::EINVAL))?),

@@ -61,14 +61,6 @@ impl Settings {
         self.sizes.send_buffer = bytes.saturating_mul(2).clamp(2 * LOW_WATER, MOST_BUFFER);
     }
 
-    pub(crate) fn set_send_queue(&mut self, requests: u32) {
-        self.sizes.send_queue = queue(requests);
-    }
-
-    pub(crate) fn set_recv_queue(&mut self, messages: u32) {
-        self.sizes.recv_queue = queue(messages);
-    }
-
     /// RDMA_IOMAPSIZE: rounded down to a count that connection data can hold.
     pub(crate) fn set_iomaps(&mut self, mappings: u32) {
         self.sizes.iomaps = unscale(scale(u16::try_from(mappings).unwrap_or(u16::MAX)));
@@ -80,7 +72,7 @@ impl Settings {
     }
 }
 
-fn queue(len: u32) -> u16 {
+pub(crate) fn queue(len: u32) -> u16 {
     len.clamp(*QUEUES.start(), *QUEUES.end()) as u16
 }
 
@@ -99,8 +91,7 @@ mod tests {
         let mut settings = Settings::new();
         settings.set_recv_buffer(5000);
         settings.set_send_buffer(0);
-        settings.set_send_queue(1);
-        settings.set_recv_queue(u32::MAX);
+        (settings.sizes.send_queue, settings.sizes.recv_queue) = (queue(1), queue(u32::MAX));
         settings.set_iomaps(300);
         let expected = Sizes { send_queue: 16, recv_queue: 16384, send_buffer: 4096, recv_buffer: 10_000, iomaps: 256 };
         assert_eq!(settings.sizes(), expected);
