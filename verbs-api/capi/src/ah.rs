@@ -112,8 +112,7 @@ unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh:
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
         return Err(einval("the completion has no GRH (IBV_WC_GRH), or grh is NULL"));
     }
-    // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has
-    // filled.
+    // SAFETY: not NULL; a completion with this flag has filled the receive area.
     let area = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     reply_to(context, port, wc, &area)
 }
@@ -126,8 +125,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     zero(|| {
-        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a
-        // whole structure.
+        // SAFETY: a completion and the area in front of its datagram; NULL or a whole structure.
         unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
     })
 }

@@ -22,8 +22,7 @@ pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
     Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
-/// `man ibv_close_device`. Objects that the program did not destroy keep the engine running until
-/// the process ends.
+/// `man ibv_close_device`. Objects that are left keep the engine running until the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
     zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
@@ -83,8 +82,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
         let wanted = identity(cmd_fd)?;
         let is_it = |object: &Object<verbs_context>| {
             let context = &object.inner.context;
-            // SAFETY: the structure lives as long as the object and the field is never written
-            // after creation.
+            // SAFETY: the structure is alive; the field is never written after creation.
             let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };

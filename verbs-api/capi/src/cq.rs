@@ -1,5 +1,4 @@
-//! Completion queues: create, resize, modify and destroy. Polling is in `data_path.rs` and
-//! `cq_ex.rs`.
+//! Completion queues: create, resize, modify, destroy. Polling: `data_path.rs` and `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::domain::hold_parent;

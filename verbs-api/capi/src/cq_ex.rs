@@ -1,5 +1,4 @@
-//! Extended completion queues: polled one entry at a time, with a function for each field (`man
-//! ibv_create_cq_ex`).
+//! Extended completion queues (`man ibv_create_cq_ex`): one entry at a time, a function per field.
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
 use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
@@ -36,8 +35,7 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
         (cqe.byte_len, cqe.src_qpn, cqe.extra) = (POISON, Qpn::new(POISON), WcExtra::Imm(ImmDt(POISON.to_ne_bytes())));
     }
     let public = object.exposed();
-    // SAFETY: the cursor is locked by this thread, and the program reads the public fields only
-    // between polls.
+    // SAFETY: this thread locked the cursor; the program reads public fields between polls only.
     unsafe {
         (*object.inner.cursor.data_ptr()).entry = cqe;
         (&raw mut (*public).status).write(cqe.status as u32);

@@ -41,8 +41,8 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
-/// Value of undefined fields of a completion with the checker on. A card leaves them undefined, so a
-/// program that reads them shows the mistake.
+/// Value of undefined fields of a completion with the checker on. A card leaves them undefined, so
+/// a program that reads them shows the mistake.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -117,8 +117,8 @@ pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_onl
 
 const LISTS: &str = "0 to max_sge of the device";
 
-/// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears the
-/// whole list for each message.
+/// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears
+/// the whole list for each message.
 pub(crate) struct SgeList {
     items: [MaybeUninit<Sge>; MAX_SGE as usize],
 }
@@ -172,8 +172,7 @@ impl InlineData {
             })?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
-                // SAFETY: `room` has `count` bytes; the source has them by this function's
-                // contract.
+                // SAFETY: `room` has `count` bytes, and so has the source by the contract.
                 unsafe { room.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, count) };
             }
             len += count;
@@ -189,8 +188,7 @@ impl InlineData {
 /// The member of the union that belongs to the opcode is filled.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     let imm = ImmDt(wr.imm_data.to_ne_bytes());
-    // SAFETY: this function's contract; each arm reads the member of its opcode. Any bytes make
-    // valid integers.
+    // SAFETY: this function's contract; each arm reads the member of its opcode, of integers.
     unsafe {
         let (rdma, atomic) = (|| wr.wr.rdma, || wr.wr.atomic);
         Ok(match wr.opcode {
@@ -299,8 +297,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: the list ends with NULL and its elements are whole structures of the
-            // program.
+            // SAFETY: the list ends with NULL; its elements are whole structures.
             let posted = unsafe {
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };

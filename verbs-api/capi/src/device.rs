@@ -122,8 +122,7 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads the file `dir/name` into `buf` as a string without its last newline. Returns its length,
-/// or -1.
+/// Reads `dir/name` into `buf` as a string without the last newline. Returns its length, or -1.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     name: *const c_char,
@@ -136,8 +135,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         }
         // SAFETY: two C strings of the program, not NULL.
         let (dir, name) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(name)) };
-        // SAFETY: `size` writable bytes of the program, not NULL; any bytes make a valid slice of
-        // u8.
+        // SAFETY: `size` writable bytes of the program, not NULL.
         let buf = unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), size) };
         read_line(&dir.to_string_lossy(), &name.to_string_lossy(), buf)
     })

@@ -4,8 +4,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use roxe_transport::wr::WC_STATUS_TEXTS;
 
-/// Declares functions that name the values of an enumeration from 0 on: `function, name of other
-/// values: names`.
+/// Declares functions that name enumeration values from 0 on: `function, other values: names`.
 macro_rules! names {
     ($($(#[$doc:meta])* $function:ident, $other:literal: $names:expr;)+) => {
         $(

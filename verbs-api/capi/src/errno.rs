@@ -155,8 +155,8 @@ fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))).map_err(explained::<F>)
 }
 
-/// Runs `body` like [`caught`], with cancellation of the thread off: a cancellation unwinds too, and
-/// catching it ends the process.
+/// Runs `body` like [`caught`], with cancellation of the thread off: a cancellation unwinds too,
+/// and catching it ends the process.
 pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();

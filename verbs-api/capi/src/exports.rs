@@ -1,9 +1,9 @@
 //! The dynamic symbols of the shared object: name, version node and function of each.
 //!
-//! Each symbol is a label with a jump to the Rust function, and a `.symver` line with its public name
-//! and version. Both must be in one object file, which an attribute on the Rust function cannot
-//! guarantee across codegen units. `exports.map` repeats the names for the linker; a test compares
-//! both with the finished file.
+//! Each symbol is a label with a jump to the Rust function, and a `.symver` line with its public
+//! name and version. Both must be in one object file, which an attribute on the Rust function
+//! cannot guarantee across codegen units. `exports.map` repeats the names for the linker; a test
+//! compares both with the finished file.
 //!
 //! Unsupported symbols that report errors alike share one function. It reads no arguments, so the
 //! calling convention allows any number and types.
@@ -56,7 +56,7 @@ macro_rules! export {
     };
 }
 
-/// Unsupported names: `"NODE", function: name name ...`, with the functions at the end of this file.
+/// Unsupported names: `"NODE", function: name name ...`; the functions are at the end.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, "@@@", $name, crate::exports::$answer);)+)+
@@ -199,8 +199,7 @@ pub(crate) extern "C" fn null() -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// Answer of calls that return -1 and set `errno`. `c_long` covers those that return `ssize_t` or
-/// an offset.
+/// Answer of calls that return -1 and set `errno`; wide enough for `ssize_t` and `off_t`.
 pub(crate) extern "C" fn minus_one() -> c_long {
     set_errno(libc::EOPNOTSUPP);
     -1

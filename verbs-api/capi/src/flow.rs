@@ -9,7 +9,7 @@ use crate::abi::{
     ibv_context, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow, ibv_flow_attr, ibv_qp,
     ibv_qp_ex,
 };
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, null, pointer, required, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, required, status};
 use crate::object::Object;
 use crate::objects::context;
 use core::ffi::c_int;
@@ -27,8 +27,7 @@ const INNER: u32 = 0x100;
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_COUNT: u32 = 0x1003;
-/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS` and `_ACTION_HANDLE`: defined by verbs,
-/// not supported.
+/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS`, `_ACTION_HANDLE`: not supported.
 const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
 /// Bytes of the type and the size in front of every specification.
 const HEADER: usize = 6;
@@ -158,8 +157,7 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
         }
         let mut bytes = [0; LONGEST];
         let read = size.min(LONGEST);
-        // SAFETY: the specification has `size` bytes by this function's contract; the copy has room
-        // for `read`.
+        // SAFETY: the specification has `size` bytes by the contract, the copy `read`.
         unsafe { at.copy_to_nonoverlapping(bytes.as_mut_ptr(), read) };
         specs.add(kind, &bytes[..read])?;
         at = at.wrapping_add(size);
@@ -167,8 +165,7 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     Ok(specs)
 }
 
-/// The kind of a rule, and true if frames pass on. EINVAL for undefined values, EOPNOTSUPP for
-/// rules on egress.
+/// Kind of a rule, and true if frames pass on; EINVAL if undefined, EOPNOTSUPP on egress.
 fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
         return Err(EINVAL);
@@ -199,8 +196,7 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     Ok(FlowInit { kind, wanted, passes, drops, tag: tag.unwrap_or_default(), counters })
 }
 
-/// `man ibv_create_flow`: EINVAL for undefined values, EOPNOTSUPP for UD and for matches that are not
-/// supported.
+/// `man ibv_create_flow`: EOPNOTSUPP for UD and for matches that are not supported.
 pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     pointer(|| {
         let qp = Object::<ibv_qp_ex>::live(handle)?;
@@ -238,8 +234,7 @@ pub(crate) unsafe extern "C" fn create_counters(
 ) -> *mut ibv_counters {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        match unsafe { init.as_ref() }.ok_or_else(|| null("init"))?.comp_mask {
+        match required!(init).comp_mask {
             0 => Ok(Object::publish_numbered(Arc::default(), |_| ibv_counters { context: handle })),
             _ => Err(EOPNOTSUPP),
         }
@@ -285,8 +280,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         if values.is_null() || flags & !PREFER_CACHED != 0 || count > MAX_VALUES {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes room for `count` values, and any bytes are valid
-        // ones.
+        // SAFETY: not NULL; the program passes room for `count` values.
         Ok(counters.read(unsafe { core::slice::from_raw_parts_mut(values, count) })?)
     })
 }

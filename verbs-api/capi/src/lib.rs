@@ -2,8 +2,8 @@
 //!
 //! Each function converts C arguments, makes one call of the provider, and returns as the man page
 //! of its name promises. Begin with `exports.rs` (symbols), `errno.rs` (results), `object.rs` and
-//! `objects.rs` (handles) and `data_path.rs` (post and poll). Control calls are in the file of their
-//! object. The C structures are in the package `roxe-abi`.
+//! `objects.rs` (handles) and `data_path.rs` (post and poll). Control calls are in the file of
+//! their object. The C structures are in the package `roxe-abi`.
 //!
 //! Reasons of `unsafe` blocks rest on three promises of every verbs program: pointers are NULL or
 //! valid for their type, an object is not destroyed while another call uses it, and handles of the

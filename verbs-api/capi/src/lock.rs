@@ -1,5 +1,4 @@
-//! The order of this crate's locks, outermost first. All of them are outside those of the crates
-//! below ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
 //!
 //! Two kinds have no rank: locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and
 //! holds as long as it likes, and counts of unacknowledged events, under which no other is taken.

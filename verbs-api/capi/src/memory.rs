@@ -1,8 +1,8 @@
 //! Memory: regions (registration, import, advice), buffers that the library allocates (`man
 //! ibv_alloc_buf`), device memory (`man ibv_alloc_dm`), windows (`man ibv_alloc_mw`), fork calls.
 //!
-//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds a
-//! region of this process by its number; memory of other processes cannot be reached.
+//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds
+//! a region of this process by its number; memory of other processes cannot be reached.
 
 use crate::abi::*;
 use crate::errno::{
@@ -141,8 +141,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: the program promises to own registered memory until it deregisters it.
         unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
-        // SAFETY: the structure is alive, and its fields belong to the call that changes the
-        // region.
+        // SAFETY: alive; the fields belong to the call that changes the region.
         unsafe {
             if flags & REREG_TRANSLATION != 0 {
                 (&raw mut (*exposed).addr).write(addr);
@@ -397,8 +396,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ib
     })
 }
 
-/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees the memory, also for imported
-/// handles.
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Frees it for imported handles,
+/// too.
 pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
     status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
 }
@@ -448,8 +447,7 @@ unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offs
     status(|| {
         // SAFETY: NULL or alive, as everywhere on the data path.
         let dm = unsafe { for_copy(handle, host, length) }?;
-        // SAFETY: not NULL, no longer than a buffer, and the program says that there is room for
-        // this many bytes.
+        // SAFETY: not NULL, no longer than a buffer, with room by the program's promise.
         let out = unsafe { core::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
         Ok(dm.read(offset, out)?)
     })
@@ -492,8 +490,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
     status(|| Object::<ibv_mw>::destroy(handle, release))
 }
 
-/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows that key
-/// in the window.
+/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows the key.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     status(|| {
         let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
@@ -515,8 +512,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 /// structure of the window or the region was overwritten; binds are rare enough to check.
 ///
 /// # Safety
-/// `mw` and the region in `info` are NULL or living handles of ours; `info` is NULL or points to a
-/// whole structure.
+/// `mw` and the region in `info` are NULL or living handles; `info` is NULL or a whole structure.
 pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: this function's contract.
     unsafe {

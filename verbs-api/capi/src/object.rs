@@ -174,8 +174,7 @@ impl<E: Exposed> Object<E> {
     /// Returns the object behind the handle of a control call; EINVAL if there is none of this
     /// kind or its identity fields were overwritten.
     ///
-    /// The program promises, as everywhere in verbs, not to destroy an object while another call
-    /// uses it.
+    /// The program promises not to destroy an object while another call uses it.
     pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
         Self::intact(handle, EINVAL)
     }
@@ -259,8 +258,7 @@ impl<E: Exposed> Object<E> {
         if registry.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
-        // SAFETY: the registry says that a block of this type lies there, and it cannot be freed
-        // while locked.
+        // SAFETY: registered with this type; not freed while the registry is locked.
         Ok(use_it(unsafe { &*Self::block(handle) }))
     }
 
@@ -276,8 +274,7 @@ impl<E: Exposed> Object<E> {
         let mut alive = registry.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
         alive.find_map(|&(address, _)| {
             let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-            // SAFETY: registered with this type, and it cannot be freed while the registry is
-            // locked.
+            // SAFETY: registered with this type; not freed while the registry is locked.
             choose(unsafe { &*Self::block(handle) })
         })
     }
@@ -297,8 +294,7 @@ impl<E: Exposed> Object<E> {
             return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         }
         registry.by_address.remove(&handle.addr());
-        // SAFETY: the block was alive until the line above; removing the entry makes this call its
-        // owner.
+        // SAFETY: alive until the line above; removing the entry makes this call its owner.
         let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
         registry.by_token.remove(&object.token);
         Ok(object)
@@ -374,8 +370,7 @@ impl<E: Exposed> Drop for Retired<E> {
         match self.allocator {
             None if roxe_check::is_checking() => {
                 roxe_check::tell(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
-                // SAFETY: owned; the Rust part is not used after this, and the structure needs no
-                // drop.
+                // SAFETY: owned; the Rust part is not used after this, the structure needs no drop.
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
                 // SAFETY: made by a box, and nothing in it is left to drop.
                 let block = unsafe { Block::new(self.0) };
@@ -402,8 +397,7 @@ pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Objec
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-    // SAFETY: registered with this type, and `retire` needs the lock held here before it can free
-    // the block.
+    // SAFETY: registered with this type; not freed while the registry is locked.
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
@@ -417,8 +411,7 @@ fn is_destroyed(handle: usize) -> bool {
     is_destroyed
 }
 
-/// Delivered events that the program has not acknowledged; destroying the object waits for them
-/// (`man ibv_get_cq_event`).
+/// Unacknowledged events; destroying the object waits for them (`man ibv_get_cq_event`).
 pub(crate) struct Unacked {
     /// Kind of the events, for the checker.
     what: &'static str,
@@ -474,8 +467,7 @@ const USE_DEFAULT: usize = usize::MAX;
 /// upwards keep them aligned.
 const GRAIN: usize = 64;
 
-/// Purpose of a block, as passed to allocators. The upper 32 bits, a driver number of the kernel,
-/// are 0 (unknown).
+/// Purpose of a block, for allocators. The upper 32 bits, a number of kernel drivers, are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Resource {

@@ -115,8 +115,7 @@ pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
 /// The context that a protection domain's structure names.
 pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     let object = Object::<ibv_pd>::live(pd)?;
-    // SAFETY: the structure lives as long as the object and the field is never written after
-    // creation.
+    // SAFETY: the structure is alive; the field is never written after creation.
     Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 

@@ -1,8 +1,9 @@
 //! Queue pairs: create, modify, query and destroy. Posting is in `data_path.rs` and `qp_ex.rs`.
 //!
 //! Extended attributes create two more kinds. A hash QP has only a table of work queues (`wq.rs`).
-//! An XRC target belongs to an XRC domain and may have several handles (`man ibv_open_qp`): it lives
-//! until the last one is destroyed, and its asynchronous events go to the handle that created it.
+//! An XRC target belongs to an XRC domain and may have several handles (`man ibv_open_qp`): it
+//! lives until the last one is destroyed, and its asynchronous events go to the handle that created
+//! it.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
@@ -86,10 +87,7 @@ fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: Qp
 }
 
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    pointer(|| {
-        let init = required!(mut init);
-        create(pd, init, false)
-    })
+    pointer(|| create(pd, required!(mut init), false))
 }
 
 /// `man ibv_wr_post`: NULL unless the QP was created with `send_ops_flags`.
@@ -107,8 +105,7 @@ fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask)
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
-/// The value of an enumeration field if `mask` has `bit`; EINVAL for a number that `convert` does
-/// not know.
+/// The value of an enumeration field if `mask` has `bit`; EINVAL for a number outside it.
 fn coded<T>(
     (mask, bit): (AttrMask, AttrMask),
     code: c_int,
@@ -256,8 +253,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event
-/// is acknowledged.
+/// `man ibv_destroy_qp`: EBUSY in a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     let release = |inner: &QpInner| {
         inner.qp.check_detached()?;
@@ -328,8 +324,7 @@ const MASK_HASH_QP: u32 = QP_PD | QP_IND_TABLE | 1 << 5;
 /// `IBV_QPT_RAW_PACKET`.
 const RAW_PACKET: c_int = 8;
 
-/// The hash of a hash QP: EOPNOTSUPP for another function and for fields that the device does not
-/// hash.
+/// The hash of a hash QP: EOPNOTSUPP for a function or fields that the device lacks.
 fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     let conf = &init.rx_hash_conf;
     if conf.rx_hash_function != wq::TOEPLITZ {
@@ -417,8 +412,7 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece
     })
 }
 
-/// `man ibv_set_ece`: writes the accepted options to `ece`. EOPNOTSUPP without a vendor, EINVAL for
-/// another vendor.
+/// `man ibv_set_ece`: accepts no options. EOPNOTSUPP without a vendor, EINVAL for another one.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let ours = vendor(qp)?;

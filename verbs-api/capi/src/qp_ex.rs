@@ -1,5 +1,4 @@
-//! The `ibv_wr_*` interface: work requests built call by call and posted as one batch (`man
-//! ibv_wr_post`).
+//! The `ibv_wr_*` interface: requests built call by call, posted as a batch (`man ibv_wr_post`).
 //!
 //! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Nothing reaches
 //! the send queue before, so an abort or an error of any call in between has no effect on it.
@@ -86,8 +85,7 @@ unsafe extern "C" fn wr_abort(qp: Qpx) {
     }
 }
 
-/// Declares builders of operations. Each begins a work request with the program's `wr_id` and
-/// `wr_flags`.
+/// Declares builders, which begin a work request with the program's `wr_id` and `wr_flags`.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
@@ -177,8 +175,8 @@ batch_calls! {
     };
 }
 
-/// Sets inline data. Tells the checker first if it exceeds the QP's limit: the batch refuses it before
-/// the QP sees it.
+/// Sets inline data. Tells the checker first if it exceeds the QP's limit: the batch refuses it
+/// before the QP sees it.
 ///
 /// # Safety
 /// As for [`with_batch`], and every buffer is memory that the program may read.

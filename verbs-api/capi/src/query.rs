@@ -45,8 +45,7 @@ const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst` and zeroes the rest of a larger, newer
-/// structure.
+/// Copies the first `size` bytes of `value` to `dst`, and zeroes the rest of a newer structure.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
@@ -54,8 +53,7 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     if dst.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: at most `size` bytes are written, which this function's contract allows; the source
-    // has `size_of::<T>()`.
+    // SAFETY: at most `size` bytes are written; the source has `size_of::<T>()`.
     unsafe {
         dst.cast::<u8>().write_bytes(0, size);
         dst.cast::<u8>().copy_from_nonoverlapping((&raw const *value).cast(), size.min(size_of::<T>()));
@@ -173,8 +171,7 @@ pub(crate) unsafe extern "C" fn query_port(
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
         let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?)?;
-        // IBA §14.2.5.6, PortInfo: LinkWidthActive; LinkSpeedActive and LinkSpeedExtActive for SDR,
-        // QDR and EDR.
+        // IBA §14.2.5.6, PortInfo: LinkWidthActive, LinkSpeedActive, LinkSpeedExtActive.
         let lanes = if attr.active_width == 2 { 4 } else { 1 };
         let lane_speed = match attr.active_speed {
             1 => 25,
@@ -228,8 +225,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if the array is too
-/// short.
+/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL without room.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     handle: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -244,8 +240,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
         }
         for (i, entry) in found.iter().enumerate() {
             let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size));
-            // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below
-            // that.
+            // SAFETY: the program passes `max_entries` entries of `size` bytes.
             unsafe { write_prefix(slot, size, &gid_entry(entry)) }?;
         }
         c_int::try_from(found.len()).map_err(|_| EINVAL)

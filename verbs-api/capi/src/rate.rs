@@ -64,8 +64,7 @@ pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|r| r.mbps == mbps).map_or(RATE_MAX, |r| r.code)
 }
 
-/// Mbit/s of the `static_rate` of an address; 0 for the port's rate and for undefined numbers, which
-/// perftest passes.
+/// Mbit/s of a `static_rate`; 0 for the port's rate and for undefined numbers (perftest).
 pub(crate) fn static_rate(code: u8) -> u32 {
     u32::try_from(ibv_rate_to_mbps(code.into())).unwrap_or(0)
 }

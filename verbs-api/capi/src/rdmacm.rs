@@ -1,5 +1,4 @@
-//! librdmacm: the functions of `rdma/rdma_cma.h`, and support for the inline functions of
-//! `rdma/rdma_verbs.h`.
+//! librdmacm: the functions of `rdma/rdma_cma.h`, with support for `rdma/rdma_verbs.h`.
 //!
 //! The provider's identifiers report to channels and never wait. A synchronous identifier has a
 //! channel of its own, from which its calls wait for their outcome. Events name identifiers by

@@ -1,8 +1,8 @@
 //! librdmacm's sockets: the functions of `rdma/rsocket.h`, over the crate `roxe-rsockets`.
 //!
 //! Each call behaves like the socket call of its name without the `r` (man section 2). This file
-//! interprets C's pointers and lengths: EBADF for a descriptor that is no rsocket, EFAULT for a NULL
-//! that must not be.
+//! interprets C's pointers and lengths: EBADF for a descriptor that is no rsocket, EFAULT for a
+//! NULL that must not be.
 
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};
 use crate::rdmacm::addrinfo;
@@ -75,8 +75,7 @@ unsafe fn bytes_mut<'a>(start: *mut c_void, len: usize) -> Result<&'a mut [u8]> 
     unsafe { slice_mut(start.cast(), len.min(MAX_BYTES)) }
 }
 
-/// The program's address. EINVAL if it is too short for its family, EAFNOSUPPORT for unsupported
-/// families.
+/// The program's address. EINVAL if shorter than its family, EAFNOSUPPORT for other families.
 ///
 /// # Safety
 /// `addr` is NULL or has `len` bytes.
@@ -104,8 +103,7 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
     }
 }
 
-/// The program's variables for an address. `len` is the size of the room, and afterwards the size of
-/// the address.
+/// Variables for an address. `len` is the size of the room, and afterwards of the address.
 #[derive(Clone, Copy)]
 struct AddressOut {
     addr: *mut sockaddr,
@@ -143,8 +141,8 @@ impl AddressOut {
     }
 }
 
-/// `man 7 rsocket`. Refuses flags in `kind`, as rdma-core does: its socket shim offers us every socket
-/// of the process, including our own, which all have a flag.
+/// `man 7 rsocket`. Refuses flags in `kind`, as rdma-core does: its socket shim offers us every
+/// socket of the process, including our own, which all have a flag.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     minus_one(|| match kind {
         SOCK_STREAM | SOCK_DGRAM => Ok(roxe_rsockets::open(domain, kind, protocol)?),
@@ -331,8 +329,8 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     })
 }
 
-/// `fcntl` with `F_GETFL`, `F_SETFL`, `F_GETFD` or `F_SETFD`. Reading the argument is safe without one:
-/// it is in a register.
+/// `fcntl` with `F_GETFL`, `F_SETFL`, `F_GETFD` or `F_SETFD`. Reading the argument is safe without
+/// one: it is in a register.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     minus_one(|| {
         let socket = socket(fd)?;
@@ -364,7 +362,7 @@ pub(crate) unsafe extern "C" fn riomap(
         let shared = prot & libc::PROT_WRITE != 0;
         let access = if shared { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
         let start = NonNull::new(buf.cast()).ok_or(EFAULT)?;
-        // SAFETY: the program passed a buffer and its size, and does not free it before it unmaps it.
+        // SAFETY: the program passed a buffer and its size, and unmaps it before freeing it.
         let region = unsafe { socket.protection_domain()?.register_raw(start, len, access) }.map_err(refusal)?;
         let offset = socket.iomap(region, shared, offset)?;
         usize::try_from(offset).map_err(|_| EINVAL)

@@ -181,8 +181,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_mut() } {
-            // SAFETY: the list ends with NULL and its elements are whole structures of the
-            // program.
+            // SAFETY: the list ends with NULL; its elements are whole structures.
             if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };

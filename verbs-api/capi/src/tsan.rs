@@ -29,8 +29,7 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 }
 
 fn annotation(name: &CStr) -> Option<Annotation> {
-    // SAFETY: the name is a C string; the result is NULL or the function of this name, whose type
-    // is documented.
+    // SAFETY: a C string; the result is NULL or the function of this documented type.
     unsafe { core::mem::transmute::<*mut c_void, Option<Annotation>>(libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) }
 }
 
@@ -78,8 +77,7 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-/// Declares annotated functions: `release` before a post, `acquire` after a call that found a
-/// completion.
+/// Declares annotated functions: `release` before a post, `acquire` after a found completion.
 macro_rules! annotated {
     ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
         $(after acquire if $found:expr)?;)+) => {

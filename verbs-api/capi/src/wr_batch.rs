@@ -1,5 +1,6 @@
-//! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`, posted
-//! all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the lock.
+//! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`,
+//! posted all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the
+//! lock.
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap, ibv_sge};
 use crate::errno::{EINVAL, Errno, Result, einval, invalid, unsupported};

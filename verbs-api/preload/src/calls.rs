@@ -1,6 +1,6 @@
 //! The functions that programs call, under their names in libc and as described in their manual
-//! pages. Comments describe only differences on rsockets. Streams of the C library (`fdopen`) bypass
-//! these functions, so they do not work on rsockets.
+//! pages. Comments describe only differences on rsockets. Streams of the C library (`fdopen`)
+//! bypass these functions, so they do not work on rsockets.
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
@@ -107,8 +107,7 @@ extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *c
     if number < 0 { ordinary() } else { behind_new(rdma, number, domain, kind) }
 }
 
-/// Creates the kernel socket whose number the program gets for an rsocket. `kind` has the program's
-/// flags.
+/// Creates the kernel socket whose number stands for an rsocket; `kind` has the program's flags.
 fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
     let fd = call!(real.socket(domain, kind, 0));
@@ -319,8 +318,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     })
 }
 
-/// Calls `pass` for each message until it fails; returns the number of successes, or -1 if the first
-/// one failed.
+/// Calls `pass` for each message until it fails; returns the successes, or -1 without one.
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
@@ -369,8 +367,7 @@ unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, cou
     unsafe { sendfile(out, file, offset, count) }
 }
 
-/// Sends at most `count` bytes of a file. Returns the number of bytes, and true if a call failed
-/// after them.
+/// Sends at most `count` bytes of a file. Returns the sent bytes, and true after a failure.
 fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
     let mut buffer = vec![0u8; count.min(1 << 16)];
     let mut done = 0;
@@ -483,8 +480,7 @@ fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     behind(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
 }
 
-/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket handles other
-/// requests.
+/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB); the kernel socket handles the others.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
@@ -507,8 +503,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
     call!(real.ioctl(fd, request, arg))
 }
 
-/// `man 2 setsockopt`. The kernel socket stores options of TCP and IP that an rsocket lacks: they are
-/// hints for the network.
+/// `man 2 setsockopt`. The kernel socket stores options of TCP and IP that an rsocket lacks: they
+/// are hints for the network.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let plain = || call!(real.setsockopt(fd, level, name, value, len));

@@ -1,10 +1,10 @@
-//! Configuration from the environment (`RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE`, `RDMAV_FORK_SAFE`) and
-//! from `/etc/rdma/rsocket/preload_config`.
+//! Configuration from the environment (`RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE`, `RDMAV_FORK_SAFE`)
+//! and from `/etc/rdma/rsocket/preload_config`.
 //!
-//! The file has lines `program domain type protocol`: a prefix of the program's name, `INET` `INET6`
-//! `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with their `AF_` `PF_` `SOCK_` `IPPROTO_`, or
-//! `*`. A socket that no line matches stays ordinary. Without a valid line, every program and socket
-//! matches.
+//! The file has lines `program domain type protocol`: a prefix of the program's name, `INET`
+//! `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with their `AF_` `PF_` `SOCK_`
+//! `IPPROTO_`, or `*`. A socket that no line matches stays ordinary. Without a valid line, every
+//! program and socket matches.
 
 use core::ffi::c_int;
 use std::sync::OnceLock;

@@ -3,8 +3,8 @@
 //! The kernel keeps the other members; a wait is a `poll` of the rsockets and of the kernel's set.
 //! Level-triggered, one-shot and edge-triggered members work. An edge is a state that was not
 //! reported since the program last used the socket: it is reported whenever the kernel would, and
-//! sometimes once more, as `man 7 epoll` allows. Sets inside sets or in `poll` show only the kernel's
-//! members.
+//! sometimes once more, as `man 7 epoll` allows. Sets inside sets or in `poll` show only the
+//! kernel's members.
 
 use crate::rdma::rdma;
 use crate::real::real;

@@ -4,8 +4,8 @@
 //! transfers the first byte, the accepting side listens on the same port for RDMA, sends four zero
 //! bytes over TCP, and accepts. The connecting side waits for them before its first byte and
 //! connects. Then both drop the TCP connection. This is compatible with rdma-core's shim and shares
-//! its limits: a process that first waits with `poll` or `select` waits for ever, and a peer without
-//! the shim is not detected.
+//! its limits: a process that first waits with `poll` or `select` waits for ever, and a peer
+//! without the shim is not detected.
 
 use crate::rdma::{Rdma, rdma};
 use crate::real::{number_option, real};
@@ -122,8 +122,8 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     }
 }
 
-/// Waits for other processes of this user that accept. The kernel releases the lock with its holder;
-/// if the file cannot be created, there is no waiting.
+/// Waits for other processes of this user that accept. The kernel releases the lock with its
+/// holder; if the file cannot be created, there is no waiting.
 fn accept_lock() -> Option<File> {
     // SAFETY: takes no pointers.
     let path = format!("/dev/shm/rsocket_fork.{}", unsafe { libc::geteuid() });

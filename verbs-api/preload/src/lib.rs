@@ -2,8 +2,8 @@
 //! rsockets (`man 7 rsocket`), if both ends use it. `roxe run --rsocket` sets it up.
 //!
 //! Every number from `socket` or `accept` is an unconnected kernel socket, which keeps flags and
-//! options. The [`table`] maps it to an rsocket, and [`calls`] use that instead. If `connect` finds no
-//! RDMA at the peer, it connects the kernel socket, which then is an ordinary one.
+//! options. The [`table`] maps it to an rsocket, and [`calls`] use that instead. If `connect` finds
+//! no RDMA at the peer, it connects the kernel socket, which then is an ordinary one.
 //!
 //! The rsocket functions come from the `librdmacm.so.1` that the loader finds ([`rdma`]), possibly
 //! rdma-core's. For settings see [`config`], for `RDMAV_FORK_SAFE` [`fork`]. All code here may be

@@ -139,8 +139,7 @@ impl Drop for Inside {
     }
 }
 
-/// Returns true if the library creates the socket: its code runs on this thread or contains `from`,
-/// the return address.
+/// Returns true if the library creates the socket: on this thread, or `from` returns into it.
 pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }

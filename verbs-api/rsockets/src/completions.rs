@@ -1,5 +1,4 @@
-//! A completion queue that requests an event only while a thread sleeps, because each request has a
-//! cost.
+//! A completion queue that requests an event, which has a cost, only while a thread sleeps.
 
 use roxe::{CompletionChannel, CompletionQueue, Context, Error};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -25,15 +24,15 @@ impl Completions {
         self.channel.as_fd().as_raw_fd()
     }
 
-    /// Requests an event for the next completion. Earlier completions cause none: poll again after it.
+    /// Requests an event for the next completion. Poll again after it for earlier ones.
     pub(crate) fn arm(&mut self) {
         if !std::mem::replace(&mut self.armed, true) {
             self.cq.req_notify(false);
         }
     }
 
-    /// Consumes pending events. If `watched`, a thread sleeps or is about to: requests another event,
-    /// because the thread may wait for a later completion.
+    /// Consumes pending events. If `watched`, a thread sleeps or is about to: requests another
+    /// event, because the thread may wait for a later completion.
     pub(crate) fn take_events(&mut self, watched: bool) {
         if !self.armed {
             return;

@@ -2,7 +2,8 @@
 //!
 //! A set exists here, not in the kernel; a wait is a [`poll`](crate::poll()) of its members. Its
 //! number is an empty epoll descriptor, which no file shares and which never polls as writable.
-//! Reports are level-triggered: an edge-triggered member may get extra reports, as `epoll(7)` allows.
+//! Reports are level-triggered: an edge-triggered member may get extra reports, as `epoll(7)`
+//! allows.
 
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
@@ -75,8 +76,7 @@ impl Members {
     }
 }
 
-/// Creates a set and returns its number: `repoll_create`. `flags` may be `EPOLL_CLOEXEC`, which is
-/// always on.
+/// Creates a set and returns its number: `repoll_create`. `EPOLL_CLOEXEC` is always on.
 ///
 /// # Errors
 /// EINVAL for other flags; EMFILE.
@@ -90,8 +90,8 @@ pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
     Ok(number)
 }
 
-/// Closes a set or a socket: `rclose`. A connected stream first delivers its data. In a forked child
-/// it only closes the descriptor, and the parent keeps the connection.
+/// Closes a set or a socket: `rclose`. A connected stream first delivers its data. In a forked
+/// child it only closes the descriptor, and the parent keeps the connection.
 ///
 /// # Errors
 /// EBADF.
@@ -110,8 +110,8 @@ fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
 /// `event` has the requested events and the program's data.
 ///
 /// # Errors
-/// EBADF for a number that is no set, EEXIST for an existing member, ENOENT for a missing one, EINVAL
-/// for another `op`, EFAULT without a required event.
+/// EBADF for a number that is no set, EEXIST for an existing member, ENOENT for a missing one,
+/// EINVAL for another `op`, EFAULT without a required event.
 pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) -> io::Result<()> {
     let set = find(epfd)?;
     let mut members = set.members.lock();

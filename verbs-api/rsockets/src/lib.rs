@@ -1,9 +1,8 @@
-//! Sockets over RDMA, as described in `rsocket(7)` and compatible on the wire with the rsockets of
-//! librdmacm.
+//! Sockets over RDMA (`rsocket(7)`), compatible on the wire with the rsockets of librdmacm.
 //!
-//! A socket is a number, as in C; [`find`] returns its [`Socket`]. A stream is a connected queue pair
-//! and writes into the receive buffer of its peer. A datagram socket is a UDP socket, through which it
-//! discovers peers, and UD queue pairs.
+//! A socket is a number, as in C; [`find`] returns its [`Socket`]. A stream is a connected queue
+//! pair and writes into the receive buffer of its peer. A datagram socket is a UDP socket, through
+//! which it discovers peers, and UD queue pairs.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -34,10 +33,10 @@
 //! # }
 //! ```
 //!
-//! Begin reading with `socket.rs` (calls of both kinds), then `proto/` (the protocol, without I/O and
-//! clock), `stream/mod.rs` and `datagram/mod.rs`. A call first polls and then sleeps (`wait.rs`,
-//! `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram sockets and keepalives
-//! (`service.rs`). All `unsafe` code is in `sys.rs`.
+//! Begin reading with `socket.rs` (calls of both kinds), then `proto/` (the protocol, without I/O
+//! and clock), `stream/mod.rs` and `datagram/mod.rs`. A call first polls and then sleeps
+//! (`wait.rs`, `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram sockets and
+//! keepalives (`service.rs`). All `unsafe` code is in `sys.rs`.
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]

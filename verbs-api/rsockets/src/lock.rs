@@ -1,5 +1,4 @@
-//! The order of this crate's locks, outermost first. All of them are outside those of `roxe` and the
-//! provider ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `epoll`: sets by descriptor.

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 /// Requested and returned events of one descriptor: `struct pollfd`.
 pub use libc::pollfd as PollFd;
 
-/// Waits until one of `fds`, rsockets or other descriptors, is ready. Sets `revents` and returns how
-/// many are not 0. `timeout` is in milliseconds; negative waits for ever. Entries with a negative
-/// descriptor are ignored.
+/// Waits until one of `fds`, rsockets or other descriptors, is ready. Sets `revents` and returns
+/// how many are not 0. `timeout` is in milliseconds; negative waits for ever. Entries with a
+/// negative descriptor are ignored.
 ///
 /// # Errors
 /// As `poll(2)`; EINTR after a signal.
@@ -108,9 +108,9 @@ fn nap(asleep: &mut [PollFd], deadline: Option<Instant>) -> io::Result<()> {
 }
 
 /// `select(2)` with rsockets. `sets` are read, write and exception sets with a bit per descriptor,
-/// lowest bit of the first word first, as in `fd_set`. Only the first `nfds` bits are used. The sets
-/// return the ready descriptors. `timeout` is in milliseconds; negative waits for ever. Returns the
-/// number of set bits.
+/// lowest bit of the first word first, as in `fd_set`. Only the first `nfds` bits are used. The
+/// sets return the ready descriptors. `timeout` is in milliseconds; negative waits for ever.
+/// Returns the number of set bits.
 ///
 /// # Errors
 /// EBADF if a set contains a descriptor that is not open, EINVAL if `nfds` exceeds a set, EINTR.

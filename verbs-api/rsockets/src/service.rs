@@ -1,5 +1,5 @@
-//! The background thread: accepts connections for listeners, serves UDP sockets, sends keepalives. It
-//! runs while a socket needs it; a forked child starts its own.
+//! The background thread: accepts connections for listeners, serves UDP sockets, sends keepalives.
+//! It runs while a socket needs it; a forked child starts its own.
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
@@ -13,8 +13,7 @@ use std::time::Instant;
 pub(crate) type Wish = (Option<RawFd>, Option<Instant>);
 
 pub(crate) trait Serviced: Send + Sync {
-    /// When the background thread of this process has to call [`serve`](Self::serve); `None` if
-    /// never.
+    /// When [`serve`](Self::serve) is due on the background thread; `None` if never.
     fn wants_service(&self) -> Option<Wish>;
 
     fn serve(&self, now: Instant);
@@ -74,7 +73,7 @@ fn run(waker: &Waker) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
         }
-        // Sockets may be dropped meanwhile. An error is a signal: serving every socket then is harmless.
+        // Sockets may be dropped meanwhile. After an error, a signal, serving all is harmless.
         let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
         waker.clear();
         let now = Instant::now();

@@ -28,7 +28,7 @@ macro_rules! of_kind {
     };
 }
 
-/// Sockets by number. A number is a descriptor that the socket owns, so it never equals that of a file.
+/// Sockets by number. A number is a descriptor of the socket, so it never equals that of a file.
 static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
 
 /// Creates a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6; `kind` is
@@ -67,8 +67,8 @@ pub(crate) fn close(fd: RawFd) -> io::Result<()> {
     if socket.is_own() {
         of_kind!(socket, socket => socket.close());
     } else {
-        // The parent still uses the connection: close only the descriptor, and leave the rest as the
-        // fork found it.
+        // The parent still uses the connection: close only the descriptor, and leave the rest as
+        // the fork found it.
         sys::close(fd);
         std::mem::forget(socket);
     }
@@ -87,8 +87,7 @@ fn insert(socket: Arc<Socket>) -> RawFd {
 }
 
 /// A socket, returned by [`find`]. It stays valid when its number is closed meanwhile.
-/// `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are
-/// ignored.
+/// `flags` of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are ignored.
 #[derive(Debug)]
 pub struct Socket {
     kind: Kind,
@@ -277,7 +276,7 @@ impl Socket {
     /// Sets an option from the bytes of `setsockopt(2)`.
     ///
     /// # Errors
-    /// EINVAL for too few bytes or in a state that no longer allows it; ENOTSUP for unknown options.
+    /// EINVAL for too few bytes or in a wrong state; ENOTSUP for unknown options.
     pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
         let needs_service = match &self.kind {
             Kind::Stream(stream) => stream.set_option(level, name, value)?,
@@ -333,9 +332,9 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
-    /// Maps registered memory. With `shared`, the peer may write to it by `offset` (-1: its address);
-    /// it learns of the mapping before the next bytes of the stream. Otherwise the memory is only
-    /// registered. Returns the offset.
+    /// Maps registered memory. With `shared`, the peer may write to it by `offset` (-1: its
+    /// address); it learns of the mapping before the next bytes of the stream. Otherwise the memory
+    /// is only registered. Returns the offset.
     ///
     /// # Errors
     /// EINVAL if it is not connected, ENOMEM if the peer's table is full (its RDMA_IOMAPSIZE).
@@ -351,8 +350,8 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iounmap(addr, len)
     }
 
-    /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream. Returns
-    /// the number of posted bytes: less than all if no mapping covers the rest.
+    /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream.
+    /// Returns the number of posted bytes: less than all if no mapping covers the rest.
     ///
     /// # Errors
     /// As [`send`](Self::send).

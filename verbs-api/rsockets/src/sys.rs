@@ -48,7 +48,7 @@ pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::
 pub(crate) fn option(fd: RawFd, level: i32, name: i32, room: usize) -> io::Result<Vec<u8>> {
     let mut value = vec![0; room];
     let mut len = libc::socklen_t::try_from(room).unwrap_or(libc::socklen_t::MAX);
-    // SAFETY: pointer and length are those of the vector; the system writes at most this many bytes.
+    // SAFETY: pointer and length are those of the vector.
     check(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })?;
     value.truncate(len as usize);
     Ok(value)

@@ -1,9 +1,9 @@
-//! Waiting. A thread that sleeps registers its [`Waker`] with the sockets, checks them once more, and
-//! polls their descriptors and its own.
+//! Waiting. A thread that sleeps registers its [`Waker`] with the sockets, checks them once more,
+//! and polls their descriptors and its own.
 //!
 //! A socket's descriptors wake every thread that sleeps on it, but the first of them consumes the
-//! event, and with it perhaps the change that another one waits for. So a thread that changes a socket
-//! wakes the others, which check again.
+//! event, and with it perhaps the change that another one waits for. So a thread that changes a
+//! socket wakes the others, which check again.
 
 use crate::config::Config;
 use crate::errno::os;
@@ -83,8 +83,7 @@ impl Watchers {
 }
 
 pub(crate) trait Source {
-    /// Processes events, and returns those of `events`, POLLERR, POLLHUP and POLLNVAL that are true
-    /// now.
+    /// Processes events; returns those of `events`, POLLERR, POLLHUP and POLLNVAL that are true.
     fn ready(&self, events: i16) -> i16;
 
     /// Reports changes from now on, to `waker` and on descriptors that it adds to `fds`.

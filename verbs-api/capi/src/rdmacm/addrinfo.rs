@@ -107,8 +107,7 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
 }
 
 fn zeroed<T: Copy>() -> T {
-    // SAFETY: used in this file for the socket addresses of libc only, for which all bits zero are
-    // a value.
+    // SAFETY: used for socket addresses of libc only; all bits zero are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -249,13 +248,17 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
         // SAFETY: this function's contract.
         return unsafe { from_hints(hints) };
     }
-    // SAFETY: this function's contract.
-    let list = unsafe { Resolved::new(node, service, hints) }?;
+    let (wanted, mut list) = (resolver_hints(hints), null_mut());
+    // SAFETY: strings or NULL by this function's contract, and two whole structures.
+    let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
+        0 => Resolved(list),
+        code => return Err(Failure::Resolver(code)),
+    };
     // SAFETY: this function's contract, for the source address in the hints.
-    let made = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
-    let made = made.collect::<Result<Vec<_>>>()?;
+    let entries = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
+    let entries = entries.collect::<Result<Vec<_>>>()?;
     // The resolver found addresses, but none of a type with a matching QP type.
-    if made.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(made)) }
+    if entries.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(entries)) }
 }
 
 /// The entry that the hints alone describe.
@@ -280,24 +283,8 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
 struct Resolved(*mut addrinfo);
 
 impl Resolved {
-    /// # Safety
-    /// Strings or NULL.
-    unsafe fn new(
-        node: *const c_char,
-        service: *const c_char,
-        hints: &rdma_addrinfo,
-    ) -> core::result::Result<Self, Failure> {
-        let wanted = wanted(hints);
-        let mut list = null_mut();
-        // SAFETY: strings or NULL by this function's contract, and two whole structures.
-        match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
-            0 => Ok(Self(list)),
-            code => Err(Failure::Resolver(code)),
-        }
-    }
-
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
-        // SAFETY: the resolver made the list, which ends with NULL and lives as long as this object.
+        // SAFETY: the resolver's list ends with NULL and lives as long as this object.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
@@ -310,7 +297,7 @@ impl Drop for Resolved {
 }
 
 /// Converts hints for the resolver. A GID is written like an IPv6 address.
-fn wanted(hints: &rdma_addrinfo) -> addrinfo {
+fn resolver_hints(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
     let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
     let socktype = match hints.ai_qp_type {
@@ -416,8 +403,7 @@ unsafe fn copy_given(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sock
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the source is this long by this function's contract, and the block is fresh and at
-    // least as long.
+    // SAFETY: the source is this long by the contract; the block is fresh and as long.
     unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len as usize) };
     Ok((block.cast(), len))
 }
@@ -435,8 +421,7 @@ fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
 /// NULL or a list of `rdma_getaddrinfo`, freed once.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from
-        // malloc.
+        // SAFETY: by the contract, a block whose pointers are NULL or from malloc.
         unsafe {
             let entry = list.read();
             libc::free(entry.ai_connect);

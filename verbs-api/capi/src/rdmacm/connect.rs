@@ -31,8 +31,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
     })
 }
 
-/// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, it establishes the
-/// connection like `rdma_establish`.
+/// `man rdma_accept`. After RDMA_CM_EVENT_CONNECT_RESPONSE it acts like `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
@@ -175,8 +174,7 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
     show(object)
 }
 
-/// `man rdma_establish`: EINVAL with a queue pair of the identifier, whose connection is confirmed
-/// automatically.
+/// `man rdma_establish`: EINVAL with a queue pair, whose connection the library confirms.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -228,8 +226,7 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     zero(|| join(id, &unsafe { read(addr) }?, JoinFlags::default(), context))
 }
 
-/// `man rdma_join_multicast_ex`: EOPNOTSUPP for unknown attributes and flags, EINVAL without address
-/// or flags.
+/// `man rdma_join_multicast_ex`: EOPNOTSUPP for unknown flags, EINVAL without address or flags.
 pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     attr: *mut rdma_cm_join_mc_attr_ex,

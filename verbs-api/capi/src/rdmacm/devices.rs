@@ -1,5 +1,5 @@
-//! Devices of librdmacm, which are open and shared by the whole process, with the default protection
-//! domain and XRC domain of identifiers.
+//! Devices of librdmacm, which are open and shared by the whole process, with the default
+//! protection domain and XRC domain of identifiers.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context;
@@ -32,7 +32,7 @@ unsafe impl Send for Opened {}
 /// One entry per device, in device order.
 static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
 
-/// Opens devices that are not open. Reopens contexts that the program has closed, which it must not.
+/// Opens devices that are not open, or whose context the program has closed (which it must not).
 fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
         if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {

@@ -64,8 +64,7 @@ pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
     }
 }
 
-/// Makes the program's event; `None` if its identifier was destroyed, or if there are no resources
-/// for a request.
+/// Makes the program's event; `None` for a destroyed identifier or a request without resources.
 fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
     let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
     match (owner, &event.listener) {
@@ -119,7 +118,7 @@ fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     }
 }
 
-/// Confirms the peer's response with the queue pair, or rejects it if the queue pair cannot be moved.
+/// Confirms the peer's response with the queue pair; rejects it if that cannot be moved.
 fn confirm(id: &Id) -> (EventKind, c_int) {
     match id.accept(&ConnParam::NOTHING) {
         Ok(()) => (EventKind::Established, 0),
@@ -144,8 +143,7 @@ fn publish(
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
         let event = handle.cast::<CmEvent>();
-        // SAFETY: a fresh block that starts with the event; both members of the union start with
-        // these two fields.
+        // SAFETY: a fresh block; both members of the union start with these two fields.
         unsafe {
             (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
             (*event).public.param.conn.private_data_len = len as u8;

@@ -291,8 +291,7 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         packet_life_time_selector: EXACTLY,
         ..ibv_sa_path_rec::ZERO
     });
-    // SAFETY: alive; programs read these fields and only we write them. The record lies in the same
-    // block.
+    // SAFETY: alive; programs read these fields and only we write them. The record is in the block.
     unsafe {
         let id = object.exposed();
         (*id).path = record;
@@ -307,8 +306,7 @@ mod tests {
 
     #[test]
     fn event_channel_starts_with_its_descriptor() {
-        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is
-        // allowed.
+        // SAFETY: a fresh channel, destroyed once; NULL is allowed.
         unsafe {
             let channel = rdma_create_event_channel();
             let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };

@@ -37,10 +37,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    zero(|| {
-        let init = required!(mut init);
-        create_qp(id, pd, init)
-    })
+    zero(|| create_qp(id, pd, required!(mut init)))
 }
 
 /// Creates the queue pair of an identifier and writes its actual capacities to `init`.
@@ -53,10 +50,7 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
 
 /// `rdma_create_qp` with the attributes of `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    zero(|| {
-        let init = required!(mut init);
-        create_extended(id, init)
-    })
+    zero(|| create_extended(id, required!(mut init)))
 }
 
 fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {

@@ -50,8 +50,9 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()
     complete(id)
 }
 
-/// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does: the event is
-/// already in the channel, and an unknown name is -1. EBUSY until the previous result is queried.
+/// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does: the event
+/// is already in the channel, and an unknown name is -1. EBUSY until the previous result is
+/// queried.
 pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
     node: *const c_char,

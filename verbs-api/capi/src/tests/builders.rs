@@ -1,5 +1,4 @@
-//! The `ibv_wr_*` interface: data, addresses and operations; misuse fails `wr_complete` and posts
-//! nothing.
+//! The `ibv_wr_*` interface: data, addresses, operations; misuse fails `wr_complete`.
 
 use super::*;
 use crate::qp::ibv_qp_to_qp_ex;

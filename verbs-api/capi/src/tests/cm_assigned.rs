@@ -17,8 +17,7 @@ fn move_by_hand(from: *mut rdma_cm_id, to: *mut rdma_cm_id) {
 /// `IBV_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 
-/// An identifier with a queue pair, whose completion queue is the program's, bound to the device as
-/// a listener is.
+/// An identifier with a queue pair on the program's CQ, bound to the device.
 fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a living identifier and an address.

@@ -1,5 +1,4 @@
-//! Synchronous endpoints, each side in its own thread like `rdma_server` and `rdma_client`, and their
-//! default queues.
+//! Synchronous endpoints like `rdma_server` and `rdma_client`, and their default queues.
 
 use super::cm_addresses::{Found, find, hints};
 use super::cm_events::*;

@@ -187,8 +187,7 @@ fn bad_memory_fds_and_flags_have_manual_errnos() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
     let mut vlan = extended_cq(1, 1 << 8);
-    // SAFETY: living handles and whole structures; the memory to register is looked at before it is
-    // used.
+    // SAFETY: living handles and whole structures; memory is checked before use.
     unsafe {
         check(&[
             ("reg_mr: memory that is not mapped", no(ibv_reg_mr(rig.pd, foreign(), 4096, 1)), libc::EFAULT),

@@ -34,8 +34,7 @@ fn counters_start_at_zero_and_refuse_unsupported_use() {
     let rig = Rig::new();
     let point = |counter_desc, index| ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
     let (mut init, mut values) = (ibv_counters_init_attr { comp_mask: 0 }, [7u64; 4]);
-    // SAFETY: living handles, or such that are looked up first; whole structures, and room for the
-    // values.
+    // SAFETY: living handles, or looked up first; whole structures, and room for the values.
     unsafe {
         let counters = create_counters(rig.context, &raw mut init);
         assert!(!counters.is_null());

@@ -1,7 +1,7 @@
 //! Path migration between two contexts of the device.
 //!
-//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 the tests
-//! return early.
+//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 the
+//! tests return early.
 
 use super::*;
 use crate::query::ibv_query_gid;

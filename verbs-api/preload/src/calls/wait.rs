@@ -160,7 +160,7 @@ impl Set {
     }
 
     fn set(&self, fd: usize, to: bool) {
-        // SAFETY: NULL, or a set with a bit for every number below `count`, without other references.
+        // SAFETY: NULL, or a set with a bit for every number below `count`.
         if let Some(word) = unsafe { self.word(fd).as_mut() } {
             *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
         }

@@ -1,7 +1,7 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! A socket has a UDP socket, and a [`Port`] for each own address that it uses. The first datagram to
-//! a peer goes over UDP and names the sender's queue pair; the peer answers with its own. Later
+//! A socket has a UDP socket, and a [`Port`] for each own address that it uses. The first datagram
+//! to a peer goes over UDP and names the sender's queue pair; the peer answers with its own. Later
 //! datagrams go between the queue pairs. The background thread reads the UDP socket and puts its
 //! datagrams into the same inbox.
 
@@ -156,8 +156,7 @@ impl Datagram {
         for _ in 0..UDP_BATCH {
             match self.udp.recv_from(&mut packet) {
                 Ok((len, from)) => self.handle_packet(&packet[..len], from),
-                // Another error is an ICMP message about an earlier datagram, which rsockets do not
-                // report.
+                // Another error is an ICMP message about an earlier datagram.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }
@@ -217,7 +216,7 @@ impl Datagram {
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.queue.is_none()) {
-            // The answer may have arrived: then this datagram cannot overtake the one sent over UDP.
+            // If the answer has arrived, this datagram cannot overtake the one sent over UDP.
             self.serve();
         }
         let mut inner = self.current();

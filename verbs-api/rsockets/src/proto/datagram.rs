@@ -65,8 +65,7 @@ impl UdpHeader {
         out
     }
 
-    /// Decodes the header and the data behind it; `None` if it is invalid or its IP version is not
-    /// that of `from`.
+    /// Decodes the header and the data behind it; `None` if invalid or of another IP version.
     // clause: RSOCK-UDP-CHECK
     pub(crate) fn decode(packet: &[u8], from: SocketAddr) -> Option<(Self, &[u8])> {
         let (head, rest) = packet.split_first_chunk::<12>()?;

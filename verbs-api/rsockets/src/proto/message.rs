@@ -18,8 +18,7 @@ const SHUTDOWN: u32 = 2;
 pub(crate) enum Message {
     /// This many bytes, below 2^29, were written behind the previous ones.
     Data(u32),
-    /// Messages up to this number (modulo 2^16) may be sent. Half of the receive buffer may be free
-    /// as well.
+    /// Messages up to this number (modulo 2^16) may be sent. Half of the buffer may be free.
     Credit(u16),
     /// This entry of the receiver's table of remote mappings was written.
     Iomap(u16),

@@ -2,8 +2,8 @@
 //!
 //! Of a stream, `conn.rs` is the data exchanged while connecting, `message.rs` the 32-bit immediate
 //! data of every WRITE, and `stream.rs` the two directions: where outgoing bytes go and when, and
-//! which incoming bytes are unread and when to grant their space again. Datagrams have only headers:
-//! `datagram.rs`.
+//! which incoming bytes are unread and when to grant their space again. Datagrams have only
+//! headers: `datagram.rs`.
 
 #[cfg(feature = "fuzz")]
 pub(crate) mod check;

@@ -6,8 +6,7 @@ use super::message::{Control, Message};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Send queue slots for messages about the connection. Data never uses them, so both sides can always
-/// grant space.
+/// Send queue slots that data never uses, so that both sides can always grant space.
 pub(crate) const CONTROL_SLOTS: u16 = 4;
 
 /// Local sizes, decided before connecting.
@@ -137,8 +136,8 @@ impl Stream {
         self.link != Link::Up || said && self.outgoing.is_done()
     }
 
-    /// Handles a message. May return an index of the mapping table, whose entry the driver then reads
-    /// and passes to [`set_iomap`](Self::set_iomap).
+    /// Handles a message. May return an index of the mapping table, whose entry the driver then
+    /// reads and passes to [`set_iomap`](Self::set_iomap).
     ///
     /// # Errors
     /// A message that violates the protocol; breaks the stream.
@@ -184,8 +183,7 @@ impl Stream {
         }
     }
 
-    /// Ends the connection, on word from the peer or its connection manager. Arrived data stays
-    /// readable.
+    /// Ends the connection, on word from the peer or its CM. Arrived data stays readable.
     pub(crate) const fn end(&mut self) {
         if matches!(self.link, Link::Up) {
             self.link = Link::Down;
@@ -268,8 +266,8 @@ impl Stream {
         self.peer.iomaps.unwrap_or(0)
     }
 
-    /// The WRITE of entry `index` to the peer's mapping table, and the message that announces it. The
-    /// caller checks [`may_message`](Outgoing::may_message) first.
+    /// The WRITE of entry `index` to the peer's mapping table, and the message that announces it.
+    /// The caller checks [`may_message`](Outgoing::may_message) first.
     // clause: RSOCK-IOMAP
     pub(crate) fn map(&mut self, index: u16, iomap: &Iomap) -> (Target, [u8; IOMAP_LEN], Message) {
         self.outgoing.message();
@@ -408,8 +406,7 @@ impl Incoming {
     }
 }
 
-/// Free bytes of the send buffer for the next write to start, so that a slow peer does not cause tiny
-/// writes.
+/// Free bytes of the send buffer for the next write: a slow peer must not cause tiny writes.
 const LOW_WATER: u32 = 2048;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -488,8 +485,8 @@ impl Outgoing {
         self.buffer.free
     }
 
-    /// Takes the next `len` bytes, at most [`room`](Self::room), of the peer's buffer. `buffered` if
-    /// the data stays in the send buffer until it completes.
+    /// Takes the next `len` bytes, at most [`room`](Self::room), of the peer's buffer. `buffered`
+    /// if the data stays in the send buffer until it completes.
     pub(crate) fn data(&mut self, len: u32, buffered: bool) -> Write {
         let len = len.min(self.target.len);
         let to = Target { len, ..self.target };
@@ -529,8 +526,8 @@ impl Outgoing {
         self.targets_written = true;
     }
 
-    /// The entry of the list of targets to read, if the current target is full and the peer has sent
-    /// a credit since the last read.
+    /// The entry of the list of targets to read, if the current target is full and the peer has
+    /// sent a credit since the last read.
     // clause: RSOCK-TARGET-ORDER
     pub(crate) fn wants_target(&mut self) -> Option<usize> {
         (self.target.len == 0 && std::mem::take(&mut self.targets_written)).then_some(self.next_target)

@@ -30,8 +30,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates the resources on the device of `id`, with receives posted. `inline` is the longest
-    /// inline data.
+    /// Creates the resources on the device of `id`. `inline` is the longest inline data.
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
         for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::of)
     }
@@ -87,8 +86,8 @@ impl Endpoint {
         target(&self.recv_buffer)
     }
 
-    /// Takes entry `index` from the list of targets. Reads its length first: the peer writes it last,
-    /// so a partly written entry is not taken.
+    /// Takes entry `index` from the list of targets. Reads its length first: the peer writes it
+    /// last, so a partly written entry is not taken.
     pub(crate) fn take_target(&self, index: usize) -> Result<Target, roxe::Error> {
         let at = index * TARGET_LEN;
         let key_and_len = self.lists.load_u64(at + 8)?.to_ne_bytes();

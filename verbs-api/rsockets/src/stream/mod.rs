@@ -1,8 +1,8 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
-//! A [`Stream`] passes through the phases of a connection. In the phase [`open::Open`] it moves bytes.
-//! One lock guards its state, and no thread holds it while waiting. One thread at a time sends and one
-//! receives, so the bytes of a call stay together.
+//! A [`Stream`] passes through the phases of a connection. In the phase [`open::Open`] it moves
+//! bytes. One lock guards its state, and no thread holds it while waiting. One thread at a time
+//! sends and one receives, so the bytes of a call stay together.
 
 mod cursor;
 mod endpoint;

@@ -102,8 +102,8 @@ impl Open {
         let _ = self.id.disconnect();
     }
 
-    /// Processes completions and events, and answers them. Returns true if there were any. `watched`
-    /// if a thread sleeps or is about to.
+    /// Processes completions and events, and answers them. Returns true if there were any.
+    /// `watched` if a thread sleeps or is about to.
     pub(crate) fn progress(&mut self, channel: &EventChannel, watched: bool) -> bool {
         self.endpoint.completions.take_events(watched);
         let completed = self.take_completions();

@@ -1,5 +1,5 @@
-//! Options of streams. Options without a meaning over RDMA, as many of TCP, are accepted and ignored.
-//! `RDMA_ROUTE` is the path of the connection as path records.
+//! Options of streams. Options without a meaning over RDMA, as many of TCP, are accepted and
+//! ignored. `RDMA_ROUTE` is the path of the connection as path records.
 
 use super::settings::queue;
 use super::{Inner, Phase, Stream};

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Set in the child process: the address to connect to.
 const PEER: &str = "ROXE_TEST_PEER";
 
-/// Held by the test that has a child: packets of other tests could reach a stopped or killed process.
+/// Held by a test with a child: packets of other tests could reach a stopped process.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// A child process, killed on drop.
