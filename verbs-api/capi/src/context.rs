@@ -80,13 +80,13 @@ fn identity(fd: c_int) -> Result<(u64, u64)> {
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
         let wanted = identity(cmd_fd)?;
-        let is_it = |object: &Object<verbs_context>| {
+        let matches = |object: &Object<verbs_context>| {
             let context = &object.inner.context;
             // SAFETY: the structure is alive; the field is never written after creation.
             let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };
-        let (context, device) = Object::<verbs_context>::find(is_it).ok_or(EOPNOTSUPP)?;
+        let (context, device) = Object::<verbs_context>::find(matches).ok_or(EOPNOTSUPP)?;
         let mut exposed = exposed(device, &context);
         exposed.context.cmd_fd = cmd_fd;
         // SAFETY: the descriptor is open, and the man page gives it to the new context.

@@ -34,7 +34,7 @@ const ATTR_MODERATE: u32 = 1;
 /// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
-    let plain = || einval("the completion queue was made by ibv_create_cq, not ibv_create_cq_ex");
+    let plain = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
     if inner.is_extended { Ok(&inner.cq) } else { Err(plain()) }
 }
 
@@ -64,9 +64,9 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         is_extended,
         _parent: parent,
     };
-    let made = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
+    let created = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
     count_cq(channel, 1);
-    Ok(made)
+    Ok(created)
 }
 
 pub(crate) unsafe extern "C" fn ibv_create_cq(

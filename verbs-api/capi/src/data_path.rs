@@ -262,7 +262,7 @@ unsafe fn convert(
 }
 
 /// Tells the checker of inline data that is refused before it reaches the QP.
-pub(crate) fn tell_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
+pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
     tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
@@ -280,7 +280,7 @@ unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
     if let (true, Ok(sges)) = (is_inline, unsafe { list.fill(wr.sg_list, count) }) {
         let length = sges.iter().map(|sge| sge.length as usize).sum();
         if length > MAX_INLINE_DATA as usize {
-            tell_long_inline(qp, wr.wr_id, length);
+            report_long_inline(qp, wr.wr_id, length);
         }
     }
 }

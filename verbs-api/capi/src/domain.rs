@@ -7,7 +7,7 @@
 //! domain within this process only.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
-use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, pointer, required, silent, status};
+use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, no_result, pointer, required, status};
 use crate::object::{Allocators, Object};
 use crate::objects::{Parent, PdInner, context, pd};
 use core::ffi::c_int;
@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handl
 
 /// `man ibv_import_pd`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
-    silent(|| Object::<ibv_pd>::retire(handle).map(drop));
+    no_result(|| Object::<ibv_pd>::retire(handle).map(drop));
 }
 
 /// `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`; both are required.

@@ -207,7 +207,7 @@ pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
-pub(crate) fn silent(body: impl FnOnce() -> Result<()>) {
+pub(crate) fn no_result(body: impl FnOnce() -> Result<()>) {
     let _ = contained(body);
 }
 

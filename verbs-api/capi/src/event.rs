@@ -9,7 +9,7 @@
 //! unwinding reaches the program.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, contained, null, pointer, silent, status};
+use crate::errno::{EINVAL, Result, contained, no_result, null, pointer, status};
 use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use core::ffi::{c_int, c_uint, c_void};
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
         }
         Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner)
     };
-    for_event(
+    wait_for_event(
         find,
         |channel| Ok(channel.before_wait()?),
         |channel, slept| {
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 /// `man ibv_get_cq_event`.
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
-    silent(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
+    no_result(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     let find = || if event.is_null() { Err(null("event")) } else { context(handle) };
-    for_event(
+    wait_for_event(
         find,
         |context| Ok((context.before_async_wait()?, ())),
         |context, slept| {
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 
 /// `man ibv_get_async_event`.
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    silent(|| {
+    no_result(|| {
         if event.is_null() {
             return Err(EINVAL);
         }
@@ -183,7 +183,7 @@ unsafe extern "C-unwind" {
 /// destroys the object, as with rdma-core. `prepare` returns the eventfd to sleep on if no event is
 /// pending, and a value to hold until then. `take` processes an event, told whether its unit was
 /// already read from the eventfd, and returns true if it was delivered to the program.
-pub(crate) fn for_event<T, W>(
+pub(crate) fn wait_for_event<T, W>(
     find: impl FnOnce() -> Result<T>,
     prepare: impl Fn(&T) -> Result<(Option<RawFd>, W)>,
     mut take: impl FnMut(&T, bool) -> Result<bool>,

@@ -6,8 +6,8 @@
 
 use crate::abi::*;
 use crate::errno::{
-    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, null, outside, pointer, required,
-    silent, status, zero,
+    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, no_result, null, outside, pointer,
+    required, status, zero,
 };
 use crate::object::{Object, Token, exposed};
 use crate::objects::{context, context_of, pd};
@@ -251,7 +251,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(handle: *mut ibv_pd, size: usize, 
 
 /// `man ibv_alloc_buf`.
 pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
-    silent(|| Object::<ibv_buf>::retire(buf).map(drop));
+    no_result(|| Object::<ibv_buf>::retire(buf).map(drop));
 }
 
 /// EINVAL unless the range lies in the buffer and the buffer belongs to this domain.
@@ -375,7 +375,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
 
 /// `man ibv_import_mr`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
-    silent(|| Object::<ibv_mr>::retire(handle).map(drop));
+    no_result(|| Object::<ibv_mr>::retire(handle).map(drop));
 }
 
 /// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
@@ -464,7 +464,7 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handl
 
 /// `man ibv_import_dm`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_dm(handle: *mut ibv_dm) {
-    silent(|| Object::<ibv_dm>::retire(handle).map(drop));
+    no_result(|| Object::<ibv_dm>::retire(handle).map(drop));
 }
 
 pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {

@@ -238,14 +238,14 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(null(if attr.is_null() { "attr" } else { "init_attr" }));
         }
-        let (now, made) = object.inner.qp.query();
+        let (now, created) = object.inner.qp.query();
         let draining = object.inner.qp.is_draining();
         // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
         unsafe {
-            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&made.caps)) });
+            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&created.caps)) });
             let own = &*handle;
             init.write(copy_fields!(ibv_qp_init_attr from own { qp_context, send_cq, recv_cq, srq, qp_type } with {
-                cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
+                cap: cap_to_c(&created.caps), sq_sig_all: created.sq_sig_all.into(),
             }));
             (&raw mut (*handle).state).write(now.state as c_int);
         }

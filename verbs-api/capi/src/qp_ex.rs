@@ -4,7 +4,7 @@
 //! the send queue before, so an abort or an error of any call in between has no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
-use crate::data_path::{tell_long_inline, ud_dest};
+use crate::data_path::{report_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
 use crate::memory;
 use crate::object::Object;
@@ -186,7 +186,7 @@ unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = i
         let length = buffers.clone().map(|buffer| buffer.length).fold(0, usize::saturating_add);
         if length > object.inner.qp.query().1.caps.max_inline_data as usize {
             // SAFETY: alive; the program does not write to it during a call.
-            tell_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+            report_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
         }
     }
     // SAFETY: this function's contract.

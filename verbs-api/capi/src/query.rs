@@ -203,8 +203,8 @@ fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntr
     let context = context(handle)?;
     let port = u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?;
     context.gid(port, usize::try_from(index).map_err(|_| EINVAL)?)?;
-    let is_it = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
-    context.gid_entries().into_iter().find(is_it).ok_or(Errno(libc::ENODATA))
+    let matches = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
+    context.gid_entries().into_iter().find(matches).ok_or(Errno(libc::ENODATA))
 }
 
 /// `man ibv_query_gid_ex`; `size` is the size of the caller's entry.
@@ -286,8 +286,9 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, por
     minus_one(|| {
         let context = context(handle)?;
         let len = context.port_attr(port)?.pkey_tbl_len;
-        let is_it = |index: &u16| context.pkey(port, (*index).into()).is_ok_and(|found| found.0 == u16::from_be(pkey));
-        (0..len).find(is_it).map(c_int::from).ok_or(EINVAL)
+        let matches =
+            |index: &u16| context.pkey(port, (*index).into()).is_ok_and(|found| found.0 == u16::from_be(pkey));
+        (0..len).find(matches).map(c_int::from).ok_or(EINVAL)
     })
 }
 

@@ -162,8 +162,8 @@ unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
         _ => return Err(EINVAL),
     };
     let handled = (wr.flags & TM_SYNC != 0).then_some(wr.tm.unexpected_cnt);
-    let made = srq.post_op(&TagRequest { wr_id: wr.wr_id, op, signaled: wr.flags & SIGNALED != 0, handled })?;
-    if let Some(TagHandle(handle)) = made {
+    let created = srq.post_op(&TagRequest { wr_id: wr.wr_id, op, signaled: wr.flags & SIGNALED != 0, handled })?;
+    if let Some(TagHandle(handle)) = created {
         wr.tm.handle = handle;
     }
     Ok(())

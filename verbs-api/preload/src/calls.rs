@@ -4,7 +4,7 @@
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
-use crate::real::{domain, real};
+use crate::real::{domain, number_option, real};
 use crate::table::{FdKind, Stage};
 use crate::{epoll, errno, fail, fork, rdma, table};
 use core::arch::naked_asm;
@@ -132,9 +132,7 @@ fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let Some((rdma, number)) = behind(fd) else {
-        return call!(real.bind(fd, address, len));
-    };
+    let Some((rdma, number)) = behind(fd) else { return call!(real.bind(fd, address, len)) };
     let status = call!(rdma.rbind(number, address, len));
     if status == 0 {
         // SAFETY: an address that bind accepted has this many bytes.
@@ -145,20 +143,14 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: numbers only.
-    unsafe {
-        match (table::fd_kind(fd), behind(fd)) {
-            (_, Some((rdma, number))) => rdma.rlisten(number, backlog),
-            (FdKind::Fork(Stage::Fresh), _) => {
-                let status = (real().listen)(fd, backlog);
-                if status == 0 {
-                    table::stage(fd, Stage::Listening);
-                }
-                status
-            }
-            _ => (real().listen)(fd, backlog),
-        }
+    if let Some((rdma, number)) = behind(fd) {
+        return call!(rdma.rlisten(number, backlog));
     }
+    let status = call!(real.listen(fd, backlog));
+    if status == 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Fresh) {
+        table::stage(fd, Stage::Listening);
+    }
+    status
 }
 
 #[unsafe(no_mangle)]
@@ -250,9 +242,7 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else {
-        return call!(real.sendto(fd, buf, len, flags, to, to_len));
-    };
+    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendto(fd, buf, len, flags, to, to_len)) };
     let mut done = call!(rdma.rsendto(number, buf, len, flags, to, to_len));
     if done < 0 && !to.is_null() && is_stream(fd) {
         done = call!(rdma.rsend(number, buf, len, flags));
@@ -264,9 +254,7 @@ unsafe extern "C" fn sendto(
 /// `man 2 sendmsg`. A stream ignores the address, as on Linux; `rsendmsg` fails with EISCONN.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else {
-        return call!(real.sendmsg(fd, message, flags));
-    };
+    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
     let mut done = call!(rdma.rsendmsg(number, message, flags));
     // SAFETY: NULL, or the caller's structure.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
@@ -281,10 +269,7 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 
 /// Returns true if the kernel socket, which has the type of the rsocket, is a stream.
 fn is_stream(fd: c_int) -> bool {
-    let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
-    // SAFETY: an integer and its size, which outlive the call.
-    let rc = unsafe { (real().getsockopt)(fd, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len) };
-    rc == 0 && kind == SOCK_STREAM
+    number_option(fd, libc::SOL_SOCKET, libc::SO_TYPE, 0) == SOCK_STREAM
 }
 
 /// `man 2 recvmmsg`. Receives from rsockets one by one and ignores `timeout`.
@@ -322,14 +307,12 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
-        let entry = unsafe { messages.add(at) };
-        // SAFETY: the caller's array has `count` entries.
-        let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
+        let entry = unsafe { &mut *messages.add(at) };
+        let done = pass(&raw mut entry.msg_hdr, at);
         if done < 0 {
             return if at == 0 { -1 } else { at as c_int };
         }
-        // SAFETY: the caller's array has `count` entries.
-        unsafe { (*entry).msg_len = done as c_uint };
+        entry.msg_len = done as c_uint;
     }
     count as c_int
 }

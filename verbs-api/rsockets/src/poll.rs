@@ -128,15 +128,15 @@ pub fn select(nfds: RawFd, sets: [Option<&mut [u64]>; 3], timeout: i32) -> io::R
 }
 
 /// Requested events of each set.
-const ASKS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+const REQUESTS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
 /// Events that make a descriptor ready in each set.
 const READY: [i16; 3] = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
 
 fn requested(count: usize, sets: &[Option<&mut [u64]>; 3]) -> Vec<PollFd> {
     let has = |set: &Option<&mut [u64]>, fd: usize| set.as_ref().is_some_and(|set| set[fd / 64] >> (fd % 64) & 1 == 1);
     let entry = |fd: usize| {
-        let asked = sets.iter().zip(ASKS).filter(|(set, _)| has(set, fd));
-        let events = asked.fold(0, |events, (_, ask)| events | ask);
+        let wanted = sets.iter().zip(REQUESTS).filter(|(set, _)| has(set, fd));
+        let events = wanted.fold(0, |events, (_, event)| events | event);
         PollFd { fd: fd as RawFd, events, revents: 0 }
     };
     (0..count).map(entry).filter(|entry| entry.events != 0).collect()
@@ -144,7 +144,7 @@ fn requested(count: usize, sets: &[Option<&mut [u64]>; 3]) -> Vec<PollFd> {
 
 fn found(fds: &[PollFd], sets: [Option<&mut [u64]>; 3]) -> usize {
     let mut bits = 0;
-    for ((set, ask), ready) in sets.into_iter().zip(ASKS).zip(READY) {
+    for ((set, ask), ready) in sets.into_iter().zip(REQUESTS).zip(READY) {
         let Some(set) = set else { continue };
         set.fill(0);
         for entry in fds.iter().filter(|entry| entry.events & ask != 0 && entry.revents & ready != 0) {

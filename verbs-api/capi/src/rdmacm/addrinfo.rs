@@ -5,7 +5,7 @@
 //! pointers of their own into the structure. `ai_route` stays empty: RoCE has no routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, null, outside, silent};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, outside};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
 use core::mem::MaybeUninit;
@@ -438,7 +438,7 @@ unsafe fn free_list(mut list: *mut rdma_addrinfo) {
 
 /// `man rdma_getaddrinfo`.
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
-    silent(|| {
+    no_result(|| {
         // SAFETY: NULL or a list of `rdma_getaddrinfo`, which the program frees once.
         unsafe { free_list(list) };
         Ok(())

@@ -54,7 +54,7 @@ fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Resu
 }
 
 /// Converts the result of an exported function; NULL is the error in `errno`.
-pub(super) fn made<T>(pointer: *mut T) -> Result<*mut T> {
+pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() {
         return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
     }
@@ -66,7 +66,7 @@ pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut i
     with_device(device, |opened| {
         if opened.pd.is_null() {
             // SAFETY: an open context.
-            opened.pd = made(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
+            opened.pd = non_null(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
         }
         Ok((opened.context, opened.pd))
     })
@@ -77,7 +77,7 @@ pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
         if opened.xrcd.is_null() {
             let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
             // SAFETY: an open context and a whole structure.
-            opened.xrcd = made(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
+            opened.xrcd = non_null(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
         }
         Ok(opened.xrcd)
     })

@@ -9,7 +9,7 @@ use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
 use super::resolve::{self, LEVEL_IB, PATH, bind, resolve, resolve_route};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, einval, null, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
@@ -31,12 +31,12 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         if id.is_null() {
             return Err(null("id"));
         }
-        let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let created = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         let prepare = if res.ai_flags & PASSIVE != 0 { passive } else { active };
         // SAFETY: the addresses and blocks are as long as the structure says.
-        unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
+        unsafe { prepare(created, res, pd, init) }.inspect_err(|_| destroy(created).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
-        unsafe { id.write(made) };
+        unsafe { id.write(created) };
         Ok(())
     })
 }
@@ -104,7 +104,7 @@ unsafe fn active(
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    silent(|| destroy(id));
+    no_result(|| destroy(id));
 }
 
 fn destroy(id: *mut rdma_cm_id) -> Result<()> {

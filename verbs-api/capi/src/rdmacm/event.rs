@@ -8,7 +8,7 @@ use super::id::{self, CmId};
 use crate::abi::*;
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, null, zero};
-use crate::event::for_event;
+use crate::event::wait_for_event;
 use crate::object::{Object, Token, exposed, with_token};
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         }
         inner(channel)
     };
-    for_event(
+    wait_for_event(
         find,
         |inner| Ok((inner.channel.before_wait()?, ())),
         |inner, slept| {

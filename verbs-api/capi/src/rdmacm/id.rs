@@ -7,7 +7,7 @@
 use super::addrinfo::AddrInfoList;
 use super::{addrinfo, devices};
 use crate::abi::{rdma_event_channel, *};
-use crate::errno::{Errno, Result, einval, invalid, pointer, silent};
+use crate::errno::{Errno, Result, einval, invalid, no_result, pointer};
 use crate::lock::{ChannelTurn, CmIdState};
 use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp;
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_c
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    silent(|| Object::<rdma_event_channel>::retire(channel).map(drop));
+    no_result(|| Object::<rdma_event_channel>::retire(channel).map(drop));
 }
 
 pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {

@@ -21,9 +21,9 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
         if id.is_null() {
             return Err(null("id"));
         }
-        let made = create(channel, context, ps, 0)?;
+        let created = create(channel, context, ps, 0)?;
         // SAFETY: not NULL; a variable of the program.
-        unsafe { id.write(made) };
+        unsafe { id.write(created) };
         Ok(())
     })
 }
@@ -41,9 +41,9 @@ pub(super) fn create(
         return create_on(channel, context, port_space, qp_type, false);
     }
     let own = OwnChannel::new()?;
-    let made = create_on(own.0, context, port_space, qp_type, true)?;
+    let created = create_on(own.0, context, port_space, qp_type, true)?;
     own.take();
-    Ok(made)
+    Ok(created)
 }
 
 /// `man rdma_destroy_id`: waits until the program has acknowledged all events.

@@ -1,10 +1,10 @@
 //! The queue pair and the SRQ of an identifier, with their completion queues.
 
-use super::devices::{made, xrc_domain};
+use super::devices::{non_null, xrc_domain};
 use super::id::{CmId, QpHandle, live, no_device, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::errno::{EINVAL, Errno, Result, einval, null, outside, required, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, outside, required, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -107,7 +107,7 @@ fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_i
         init.srq = unsafe { (*id).srq };
     }
     // SAFETY: an open context and a whole structure.
-    made(unsafe { create_qp_ex(context, init) })
+    non_null(unsafe { create_qp_ex(context, init) })
 }
 
 /// Gives the identifier a queue pair, which the provider drives from now on.
@@ -148,9 +148,9 @@ unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, s
         if !(*cq).is_null() {
             return Ok(*cq);
         }
-        *channel = made(for_library(|| ibv_create_comp_channel(context)))?;
+        *channel = non_null(for_library(|| ibv_create_comp_channel(context)))?;
         let new = for_library(|| ibv_create_cq(context, entries, id.cast(), *channel, 0));
-        *cq = made(new).inspect_err(|_| drop_cq(id, side))?;
+        *cq = non_null(new).inspect_err(|_| drop_cq(id, side))?;
         Ok(*cq)
     }
 }
@@ -177,7 +177,7 @@ fn drop_cqs(id: *mut rdma_cm_id) {
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    silent(|| live(id).map(|object| destroy_qp(object.handle())));
+    no_result(|| live(id).map(|object| destroy_qp(object.handle())));
 }
 
 /// Destroys the queue pair of an identifier, if any, with the CQs that were created for it.
@@ -257,14 +257,14 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
         init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
     // SAFETY: an open context and a whole structure.
-    let srq = made(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
+    let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).srq = srq };
     Ok(())
 }
 
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    silent(|| live(id).map(|object| destroy_srq(object.handle())));
+    no_result(|| live(id).map(|object| destroy_srq(object.handle())));
 }
 
 pub(super) fn destroy_srq(id: *mut rdma_cm_id) {

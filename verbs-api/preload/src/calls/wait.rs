@@ -201,9 +201,7 @@ fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let Some(number) = table::rsocket(fd) else {
-        return call!(real.epoll_ctl(epfd, op, fd, event));
-    };
+    let Some(number) = table::rsocket(fd) else { return call!(real.epoll_ctl(epfd, op, fd, event)) };
     // SAFETY: NULL, or the caller's variable.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     epoll::control(epfd, op, fd, number, event)

@@ -132,8 +132,8 @@ impl Stream {
 
     /// Returns true if every posted request is complete, or never will be.
     pub(crate) fn is_settled(&self) -> bool {
-        let said = self.pending_end.is_none() && self.control_free == CONTROL_SLOTS;
-        self.link != Link::Up || said && self.outgoing.is_done()
+        let announced = self.pending_end.is_none() && self.control_free == CONTROL_SLOTS;
+        self.link != Link::Up || announced && self.outgoing.is_done()
     }
 
     /// Handles a message. May return an index of the mapping table, whose entry the driver then
@@ -145,11 +145,11 @@ impl Stream {
         if self.link != Link::Up {
             return Ok(None);
         }
-        let asked = self.message(imm);
-        if asked.is_err() {
+        let entry = self.message(imm);
+        if entry.is_err() {
             self.break_off();
         }
-        asked
+        entry
     }
 
     fn message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {

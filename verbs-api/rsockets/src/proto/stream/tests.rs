@@ -186,9 +186,9 @@ fn directions_end_independently() {
     a.stream.shut_down(false, true);
     a.stream.shut_down(false, true);
     a.notices();
-    let said: Vec<_> = a.wire.iter().filter_map(|packet| packet.imm).collect();
-    assert_eq!(said.last(), Some(&Message::Control(Control::Shutdown).encode()));
-    assert_eq!(said.len(), 2, "a grant, and the end once");
+    let sent: Vec<_> = a.wire.iter().filter_map(|packet| packet.imm).collect();
+    assert_eq!(sent.last(), Some(&Message::Control(Control::Shutdown).encode()));
+    assert_eq!(sent.len(), 2, "a grant, and the end once");
     while !a.wire.is_empty() {
         land(&mut a, &mut b);
     }
