@@ -124,10 +124,8 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: a completion and the area in front of its datagram; NULL or a whole structure.
-        unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
-    })
+    // SAFETY: a completion and the area in front of its datagram; NULL or a whole structure.
+    zero(|| unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) })
 }
 
 pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
