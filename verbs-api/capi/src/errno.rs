@@ -17,6 +17,7 @@ pub(crate) type Result<T> = core::result::Result<T, Errno>;
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
 impl Errno {
     /// Stores the number in `errno` and returns it. Programs call `perror` after every kind of
     /// call, and rdma-core stores it too, because the kernel's answer arrives in `errno`.
@@ -92,6 +93,7 @@ pub(crate) fn outside(argument: &'static str, value: impl Into<i64>, accepted: &
     let value = value.into();
     invalid(|| format!("{argument} is {value}; accepted is {accepted}"))
 }
+
 pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
     if comp_mask == 0 { Ok(()) } else { Err(invalid(|| format!("comp_mask is {comp_mask:#x}; accepted is 0"))) }
 }
