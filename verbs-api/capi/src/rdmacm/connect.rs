@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
             PATH_MIG => AsyncEventKind::PathMig,
-            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 9")),
+            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 6")),
         };
         object.inner.id.notify(kind)?;
         show(object)
