@@ -14,7 +14,7 @@ use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicI32, Ordering};
-use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
+use roxe_provider::{AsyncEvent, CompChannel};
 use std::io;
 use std::io::ErrorKind;
 use std::os::fd::RawFd;
@@ -96,20 +96,14 @@ enum Source {
 }
 
 impl Source {
+    /// Of `enum ibv_event_type`.
     fn of(event_type: u32) -> Self {
-        const CQ_ERR: u32 = AsyncEventKind::CqErr as u32;
-        const QP_FATAL: u32 = AsyncEventKind::QpFatal as u32;
-        /// End of the range of QP events.
-        const PATH_MIG_ERR: u32 = AsyncEventKind::PathMigErr as u32;
-        const SRQ_ERR: u32 = AsyncEventKind::SrqErr as u32;
-        const SRQ_LIMIT: u32 = AsyncEventKind::SrqLimitReached as u32;
-        const WQ_FATAL: u32 = AsyncEventKind::WqFatal as u32;
-        const LAST_WQE: u32 = AsyncEventKind::QpLastWqeReached as u32;
         match event_type {
-            CQ_ERR => Self::Cq,
-            QP_FATAL..=PATH_MIG_ERR | LAST_WQE => Self::Qp,
-            SRQ_ERR | SRQ_LIMIT => Self::Srq,
-            WQ_FATAL => Self::Wq,
+            0 => Self::Cq,
+            // From QP_FATAL to PATH_MIG_ERR, and QP_LAST_WQE_REACHED.
+            1..=7 | 16 => Self::Qp,
+            14 | 15 => Self::Srq,
+            19 => Self::Wq,
             _ => Self::Port,
         }
     }
@@ -228,6 +222,7 @@ fn take_unit(fd: RawFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_provider::AsyncEventKind;
 
     #[test]
     fn event_types_map_to_their_source() {

@@ -58,14 +58,14 @@ unsafe fn passive(
 ) -> Result<()> {
     // SAFETY: this function's contract.
     bind(id, &unsafe { read(given(res.ai_src_addr, res.ai_src_len)) }?)?;
-    if !pd.is_null() {
-        // SAFETY: alive; the program does not know it yet.
-        unsafe { (*id).pd = pd };
-    }
-    let object = live(id)?;
     // SAFETY: alive; the program does not know it yet.
-    let qp_type = unsafe { (*id).qp_type };
-    object.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
+    let qp_type = unsafe {
+        if !pd.is_null() {
+            (*id).pd = pd;
+        }
+        (*id).qp_type
+    };
+    live(id)?.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
     Ok(())
 }
 

@@ -94,20 +94,19 @@ fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     // An XRC target has no queues; an XRC initiator has no receive side.
     let (sends, receives) = (init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_INI | XRC_RECV));
-    if init.send_cq.is_null() && sends {
-        // SAFETY: alive, with fields that only we write.
-        init.send_cq = unsafe { own_cq(id, context, init.cap.max_send_wr, Side::Send) }?;
+    // SAFETY: alive, with fields that only we write; an open context and a whole structure.
+    unsafe {
+        if init.send_cq.is_null() && sends {
+            init.send_cq = own_cq(id, context, init.cap.max_send_wr, Side::Send)?;
+        }
+        if init.recv_cq.is_null() && receives {
+            init.recv_cq = own_cq(id, context, init.cap.max_recv_wr, Side::Recv)?;
+        }
+        if init.srq.is_null() && receives {
+            init.srq = (*id).srq;
+        }
+        non_null(create_qp_ex(context, init))
     }
-    if init.recv_cq.is_null() && receives {
-        // SAFETY: alive, with fields that only we write.
-        init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Recv) }?;
-    }
-    if init.srq.is_null() && receives {
-        // SAFETY: alive, with fields that only we write.
-        init.srq = unsafe { (*id).srq };
-    }
-    // SAFETY: an open context and a whole structure.
-    non_null(unsafe { create_qp_ex(context, init) })
 }
 
 /// Gives the identifier a queue pair, which the provider drives from now on.
