@@ -13,7 +13,7 @@ use crate::table::{self, FdKind, Stage};
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
 use core::ptr;
-use libc::{sockaddr_storage, socklen_t};
+use libc::{sockaddr_in, sockaddr_storage, socklen_t};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::os::fd::RawFd;
@@ -82,18 +82,14 @@ impl Name {
         c_int::from(self.0.ss_family)
     }
 
-    fn port(&self) -> u16 {
-        // SAFETY: the port of both families is at this place.
-        u16::from_be(unsafe { (*(&raw const self.0).cast::<libc::sockaddr_in>()).sin_port })
-    }
-
     /// The port of this name on all addresses.
     fn any_address(&self) -> Self {
         // SAFETY: all zero is an address without a family.
         let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);
         any.0.ss_family = self.0.ss_family;
+        let (to, from) = ((&raw mut any.0).cast::<sockaddr_in>(), (&raw const self.0).cast::<sockaddr_in>());
         // SAFETY: the port of both families is at this place.
-        unsafe { (*(&raw mut any.0).cast::<libc::sockaddr_in>()).sin_port = self.port().to_be() };
+        unsafe { (*to).sin_port = (*from).sin_port };
         any
     }
 

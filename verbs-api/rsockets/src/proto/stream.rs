@@ -152,6 +152,7 @@ impl Stream {
         entry
     }
 
+    // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
     fn message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         match Message::decode(imm)? {
             Message::Data(len) => self.incoming.arrived(len)?,
@@ -160,19 +161,11 @@ impl Stream {
                 self.incoming.message_read();
                 return Ok(Some(index));
             }
-            Message::Control(control) => self.controlled(control),
+            Message::Control(Control::Shutdown) if self.writable => self.readable = false,
+            Message::Control(Control::Disconnect | Control::Shutdown) => self.end(),
+            Message::Control(Control::Keepalive | Control::Unknown) => {}
         }
         Ok(None)
-    }
-
-    // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
-    const fn controlled(&mut self, control: Control) {
-        match control {
-            Control::Disconnect => self.end(),
-            Control::Shutdown if self.writable => self.readable = false,
-            Control::Shutdown => self.end(),
-            Control::Keepalive | Control::Unknown => {}
-        }
     }
 
     pub(crate) fn handle_done(&mut self, done: Done) {
@@ -230,19 +223,17 @@ impl Stream {
         if self.link != Link::Up || self.control_free == 0 {
             return None;
         }
-        let notice = self.next_notice()?;
+        let notice = if self.incoming.wants_grant() {
+            self.granted()
+        } else if let Some(control) = self.pending_end.take() {
+            Notice::Message(Message::Control(control))
+        } else if std::mem::take(&mut self.probe) {
+            Notice::Probe
+        } else {
+            return None;
+        };
         self.control_free -= 1;
         Some(notice)
-    }
-
-    fn next_notice(&mut self) -> Option<Notice> {
-        if self.incoming.wants_grant() {
-            return Some(self.granted());
-        }
-        if let Some(control) = self.pending_end.take() {
-            return Some(Notice::Message(Message::Control(control)));
-        }
-        std::mem::take(&mut self.probe).then_some(Notice::Probe)
     }
 
     // clause: RSOCK-TARGET-ORDER
