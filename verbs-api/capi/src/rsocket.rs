@@ -18,7 +18,7 @@ use libc::{
 use roxe_provider::cm::Address;
 use roxe_rsockets::Socket;
 use roxe_transport::wr::Access;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 const EBADF: Errno = Errno(libc::EBADF);
@@ -179,35 +179,27 @@ pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     zero(|| Ok(roxe_rsockets::close(fd)?))
 }
 
-/// Writes the result of `call`, an address of a socket; EFAULT without a length.
+/// Writes an address; EFAULT without a length.
 ///
 /// # Safety
 /// As for [`AddressOut::write`].
-unsafe fn write_address(
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
-    call: fn(&Socket) -> io::Result<SocketAddr>,
-    fd: c_int,
-) -> c_int {
-    zero(|| {
-        let address = call(&*socket(fd)?)?;
-        if len.is_null() {
-            return Err(EFAULT);
-        }
-        // SAFETY: this function's contract.
-        unsafe { AddressOut { addr, len }.write(Some(address)) };
-        Ok(())
-    })
+unsafe fn write_address(addr: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) -> Result<()> {
+    if len.is_null() {
+        return Err(EFAULT);
+    }
+    // SAFETY: this function's contract.
+    unsafe { AddressOut { addr, len }.write(Some(address)) };
+    Ok(())
 }
 
 pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the program passed room and its size.
-    unsafe { write_address(addr, len, Socket::peer_addr, fd) }
+    zero(|| unsafe { write_address(addr, len, socket(fd)?.peer_addr()?) })
 }
 
 pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the program passed room and its size.
-    unsafe { write_address(addr, len, Socket::local_addr, fd) }
+    zero(|| unsafe { write_address(addr, len, socket(fd)?.local_addr()?) })
 }
 
 pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
