@@ -23,7 +23,6 @@ const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 2;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: an uncontended lock is cheap.
 const SINGLE_THREADED: u32 = 1;
-/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
 const IGNORE_OVERRUN: u32 = 2;
 
 const ENTRIES: &str = "1 to max_cqe of the device";

@@ -84,7 +84,6 @@ unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
     unsafe { object(cq).map(|object| (*object.inner.cursor.data_ptr()).entry) }.unwrap_or_default()
 }
 
-/// Declares readers of one field of the current entry.
 macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {

@@ -148,7 +148,6 @@ impl SgeList {
     }
 }
 
-/// Inline data on the stack, gathered from a list.
 struct InlineData {
     bytes: [MaybeUninit<u8>; MAX_INLINE_DATA as usize],
 }

@@ -7,7 +7,6 @@ use roxe_provider::{standard_error, uncancelled};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
@@ -26,7 +25,6 @@ impl Errno {
         self.set(self.0)
     }
 
-    /// Stores the number in `errno` and returns `returned`.
     #[cold]
     pub(crate) fn set<T>(self, returned: T) -> T {
         set_errno(self.0);
@@ -70,7 +68,6 @@ pub(crate) fn invalid(why: impl FnOnce() -> String) -> Errno {
     EINVAL
 }
 
-/// EINVAL for the reason `why`.
 #[cold]
 pub(crate) fn einval(why: &'static str) -> Errno {
     invalid(|| why.to_owned())

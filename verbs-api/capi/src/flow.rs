@@ -36,7 +36,6 @@ const LONGEST: usize = 88;
 
 type Place = (Field, Range<usize>);
 
-/// Layout of a specification of headers.
 struct Format {
     /// `enum ibv_flow_spec_type`.
     kind: u32,

@@ -14,9 +14,7 @@ const SRQ_INIT: u32 = 0x1f;
 /// Defined bits of `IBV_CQ_INIT_ATTR_MASK_*` and `IBV_CREATE_CQ_ATTR_*`.
 const CQ_INIT: u32 = 0x3;
 const CQ_FLAGS: u32 = 0x3;
-/// Defined bits of `IBV_QP_EX_WITH_*`.
 const SEND_OPS: u32 = 0x1fff;
-/// Defined bits of `IBV_QP_CREATE_*`.
 const CREATE_FLAGS: u32 = 1 << 1 | 0b1111 << 8;
 
 type Field = (&'static str, u32);

@@ -95,7 +95,6 @@ pub(crate) struct Object<E: Exposed> {
     /// The program's allocator that the block came from; `None` for the global allocator.
     allocator: Option<ObjectAllocator>,
     token: Token,
-    /// Fields as they were at creation.
     identity: Identity,
     pub(crate) inner: E::Inner,
 }
@@ -120,7 +119,6 @@ impl Token {
     }
 }
 
-/// Live objects, by handle address and by token.
 #[derive(Default)]
 struct Registry {
     by_address: HashMap<usize, TypeId>,
@@ -210,7 +208,6 @@ impl<E: Exposed> Object<E> {
         Self::registered(handle).filter(|object| object.is_intact())
     }
 
-    /// Name of the structure that programs hold.
     fn kind() -> &'static str {
         let path = core::any::type_name::<E::Handle>();
         path.rsplit("::").next().unwrap_or(path)
@@ -413,7 +410,6 @@ fn is_destroyed(handle: usize) -> bool {
 
 /// Unacknowledged events; destroying the object waits for them (`man ibv_get_cq_event`).
 pub(crate) struct Unacked {
-    /// Kind of the events, for the checker.
     what: &'static str,
     object: Option<ObjectId>,
     count: parking_lot::Mutex<u64>,
@@ -479,7 +475,6 @@ pub(crate) enum Resource {
 type Alloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
-/// The program's functions for a parent domain.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocators {
     pub(crate) alloc: Alloc,

@@ -112,7 +112,6 @@ pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
     Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
 }
 
-/// The context that a protection domain's structure names.
 pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     let object = Object::<ibv_pd>::live(pd)?;
     // SAFETY: the structure is alive; the field is never written after creation.

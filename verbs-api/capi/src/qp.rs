@@ -100,7 +100,6 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv
     })
 }
 
-/// The address vector of `attr` if `mask` has `bit`.
 fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask) -> Result<Av> {
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }

@@ -9,7 +9,6 @@ struct Rate {
     code: c_int,
     /// Mbit/s on the wire.
     mbps: c_int,
-    /// Multiple of the base rate 2.5 Gbit/s, if defined.
     mult: Option<c_int>,
 }
 
@@ -69,7 +68,6 @@ pub(crate) fn static_rate(code: u8) -> u32 {
     u32::try_from(ibv_rate_to_mbps(code.into())).unwrap_or(0)
 }
 
-/// The `static_rate` of an address with a rate of `mbps`.
 pub(crate) fn static_rate_code(mbps: u32) -> u8 {
     c_int::try_from(mbps).ok().and_then(|mbps| u8::try_from(mbps_to_ibv_rate(mbps)).ok()).unwrap_or_default()
 }

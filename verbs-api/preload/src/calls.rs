@@ -521,7 +521,6 @@ unsafe extern "C" fn getsockopt(
     call!(real.getsockopt(fd, level, name, value, len))
 }
 
-/// Returns true if an rsocket has no such option.
 fn is_unknown(why: c_int) -> bool {
     matches!(why, libc::EOPNOTSUPP | libc::ENOPROTOOPT)
 }

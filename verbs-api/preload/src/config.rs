@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 
 const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
-/// `AF_IB` of Linux.
 pub(crate) const AF_IB: c_int = 27;
 
 #[derive(Debug, Default)]

@@ -174,7 +174,6 @@ pub(crate) fn used(fd: RawFd, event: c_short) {
     });
 }
 
-/// Removes `fd` from all sets, or the set `fd`.
 pub(crate) fn closed(fd: RawFd) {
     if !in_use() {
         return;
@@ -193,7 +192,6 @@ pub(crate) fn closed(fd: RawFd) {
     });
 }
 
-/// Moves `fd`, now an ordinary socket, to the kernel's sets.
 pub(crate) fn move_to_kernel(fd: RawFd) {
     if !in_use() {
         return;

@@ -69,7 +69,6 @@ fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
 struct Name(sockaddr_storage, socklen_t);
 
 impl Name {
-    /// The result of `getsockname` or `getpeername` for a TCP socket.
     fn ask(fd: c_int, ask: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
         // SAFETY: all zero is an address without a family.
         let mut name = Self(unsafe { MaybeUninit::zeroed().assume_init() }, size_of::<sockaddr_storage>() as socklen_t);

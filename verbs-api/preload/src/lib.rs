@@ -24,7 +24,6 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets `errno` and returns -1.
 fn fail(value: c_int) -> c_int {
     // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
     unsafe { *libc::__errno_location() = value };

@@ -144,7 +144,6 @@ pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }
 
-/// Returns true if both addresses are in one shared object.
 fn same_object(one: *const c_void, other: *const c_void) -> bool {
     let base = |address| {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();

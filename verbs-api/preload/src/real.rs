@@ -6,7 +6,6 @@ use libc::{epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, s
 use libc::{ssize_t, timespec, timeval};
 use std::sync::OnceLock;
 
-/// Declares a table of C functions, loaded by name.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident: $($name:ident: $function:ty;)+) => {
         $(#[$doc])*
@@ -77,7 +76,6 @@ functions! {
     dup2: unsafe extern "C" fn(c_int, c_int) -> c_int;
 }
 
-/// The functions of libc, looked up once.
 pub(crate) fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
     // SAFETY: the types are those of the manual pages; `absent` is compatible with all of them.

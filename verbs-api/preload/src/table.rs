@@ -16,9 +16,7 @@ use std::sync::Once;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FdKind {
-    /// A file or an ordinary socket.
     Plain,
-    /// An rsocket with this number.
     Rsocket(RawFd),
     /// A TCP socket that becomes an rsocket; see [`crate::fork`].
     Fork(Stage),
@@ -64,12 +62,10 @@ type Page = [AtomicU64; PAGE];
 /// Room for the default limit of descriptors of Linux (`fs.nr_open`).
 static PAGES: [AtomicPtr<Page>; 1024] = [const { AtomicPtr::new(ptr::null_mut()) }; 1024];
 
-/// State of an rsocket, shared by its numbers.
 #[derive(Debug, Default)]
 struct Shared {
     /// The program's numbers for it; more than one after `dup`.
     numbers: Vec<RawFd>,
-    /// Address of the program's `bind`.
     bound: Vec<u8>,
 }
 
@@ -151,7 +147,6 @@ pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
     shared.bound
 }
 
-/// Records the address of the program's `bind`.
 pub(crate) fn bound(number: RawFd, address: &[u8]) {
     if let Some(shared) = SHARED.lock().get_mut(&number) {
         shared.bound = address.to_vec();
@@ -199,7 +194,6 @@ extern "C" fn after_fork_in_child() {
     after_fork();
 }
 
-/// Replaces `fd` by an ordinary socket with the same flags.
 pub(crate) fn replace(fd: c_int) -> bool {
     let (real, domain) = (real(), domain(fd));
     // SAFETY: numbers only.

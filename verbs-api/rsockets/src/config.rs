@@ -32,7 +32,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The configuration of this process, read once.
     pub(crate) fn get() -> &'static Self {
         static CONFIG: OnceLock<Config> = OnceLock::new();
         CONFIG.get_or_init(|| Self::read(Path::new(FOLDER)))

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<Set>>>> = LazyLock::new(RwLock::default);
 
-/// A set and its sleeping threads.
 #[derive(Debug)]
 struct Set {
     /// An empty epoll descriptor, whose number is the set's.

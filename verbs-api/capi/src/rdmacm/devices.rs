@@ -20,9 +20,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub(super) struct Opened {
     pub(super) context: *mut ibv_context,
-    /// NULL until first used.
     pd: *mut ibv_pd,
-    /// NULL until first used.
     xrcd: *mut ibv_xrcd,
 }
 

@@ -17,7 +17,6 @@ use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, U
 /// Room for the peer's private data, whose length is one byte.
 const PRIVATE_DATA: usize = u8::MAX as usize;
 
-/// An event as programs see it, with its private data.
 #[repr(C)]
 pub(crate) struct CmEvent {
     public: rdma_cm_event,
@@ -52,7 +51,6 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     )
 }
 
-/// Waits for the next event of a live identifier.
 pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     let inner = inner(channel)?;
     let _turn = inner.turn.lock();
@@ -91,7 +89,6 @@ fn count_acknowledged(owner: *mut rdma_cm_id) -> Result<()> {
     Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
 }
 
-/// Makes the event of a request, with a new identifier.
 fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
     match id::adopt(event, listener) {
         Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),

@@ -74,7 +74,6 @@ pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner
 /// Selector of a path record: exactly this value (IBA §15.2.5.16).
 const EXACTLY: u8 = 2;
 
-/// An identifier as programs see it, with its path record.
 #[repr(C)]
 pub(crate) struct CmId {
     pub(super) public: rdma_cm_id,

@@ -16,7 +16,6 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut s
     zero(|| bind(id, &unsafe { read(addr) }?))
 }
 
-/// Binds an identifier and shows the chosen device and port.
 pub(super) fn bind(id: *mut rdma_cm_id, addr: &Address) -> Result<()> {
     let object = live(id)?;
     object.inner.id.bind(addr)?;
@@ -110,12 +109,10 @@ pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
 const LEVEL_ID: c_int = 0;
 pub(super) const LEVEL_IB: c_int = 1;
-/// `RDMA_OPTION_ID_*`.
 const TOS: c_int = 0;
 const REUSEADDR: c_int = 1;
 const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
-/// `RDMA_OPTION_IB_PATH`.
 pub(super) const PATH: c_int = 1;
 /// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path of a connection.
 const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;

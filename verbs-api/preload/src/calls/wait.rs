@@ -46,7 +46,6 @@ fortified! {
     ) -> c_int, if |room| holds(room, count);
 }
 
-/// Returns true if `room` bytes hold `count` entries.
 fn holds(room: size_t, count: nfds_t) -> bool {
     room / size_of::<pollfd>() >= count as usize
 }
@@ -87,7 +86,6 @@ fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
     Some(c_int::try_from(total).unwrap_or(c_int::MAX))
 }
 
-/// Runs `wait` with this signal mask unless it is NULL.
 fn with_mask(mask: *const sigset_t, wait: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return wait();

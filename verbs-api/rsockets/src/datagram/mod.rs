@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 
 /// Remembered peers; the first datagram to a forgotten one goes over UDP again.
 const MOST_PEERS: usize = 4096;
-/// UDP datagrams received at a time.
 const UDP_BATCH: usize = 64;
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -47,7 +46,6 @@ struct Inner {
     peers: HashMap<SocketAddr, Peer>,
     connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
-    /// Directions that the program has shut down.
     shut_read: bool,
     shut_write: bool,
     closed: bool,
@@ -266,7 +264,6 @@ impl Datagram {
         Ok(probe.local_addr()?.ip())
     }
 
-    /// Receives one datagram; truncates it to the room.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
         wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }

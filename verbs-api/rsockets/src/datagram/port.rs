@@ -17,7 +17,6 @@ use std::net::{IpAddr, SocketAddr};
 const QKEY: Qkey = Qkey(0x0123_4567);
 /// Bytes of the GRH in front of each received datagram.
 const GRH: usize = 40;
-/// Bytes of a receive slot.
 const SLOT: usize = GRH + MAX_DATAGRAM;
 pub(crate) const MOST: u32 = 16384;
 /// Flag of receives in `wr_id`.
@@ -222,7 +221,6 @@ impl Port {
     }
 }
 
-/// Offset of the datagram in a slot.
 fn place(slot: u16) -> usize {
     usize::from(slot) * SLOT + GRH
 }

@@ -73,13 +73,11 @@ pub(crate) struct Stream {
     writable: bool,
     /// True if the program has shut down sending.
     shut: bool,
-    /// Unsent message about the end, and true if a probe is due.
     pending_end: Option<Control>,
     probe: bool,
     control_free: u16,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Incoming,
-    /// The own receive buffer, as the peer addresses it.
     buffer: Target,
     peer: ConnData,
     peer_target: u32,

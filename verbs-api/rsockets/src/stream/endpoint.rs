@@ -30,7 +30,6 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates the resources on the device of `id`. `inline` is the longest inline data.
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
         for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::of)
     }
